@@ -102,7 +102,7 @@ class FakeRayCluster:
     def own_address(self):
         return "127.0.0.1"
 
-    def place(self, _, config, index, cwd, logs, *, num_cpus, name):
+    def place(self, _, config, index, cwd, logs, inherited, *, num_cpus, name):
         self.processes.append(FakePlacedProcess(self, index, name))
         return self.processes[-1]
 

@@ -31,6 +31,7 @@ class SmallServer:
 
     files = None  # it reads the folders of this machine
     key = None
+    left_out = ""
 
     def __init__(self, log: Path) -> None:
         self.log = log

@@ -13,7 +13,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
-from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
+from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, INSIDE_CONTAINER, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
 from openenv_pipe.engines.vllm.server_command import (
     HOSTS_VARIABLE,
@@ -28,7 +28,6 @@ from openenv_pipe.models.load import is_vision_model
 
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"
 ATTACH = ("engine=vllm", "engine.launch=attach")
-INSIDE_CONTAINER = "/openenv-pipe"  # the path of our `inside` folder in a container
 # Never printed: the server gets it from this variable, and does not start without it.
 GIVEN_KEY = f"${{{KEY_VARIABLE}:?set it to a secret, and engine.api_key to the same}}"
 
@@ -78,9 +77,17 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
     )
 
 
+def _variables(spec: ServerSpec, engine: VllmEngineConfig, inside: str) -> dict[str, str | None]:
+    """Return the variables of a server; None: the value that its caller has."""
+    written = {name: text for name, text in engine.variables.items() if text is not None}
+    known = server_variables(spec, engine.model_copy(update={"variables": written}), inside)
+    return {**known, **engine.variables}
+
+
 def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> str:
-    variables = server_variables(spec, engine, python_path(spec.sees_pictures))
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    variables = _variables(spec, engine, python_path(spec.sees_pictures))
+    # The server inherits those without a value from the shell.
+    words = [f"{name}={shlex.quote(text)}" for name, text in variables.items() if text is not None]
     words += [f"{HOSTS_VARIABLE}={address.hostname}", f'{KEY_VARIABLE}="{GIVEN_KEY}"']
     python = environment_dir(spec.build) / "bin" / "python"
     words.append(f"{shlex.quote(str(python))} -m {MODULE}")
@@ -99,8 +106,10 @@ def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -
     if weights != IN_MEMORY:  # which `ipc: host` shares
         volumes.append(f"{weights}:{weights}:ro")
     volumes.append(f"{model}:{model}:ro" if model.is_dir() else f"{hub_cache()}:{HUB_CACHE}")
-    variables = server_variables(spec, engine, INSIDE_CONTAINER)
-    environment = {name: value.replace("$", "$$") for name, value in variables.items()}
+    environment = {
+        name: text if text is None else text.replace("$", "$$")  # null passes on the caller's
+        for name, text in _variables(spec, engine, INSIDE_CONTAINER).items()
+    }
     environment |= {HOSTS_VARIABLE: address.hostname or "", KEY_VARIABLE: GIVEN_KEY}
     service = {
         "image": engine.image,

@@ -122,8 +122,17 @@ def known_secrets(config: Any) -> dict[str, str]:
 
 
 def remember_config(values: Any) -> None:
-    """Let all output hide the secrets of a configuration."""
-    remember_secrets(known_secrets(values))
+    """Let all output hide the secrets of a configuration, and the variables that it passes on."""
+    remember_secrets(known_secrets(values) | dict(_inherited(values)))
+
+
+def _inherited(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield values and names of the variables that a block `variables` passes on by null."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if key == "variables" and item is None and name in os.environ:
+                yield os.environ[name], name
+            yield from _inherited(item, name)
 
 
 def _is_short(name: str, value: str) -> bool:
@@ -152,9 +161,11 @@ def _hide_value(assignment: re.Match[str]) -> str:
 
 def _from_environment(mark: re.Match[str]) -> str:
     name = mark.group(1)
-    if name not in os.environ:
+    # Beside variables, a mark names the credentials within one that is a URL.
+    values = {name: value for value, name in environment_secrets().items()} | dict(os.environ)
+    if name not in values:
         raise RunFolderError(
             f"the value of {name} is a secret and was not written to the run folder; "
             f"set the environment variable {name} and run the command again"
         )
-    return os.environ[name]
+    return values[name]

@@ -53,6 +53,7 @@ from openenv_pipe.pipeline.agent_requirements import check_agent
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout.cluster.requirements import check_settings_of_cluster
 from openenv_pipe.runs.allocation import check_writable
+from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
@@ -342,6 +343,13 @@ def _policies(config: RunConfig) -> str:
     return ", ".join(dict.fromkeys(targets))
 
 
+def _variables(config: RunConfig) -> str:
+    """Check that this process has the variables that it is to pass on."""
+    for key in ("env", "agent", "engine", "judge"):
+        given_variables(getattr(getattr(config, key), "variables", {}), f"{key}.variables")
+    return ""
+
+
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "training": _training,
     "device": _device,
@@ -356,6 +364,7 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "engine": _engine,
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
+    "variables": _variables,
     "vllm": _vllm,
     PORTS: _ports,
     "cluster": check_settings_of_cluster,

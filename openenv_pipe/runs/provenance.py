@@ -17,6 +17,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from openenv_pipe import __version__
+from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
 
 PACKAGES = (
@@ -149,6 +150,7 @@ def _answer(command: list[str]) -> str | None:
             check=False,
             capture_output=True,
             stdin=subprocess.DEVNULL,
+            env=child_environment(),
             timeout=LOOK_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):

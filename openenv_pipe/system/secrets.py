@@ -21,10 +21,9 @@ SECRET_NAME = (
     r"(?:[\w-]*(?:(?:api|access|private)[-_]?key|secret|token|passw(?:or)?d|passphrase"
     r"|credentials?|authorization|cookie)"
     r"|[\w-]*-(?:key|auth|signature)"  # of headers, as X-Functions-Key
-    r"|(?-i:(?:[A-Z0-9_]*_)?KEY(?:_ID)?|[A-Z0-9_]*_(?:PWD|PAT)))"  # of environment variables
-)
-CREDENTIAL = re.compile(
-    r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
+    # of environment variables
+    r"|(?-i:(?:[A-Z0-9_]*_)?(?:KEY(?:_ID)?|DSN|JWT|AUTH(?:_CONFIG)?|DATABASE_URL|HEADERS"
+    r"|CONNECTION_STRING)|[A-Z0-9_]*_(?:PWD|PAT)))"
 )
 MARK = re.compile(r"<hidden: ([^>]+)>")
 MIN_SECRET_LENGTH = 8  # characters; shorter values would match by accident
@@ -50,19 +49,6 @@ _remembered: dict[str, str] = {}  # values to names
 def is_secret_name(name: str) -> bool:
     """True if a variable or key of this name holds a secret."""
     return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
-
-
-def without_credentials(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a process of others, without those that hold a credential.
-
-    A variable whose name is TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or CREDENTIALS, or ends in
-    one of them after an underscore, counts as a credential, as does every other name of a secret.
-    """
-    return {
-        name: value
-        for name, value in variables.items()
-        if not (CREDENTIAL.search(name) or is_secret_name(name))
-    }
 
 
 def remember_secrets(secrets: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.early import early_host
-from openenv_pipe.environments.hosts.process import ProcessHost, find_program, server_environment
+from openenv_pipe.environments.hosts.process import ProcessHost, find_program
 from openenv_pipe.errors import (
     ConfigError,
     HostError,
@@ -338,28 +338,6 @@ def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
 def test_an_environment_without_package_and_command_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"env\.package"):
         ProcessHost(*settings(), tmp_path)
-
-
-def test_servers_get_no_credentials_unless_named():
-    ours = {
-        "PATH": "/bin",
-        "HF_TOKEN": "x",
-        "token": "x",
-        "OPENAI_API_KEY": "x",
-        "AWS_ACCESS_KEY_ID": "x",
-        "DB_PASSWORD": "x",
-        "KEYBOARD": "kept",
-        "TOKENIZERS_PARALLELISM": "kept",
-    }
-    environment = server_environment(ours, {"OPENAI_API_KEY": "named"}, 4)
-    assert environment == {
-        "PATH": "/bin",
-        "KEYBOARD": "kept",
-        "TOKENIZERS_PARALLELISM": "kept",
-        "OPENAI_API_KEY": "named",
-        "MAX_CONCURRENT_ENVS": "4",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 async def test_a_command_with_a_slash_starts_beside_the_package(package, tmp_path):

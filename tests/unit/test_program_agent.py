@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import re
 
 import psutil
@@ -235,6 +236,51 @@ ask([user("a")])
 """
     episode, _ = await play_script(script, tmp_path)
     assert (episode.status, episode.output) == (Status.ANSWERED, "[]\n")
+
+
+PRINT_ALL = "print(os.environ, os.listdir('/proc/self/fd')); ask([user('a')])"
+
+
+async def test_a_program_gets_no_credential_and_no_open_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:pass-word@host/db")
+    monkeypatch.setenv("NOBODY_HAS_HEARD_OF_IT", "pass-word")
+    monkeypatch.setenv("DSN", "of-this-program")
+    with (tmp_path / "private").open("w"):
+        episode, _ = await play_script(
+            PRINT_ALL, tmp_path, variables={"DSN": None, "MOOD": "merry"}
+        )
+    assert episode.status is Status.ANSWERED, episode.output
+    assert "pass-word" not in episode.output and "'MOOD': 'merry'" in episode.output
+    assert "'DSN': '<hidden: DSN>'" in episode.output
+    assert episode.output.rstrip().endswith("['0', '1', '2', '3']")  # 3 is the folder's own
+
+
+async def test_a_program_that_does_not_start_names_what_it_did_not_get(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "DATABASE_URL": "pass-word"})
+    episode, _ = await play_script("os.environ['DATABASE_URL']", tmp_path)
+    assert episode.status is Status.PROGRAM_FAILED
+    assert "were not passed to it: DATABASE_URL; " in episode.error
+    assert "; agent.variables={DATABASE_URL: null} would pass one on" in episode.error
+    assert "pass-word" not in episode.error
+
+
+async def test_the_key_of_a_program_is_in_no_name_and_no_argument(tmp_path, monkeypatch):
+    script = """
+key = os.environ["OPENAI_API_KEY"]
+folder = os.getcwd()
+print(any(key[place:place + 6] in folder for place in range(len(key) - 5)))
+print([oct(os.stat(each).st_mode)[-3:] for each in (folder, os.path.dirname(folder))])
+print(key in open("/proc/self/cmdline").read())
+ask([user("a")])
+"""
+    episode, _ = await play_script(script, tmp_path, files={"config": "{api_key}"})
+    assert episode.output.splitlines() == ["False", "['700', '700']", "False"]
+
+
+@pytest.mark.parametrize("placeholder", ["{api_key}", "{env_url}"])
+def test_no_argument_of_a_program_has_its_key(placeholder):
+    with pytest.raises(ValueError, match=f"contains {placeholder}.*`ps` would show"):
+        agent_config(command=["agent", f"--with={placeholder}"])
 
 
 async def test_steps_end_with_the_episode_and_its_limit(tmp_path):

@@ -26,6 +26,8 @@ from openenv_pipe.system.secrets import named_secrets, redact, remember_secrets
     [
         *("Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "x-auth-token", "api_key"),
         *("X-Functions-Key", "OPENAI_KEY", "AWS_ACCESS_KEY_ID", "DB_PWD", "SSH_PASSPHRASE"),
+        *("SENTRY_DSN", "DATABASE_URL", "ID_JWT", "DOCKER_AUTH_CONFIG", "OTLP_HEADERS"),
+        "STORAGE_CONNECTION_STRING",
     ],
 )
 def test_headers_that_are_secrets_are_known_by_their_names(name):
@@ -34,7 +36,10 @@ def test_headers_that_are_secrets_are_known_by_their_names(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["Accept", "max_reply_tokens", "authorizations", "X-Trace-Id", "PWD", "index_key", "KEYMAP"],
+    [
+        *("Accept", "max_reply_tokens", "authorizations", "X-Trace-Id", "PWD", "index_key"),
+        *("KEYMAP", "headers", "SSH_AUTH_SOCK"),
+    ],
 )
 def test_other_names_are_not(name):
     assert not is_secret_name(name)
@@ -50,6 +55,14 @@ def test_a_header_from_the_environment_is_hidden_and_comes_back(monkeypatch):
     assert restore_in_config(hidden) == config
     line = "host.headers.Authorization=Bearer abc-defgh-ijk"
     assert "abc-defgh-ijk" not in hide_assignments(line, secrets)
+
+
+def test_the_password_of_a_url_from_the_environment_comes_back(monkeypatch):
+    monkeypatch.setenv("CACHE", "redis://me:pass-word@host/0")
+    config = {"env": {"variables": {"CACHE": "redis://me:pass-word@host/0"}}}
+    hidden = hide_in_config(config, known_secrets(config))
+    assert "pass-word" not in str(hidden)
+    assert restore_in_config(hidden) == config
 
 
 def test_a_header_from_nowhere_is_hidden_by_its_own_name():

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import stat
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,11 @@ from aiohttp import web
 
 from openenv_pipe.commands.engine_command import server_command
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import endpoint, launch
+from openenv_pipe.engines.vllm import endpoint, launch, launch_docker
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_key import OnlyClients, OnlyTheRun
 from openenv_pipe.engines.vllm.launch import VllmProcess
-from openenv_pipe.engines.vllm.launch_docker import VllmContainer, docker_command
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
 from openenv_pipe.errors import ConfigError, EngineError
@@ -260,12 +260,41 @@ async def test_each_managed_server_has_a_key_that_no_process_list_and_no_log_sho
     assert keys[0] not in redact(f"it said {keys[0]}")
 
 
-def test_a_container_gets_its_key_by_its_environment(tmp_path):
-    container = VllmContainer(SPEC, CONFIG, tmp_path / "log", [])
-    command = docker_command(SPEC, CONFIG, [], 8000, "label", tmp_path)
-    assert container.key and container.key not in " ".join(command)
-    assert command[command.index("VLLM_API_KEY") - 1] == "--env"
+async def test_a_container_gets_its_variables_by_a_file_that_only_this_user_reads(
+    tmp_path, monkeypatch
+):
+    """`ps` shows arguments to everybody."""
+    started = []
+
+    def noted(command, **options):
+        path = Path(command[command.index("--env-file") + 1])
+        started.append((command, options["environment"], path.stat().st_mode, path.read_text()))
+        raise NotADirectoryError
+
+    async def ready(*_):
+        """There is no daemon."""
+
+    monkeypatch.setattr(launch_docker, "require_docker", lambda: None)
+    monkeypatch.setattr(launch_docker, "start_guard", lambda *_: None)
+    monkeypatch.setattr(launch_docker, "wait_for_guard", ready)
+    monkeypatch.setattr(launch_docker, "ManagedProcess", noted)
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:pass-word@host")
+    config = CONFIG.model_copy(update={"variables": {"S3": "a secret of it", "DSN_OF_IT": None}})
+    monkeypatch.setenv("DSN_OF_IT", "another")
+    container = launch_docker.VllmContainer(SPEC, config, tmp_path / "log", [])
+    with pytest.raises(NotADirectoryError):
+        await container.start()
+    ((command, environment, mode, text),) = started
+    assert not any(each in " ".join(command) for each in (container.key, "a secret", "another"))
+    assert stat.S_IMODE(mode) == 0o600 and "pass-word" not in str(environment) + text
+    lines = text.splitlines()
+    assert {"S3=a secret of it", "DSN_OF_IT=another", f"VLLM_API_KEY={container.key}"} < {*lines}
     assert "openenv_pipe_key.OnlyTheRun" in command
+
+
+def test_a_value_of_several_lines_cannot_be_given_to_a_container():
+    with pytest.raises(ConfigError, match=r"engine\.variables\.PEM has several lines"):
+        launch_docker.variables_file({"PEM": "a\nb"})
 
 
 async def test_a_leased_server_s_key_comes_from_its_owner_and_not_from_the_request(tmp_path):

@@ -108,12 +108,12 @@ def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypat
         check_engine(attached, "cpu", lora_rank=0)
 
 
-def test_a_server_gets_our_variables_but_for_those_of_our_python(tmp_path, monkeypatch):
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "OF_A_USER", "VLLM_NO_USAGE_STATS"):
+def test_a_server_gets_variables_for_computing_but_those_of_our_python(tmp_path, monkeypatch):
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "VLLM_NO_USAGE_STATS"):
         monkeypatch.setenv(name, "ours")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     environment = process_environment(str(tmp_path), {"PYTHONPATH": "/inside"})
-    assert (environment["OF_A_USER"], environment["PYTHONPATH"]) == ("ours", "/inside")
+    assert (environment["CUDA_HOME"], environment["PYTHONPATH"]) == ("ours", "/inside")
     assert environment["VLLM_NO_USAGE_STATS"] == environment["PYTHONUNBUFFERED"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1" and "VIRTUAL_ENV" not in environment
     of_a_hub = process_environment("Qwen/Qwen3-0.6B", {})
@@ -217,14 +217,20 @@ def test_a_url_is_needed_to_attach():
 def test_a_container_sees_the_weights_under_their_own_name():
     label = owner_label()
     command = docker_command(
-        spec(build="cuda", lora_rank=8), engine(), [Path("/dev/shm/w")], 4000, label, Path("/logs")
+        spec(build="cuda", lora_rank=8),
+        engine(),
+        [Path("/dev/shm/w")],
+        4000,
+        label,
+        Path("/logs"),
+        Path("/guard/variables"),
     )
     assert "--volume=/dev/shm/w:/dev/shm/w:ro" in command
     assert "127.0.0.1:4000:8000" in command  # other machines cannot reach the port
     image = command.index("vllm/vllm-openai:v0.32.0")
     assert command[image - 2 : image] == ["--entrypoint", "python3"]
     assert command[image + 1 : image + 3] == ["-m", "vllm.entrypoints.openai.api_server"]
-    assert "--env=VLLM_SERVER_DEV_MODE=1" in command
+    assert command[command.index("--env-file") + 1] == "/guard/variables"
     assert "--gpus=all" in command
     # `openenv-pipe hosts` reads the owner from the label; the guard of the environments' containers
     # does not take it for one of its own.

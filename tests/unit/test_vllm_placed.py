@@ -35,7 +35,7 @@ class FakeProcess:
 
 @pytest.fixture
 def node(tmp_path):
-    node = NodeServer(small_config().engine, tmp_path / "not there", KEY)
+    node = NodeServer(small_config().engine, tmp_path / "not there", KEY, {})
     node._folder = tmp_path / "node"
     return node
 

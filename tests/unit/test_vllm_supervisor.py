@@ -82,9 +82,10 @@ async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
 async def test_a_server_that_cannot_start_says_why(tmp_path):
     server = SmallServer(tmp_path / "engine.log")
     server.starts_dead = True
+    server.left_out = "it lacks DATABASE_URL"
     config = compose(["conf=smoke", "engine=vllm"]).config
     supervisor = VllmSupervisor(server, config.engine, restore=None, tell=print)
-    with pytest.raises(EngineError, match="died before it was ready") as caught:
+    with pytest.raises(EngineError, match=r"before it was ready.*; it lacks DATABASE") as caught:
         await asyncio.wait_for(supervisor.start(), LIMIT_S)
     assert "| ImportError: no such kernel" in str(caught.value)
 

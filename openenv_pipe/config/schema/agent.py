@@ -12,7 +12,7 @@ from openenv_pipe.config.schema.base import (
     PositiveCount,
     Seconds,
     Text,
-    VariableName,
+    Variables,
 )
 from openenv_pipe.config.schema.host import BuildTimeout, CpuLimit, MemLimitMb
 
@@ -79,9 +79,10 @@ class ProgramAgentConfig(CallingAgentConfig):
 
     In `command`, `variables` and `files`, these are filled in: {python} this Python, or the image's
     python3, {prompt} the task as text, {prompt_file} a file with it, {task_file} a JSON file with
-    the task, {base_url} and {api_key} of the model, {model} its name, {env_url} of the
-    environment's session. With sandbox.type=none also {start_folder}, in which the run was started,
-    and with reward_from=harbor {results}, the folder for Harbor's jobs.
+    the task, {base_url} of the model and {model} its name; in `variables` and `files`, which others
+    cannot see, also {api_key} of the model and {env_url} of the environment's session. With
+    sandbox.type=none also {start_folder}, in which the run was started, and with reward_from=harbor
+    {results}, the folder for Harbor's jobs.
     """
 
     type: Literal["program"]
@@ -90,8 +91,9 @@ class ProgramAgentConfig(CallingAgentConfig):
         "absolute path, because the program runs in a folder of its own; with sandbox.type=docker, "
         "all paths are those in the container"
     )
-    variables: dict[VariableName, Text] = Field(
-        description="further environment variables of the program"
+    variables: Variables = Field(
+        description="further environment variables of the program; null: the value that this "
+        "process has"
     )
     files: dict[str, Text] = Field(
         description="files to write into the program's folder, by path in it, such as an agent's "
@@ -116,6 +118,18 @@ class ProgramAgentConfig(CallingAgentConfig):
         "episode without it has failed"
     )
     sandbox: SandboxConfig = Field(description="where the programs run")
+
+    @model_validator(mode="after")
+    def _command_has_no_key(self) -> "ProgramAgentConfig":
+        for placeholder in ("{api_key}", "{env_url}"):
+            if any(placeholder in part for part in self.command):
+                raise ValueError(
+                    f"agent.command contains {placeholder}, and with it the key of an episode, "
+                    "which `ps` would show to all users of this machine; put it into "
+                    "agent.variables or agent.files; the program finds the key in OPENAI_API_KEY "
+                    "and the session in OPENENV_URL"
+                )
+        return self
 
     @model_validator(mode="after")
     def _results_can_be_read(self) -> "ProgramAgentConfig":

@@ -52,6 +52,9 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[str, AfterValidator(check_header_value)]
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
 VariableName = Annotated[str, Field(pattern=r"^[^=]+$", examples=["MY_TOKEN"])]  # as the OS takes
+# Environment variables of a program. Null passes on the value that this process has, which no file
+# of the run then has.
+Variables = dict[VariableName, Text | None]
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
 Port = Annotated[int, Field(ge=1, le=65535)]
 # Numbers have bounds that no real configuration reaches: beyond them a typing error would end in

@@ -22,8 +22,7 @@ from openenv_pipe.config.schema.base import (
     SecondsOrZero,
     ServerUrl,
     Share,
-    Text,
-    VariableName,
+    Variables,
 )
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 
@@ -152,8 +151,9 @@ class VllmEngineConfig(EngineBlock):
     )
     sampling: SamplingConfig
     arguments: list[str] = Field(description="further command-line arguments of the server")
-    variables: dict[VariableName, Text] = Field(
-        description="further environment variables of the server"
+    variables: Variables = Field(
+        description="further environment variables of the server; null: the value that this "
+        "process has"
     )
     start_timeout_s: Seconds = Field(
         description="time limit of a start, loading and compiling included"

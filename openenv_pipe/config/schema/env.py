@@ -11,8 +11,7 @@ from openenv_pipe.config.schema.base import (
     Number,
     PositiveCount,
     Seconds,
-    Text,
-    VariableName,
+    Variables,
 )
 from openenv_pipe.config.schema.tasks import TasksConfig
 
@@ -31,9 +30,9 @@ class EnvConfig(Block):
         description="starts the server instead of the package's own start; may contain {host}, "
         "{port} and, with host=process, {package}: the package's folder"
     )
-    variables: dict[VariableName, Text] = Field(
-        description="environment variables of the server; with host=process, {package} is the "
-        "package's folder"
+    variables: Variables = Field(
+        description="environment variables of the server; null: the value that this process has; "
+        "with host=process, {package} is the package's folder"
     )
     reset_timeout_s: Seconds = Field(description="time limit of a reset")
     step_timeout_s: Seconds = Field(description="time limit of a step")

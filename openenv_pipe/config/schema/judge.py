@@ -13,8 +13,7 @@ from openenv_pipe.config.schema.base import (
     PositiveShare,
     Seconds,
     Share,
-    Text,
-    VariableName,
+    Variables,
 )
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 
@@ -77,8 +76,9 @@ class VllmJudgeConfig(VerdictsBlock):
         description="fraction of a GPU's memory for the server, weights included"
     )
     arguments: list[str] = Field(description="further command-line arguments of the server")
-    variables: dict[VariableName, Text] = Field(
-        description="further environment variables of the server, such as CUDA_VISIBLE_DEVICES"
+    variables: Variables = Field(
+        description="further environment variables of the server, such as CUDA_VISIBLE_DEVICES; "
+        "null: the value that this process has"
     )
     start_timeout_s: Seconds = Field(description="time limit of the server's start")
     max_concurrent: PositiveCount = Field(description="requests in flight at once")

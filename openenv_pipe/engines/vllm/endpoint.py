@@ -26,6 +26,7 @@ from openenv_pipe.engines.vllm.server_command import (
     process_environment,
 )
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import ManagedProcess, port_in_use
 from openenv_pipe.system.readiness import (
@@ -157,6 +158,7 @@ async def running(
     log: Path,
     tell: Tell,
     variables: Mapping[str, str] = MappingProxyType({}),
+    variables_key: str | None = None,
 ) -> AsyncIterator[ManagedProcess]:
     """Run a server that has answered a health check; it is stopped at the end of the block.
 
@@ -165,6 +167,7 @@ async def running(
         url: where they make the server listen.
         key: what every request has to carry.
         variables: further environment variables of the server.
+        variables_key: the key of the configuration that they are from.
 
     Raises:
         EngineError: the server died at its start, or was not ready within `start_timeout_s`.
@@ -183,7 +186,9 @@ async def running(
         yield server
     except NotReadyError as error:
         cause = _first_error(log, log_begin)
-        raise EngineError(f"{error}: {cause}" if cause else str(error), log) from error
+        note = names_left_out(environment, variables_key)
+        parts = [f"{error}: {cause}" if cause else str(error), note]
+        raise EngineError("; ".join(filter(None, parts)), log) from error
     finally:
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
 

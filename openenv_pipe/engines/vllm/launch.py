@@ -18,6 +18,7 @@ from openenv_pipe.engines.vllm.client import Files, VllmClient
 from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.server_command import (
     KEY_VARIABLE,
+    VARIABLES,
     ServerSpec,
     new_key,
     process_environment,
@@ -25,6 +26,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
 from openenv_pipe.system.supervisor import RestartableServer
@@ -47,6 +49,10 @@ class VllmServer(RestartableServer, Protocol):
     @property
     def files(self) -> Files | None:
         """What brings files to a server on another machine; None: it reads those of this one."""
+
+    @property
+    def left_out(self) -> str:
+        """Names the variables that the server's process did not get; empty if there is none."""
 
     async def start(self) -> None:
         """Begin to start the server, and return before it answers.
@@ -73,6 +79,7 @@ class VllmProcess:
     ) -> None:
         """address: where it listens. key: None: a new one."""
         self.url = ""
+        self.left_out = ""
         self.key = key or new_key()
         self._address = address
         self.log: Path | None = log
@@ -90,6 +97,7 @@ class VllmProcess:
         arguments = server_arguments(self._spec, self._config, address, port)
         environment = process_environment(self._spec.model, {**variables, KEY_VARIABLE: self.key})
         assert self.log is not None
+        self.left_out = names_left_out(environment, VARIABLES)
         self._process = server_process(self._python, arguments, environment, self.log)
 
     async def died(self) -> str:
@@ -106,6 +114,7 @@ class AttachedVllmServer:
 
     log: Path | None = None
     files: Files | None = None
+    left_out = ""
 
     def __init__(self, url: str, config: VllmEngineConfig) -> None:
         self.url = url.rstrip("/")

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
@@ -12,6 +12,7 @@ from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
 from openenv_pipe.engines.vllm.server_command import (
     KEY_VARIABLE,
+    VARIABLES,
     ServerSpec,
     new_key,
     server_arguments,
@@ -24,9 +25,11 @@ from openenv_pipe.environments.hosts.docker.start_guard import (
     wait_for_guard,
 )
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 
 CONTAINER_PORT = 8000
+INSIDE_CONTAINER = "/openenv-pipe"  # the path of our `inside` folder
 HUB_CACHE = "/root/.cache/huggingface"  # in the container
 
 
@@ -38,6 +41,7 @@ class VllmContainer:
     """
 
     files: Files | None = None
+    left_out = ""
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
@@ -61,10 +65,16 @@ class VllmContainer:
         folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-vllm-"))
         self._guard = start_guard(label, folder, self.log.with_name("engine-guard.log"))
         await wait_for_guard(self._guard, folder)
+        variables = server_variables(self._spec, self._config, INSIDE_CONTAINER)
+        file = folder / "variables"
+        file.touch(0o600)
+        file.write_text(variables_file({**variables, KEY_VARIABLE: self.key}))
         self._process = ManagedProcess(
-            docker_command(self._spec, self._config, self._folders, port, label, self.log.parent),
+            docker_command(
+                self._spec, self._config, self._folders, port, label, self.log.parent, file
+            ),
             log=self.log,
-            environment={**os.environ, KEY_VARIABLE: self.key},
+            environment=child_environment(*DOCKER),
         )
 
     async def died(self) -> str:
@@ -95,23 +105,39 @@ def docker_command(
     port: int,
     label: str,
     logs: Path,
+    variables: Path,
 ) -> list[str]:
-    """Return the `docker run` command of one server, published on the loopback interface only."""
-    inside = "/openenv-pipe"
-    variables = server_variables(spec, config, inside)
+    """Return the `docker run` command of one server, published on the loopback interface only.
+
+    variables: the file with its environment, because `ps` shows arguments to everybody.
+    """
     return [
         *("docker", "run", "--rm", "--init", "--ipc=host"),
         *(("--gpus=all",) if spec.build == "cuda" else ()),
         *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
         *("--publish", f"{OWN_ADDRESS}:{port}:{CONTAINER_PORT}"),
-        *("--volume", f"{INSIDE}:{inside}:ro"),
+        *("--volume", f"{INSIDE}:{INSIDE_CONTAINER}:ro"),
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
         *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(spec.model).is_dir() else ()),
-        *(f"--env={name}={value}" for name, value in variables.items()),
-        *("--env", KEY_VARIABLE),  # its value comes from the command's environment: `ps` shows none
+        *("--env-file", str(variables)),
         *("--entrypoint", "python3", config.image, "-m", MODULE),
         *server_arguments(spec, config, "0.0.0.0", CONTAINER_PORT),
     ]
+
+
+def variables_file(variables: Mapping[str, str]) -> str:
+    """Return the content of a file for --env-file, one variable a line.
+
+    Raises:
+        ConfigError: a value has several lines, which such a file cannot express.
+    """
+    for name, value in variables.items():
+        if "\n" in value:
+            raise ConfigError(
+                f"{VARIABLES}.{name} has several lines, which `docker run` cannot pass on without "
+                "showing the value to all users of this machine; expected a single line"
+            )
+    return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
 def hub_cache() -> Path:

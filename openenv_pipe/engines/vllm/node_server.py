@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineMissingError
+from openenv_pipe.system.child_environment import adopt_variables
 from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.secrets import remember_secrets
 
@@ -36,8 +38,17 @@ class NodeFacts:
 class NodeServer:
     """Starts and ends one server. All methods are called on one event loop."""
 
-    def __init__(self, config: VllmEngineConfig, cwd: Path, key: str) -> None:
-        """cwd: the run's folder, used where this node has it. key: of the server."""
+    def __init__(
+        self, config: VllmEngineConfig, cwd: Path, key: str, inherited: Mapping[str, str]
+    ) -> None:
+        """Prepare this process.
+
+        Args:
+            cwd: the run's folder, used where this node has it.
+            key: of the server.
+            inherited: the variables that `engine.variables` passes on from the run's process.
+        """
+        adopt_variables(inherited)
         remember_secrets({key: "the key of a vLLM server"})  # not to be shown by the log
         self._key = key
         if cwd.is_dir():

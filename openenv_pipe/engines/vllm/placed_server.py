@@ -19,6 +19,7 @@ from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec, new_key
 from openenv_pipe.errors import EngineError, FailureError
+from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.process import KILL_MARGIN_S
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
 
@@ -79,6 +80,7 @@ class PlacedVllmServer:
             log: the file on this machine into which the server's log is copied.
         """
         self.url = ""
+        self.left_out = ""  # its log is on the node
         self.key = new_key()
         self.log: Path | None = log
         self.files: Files | None = None
@@ -127,7 +129,7 @@ class PlacedVllmServer:
         self._cluster = await connected(settings.address)
         process = self._cluster.place(
             NodeServer,
-            *(self._config, Path.cwd(), self.key),
+            *(self._config, Path.cwd(), self.key, inherited_variables(self._config.variables)),
             num_cpus=settings.cpus_per_vllm_server,
             num_gpus=num_gpus,
             elsewhere=True,

@@ -4,7 +4,6 @@ The comment beside a setting gives the reason for it.
 """
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.connection import BASE
-from openenv_pipe.engines.vllm.install import Build
+from openenv_pipe.engines.vllm.install import OF_OUR_PYTHON, Build
+from openenv_pipe.system.child_environment import child_environment, given_variables
 from openenv_pipe.system.secrets import remember_secrets
 
 TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
@@ -25,7 +25,8 @@ ALWAYS = {
 }
 KEY_VARIABLE = "VLLM_API_KEY"  # in which the server and its middleware find the key
 HOSTS_VARIABLE = "OPENENV_PIPE_HOSTS"  # names that requests may use for it; see openenv_pipe_key.py
-OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server runs in another Python environment
+VARIABLES = "engine.variables"
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of gated models
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +101,15 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
     }
     if spec.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
-    return {**variables, **spec.placement, **config.variables}
+    given = given_variables(config.variables, VARIABLES)
+    return {**variables, **spec.placement, **given}
 
 
 def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's variables, overridden by `variables`, for a server on this machine."""
-    ours = {name: text for name, text in os.environ.items() if name not in OF_OUR_PYTHON}
-    offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
+    """Return the variables of a server on this machine: those of a process, and `variables`."""
+    on_disk = Path(model).is_dir()
+    ours = child_environment(*(() if on_disk else HUB_TOKENS), without=OF_OUR_PYTHON)
+    offline = {"HF_HUB_OFFLINE": "1"} if on_disk else {}
     return {**ours, **ALWAYS, **offline, **variables}
 
 

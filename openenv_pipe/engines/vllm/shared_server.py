@@ -43,6 +43,7 @@ class LeasedVllmServer:
     """A `launch.VllmServer` that is leased. `start` fills `about` with facts from the owner."""
 
     files: Files | None = None
+    left_out = ""
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, socket: Path

@@ -82,7 +82,8 @@ class PolicyServer:
             ) from None
         except NotReadyError as error:
             await self.stop()
-            raise EngineError(str(error), self.log) from error
+            note = self._server.left_out
+            raise EngineError(f"{error}; {note}" if note else str(error), self.log) from error
         except ServerGoneError as error:
             await self.stop()
             raise EngineError(f"the server went away: {error}", self.log) from error

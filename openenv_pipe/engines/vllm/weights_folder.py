@@ -50,7 +50,7 @@ def _removed_at_the_end(folder: Path) -> Iterator[None]:
     guardian = None
     try:
         guardian = ManagedProcess(
-            IDLE, log=Path(os.devnull), environment=os.environ, grace_s=0.0, scratch=folder
+            IDLE, log=Path(os.devnull), environment={}, grace_s=0.0, scratch=folder
         )
         yield
     finally:

@@ -15,10 +15,14 @@ from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_erro
 from openenv_pipe.environments.hosts.package import code_digest, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.child_environment import (
+    child_environment,
+    given_variables,
+    names_left_out,
+)
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
-from openenv_pipe.system.secrets import without_credentials
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ ADDRESS = "127.0.0.1"
 NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server binds it
 SERVE = Path(__file__).with_name("serve_package.py")
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
+VARIABLES = "env.variables"
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 
 
@@ -114,6 +119,7 @@ class EnvProcess:
         self._config = config
         self._fixed_port = None if config.port is None else config.port + index
         self._command = server_command(env)
+        self._environment = _environment(env, config.sessions_per_server)
         self._process: ManagedProcess | None = None
         self._launched_port: int | None = None  # where `launch` has begun to start the server
 
@@ -175,7 +181,7 @@ class EnvProcess:
         self._process = ManagedProcess(
             [filled_in(part, values) for part in self._command],
             log=self.log,
-            environment=_environment(self._env, self._config.sessions_per_server),
+            environment=self._environment,
             cwd=self._folder,
             grace_s=self._config.stop_timeout_s,
         )
@@ -191,7 +197,9 @@ class EnvProcess:
                 raise
             if self._fixed_port is not None and port_in_use(port, ADDRESS):
                 raise self._port_taken() from error
-            raise HostError(f"env {self._env.name!r}: {error}", self.log) from error
+            note = names_left_out(self._environment, VARIABLES)
+            problem = f"env {self._env.name!r}: {error}" + (f"; {note}" if note else "")
+            raise HostError(problem, self.log) from error
 
     def _port_taken(self) -> HostError:
         return HostError(
@@ -270,11 +278,11 @@ def _environment(env: "EnvConfig", num_sessions: int) -> dict[str, str]:
 
     A command finds the Python modules that it would find in the folder of its relative paths.
     """
-    variables = {
-        name: _with_package(env, f"env.variables.{name}", value)
-        for name, value in env.variables.items()
+    own = {
+        name: _with_package(env, f"{VARIABLES}.{name}", value)
+        for name, value in server_variables(env, num_sessions).items()
     }
-    complete = server_environment(os.environ, variables, num_sessions)
+    complete = child_environment() | own
     if env.command:
         paths = [complete.get("PYTHONPATH", ""), str(_command_folder(env))]
         complete["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -301,14 +309,10 @@ def filled_in(part: str, values: Mapping[str, str]) -> str:
     return part
 
 
-def server_environment(
-    ours: Mapping[str, str], variables: Mapping[str, str], num_sessions: int
-) -> dict[str, str]:
-    """Return the environment variables of a server: `ours` without credentials, and `variables`.
-
-    An environment that needs a credential names it in `env.variables`.
-    """
-    passed = without_credentials(ours)
-    passed["MAX_CONCURRENT_ENVS"] = str(num_sessions)
-    passed["PYTHONUNBUFFERED"] = "1"  # without it a killed server's last lines are lost
-    return passed | dict(variables)
+def server_variables(env: "EnvConfig", num_sessions: int) -> dict[str, str]:
+    """Return the environment variables that a server gets wherever it runs. Raises ConfigError."""
+    return {
+        "MAX_CONCURRENT_ENVS": str(num_sessions),
+        "PYTHONUNBUFFERED": "1",  # without it a killed server's last lines are lost
+        **given_variables(env.variables, VARIABLES),
+    }

@@ -13,9 +13,11 @@ from openenv_pipe.engines.vllm.endpoint import Served, running, serving_argument
 from openenv_pipe.engines.vllm.install import find_build, require_installed
 from openenv_pipe.engines.vllm.server_command import new_key
 from openenv_pipe.errors import EngineError, JudgeError
+from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.process import ManagedProcess, free_port
 
 HOST = "127.0.0.1"
+VARIABLES = "judge.variables"
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +89,8 @@ class VllmJudgeClient:
             start_timeout_s=config.start_timeout_s,
             log=self._log,
             tell=lambda text: _log.info("judge's %s", text),
-            variables=config.variables,
+            variables=given_variables(config.variables, VARIABLES),
+            variables_key=VARIABLES,
         )
         try:
             self._server = await self._stack.enter_async_context(server)

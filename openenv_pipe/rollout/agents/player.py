@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -18,6 +19,7 @@ from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.harbor import Verdict, take_verdict
 from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
+    VARIABLES,
     Address,
     ProgramStartError,
     RunningProgram,
@@ -32,6 +34,7 @@ from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.rollout.episode import Player
+from openenv_pipe.system.child_environment import child_environment, names_left_out
 from openenv_pipe.types import Episode, Group, Opening, Status
 
 WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
@@ -166,7 +169,9 @@ class ProgramPlayer(AgentPlayer):
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
         programs, episode = self._programs, self._episode
-        folder = programs.folder / rollout.key[-8:]
+        # Files and output of a program may contain its key.
+        programs.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = programs.folder / secrets.token_hex(4)
         try:
             process = await programs.start(
                 programs.config,
@@ -216,6 +221,10 @@ class ProgramPlayer(AgentPlayer):
         how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
         last = self._episode.output.strip()[-MAX_ERROR_LENGTH:]
         self._episode.error = f"the program failed: {how}; the end of its output: {last!r}"
+        is_process = self._programs.config.sandbox.type == "none"
+        if is_process and not rollout.calls.answered:  # Perhaps it lacks what it needs to start.
+            note = names_left_out(child_environment(), VARIABLES)
+            self._episode.error += f"; {note}" if note else ""
         return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
 
 

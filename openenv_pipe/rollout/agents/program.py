@@ -14,12 +14,13 @@ from openenv_pipe.config.schema import ProgramAgentConfig
 from openenv_pipe.environments.hosts.process import absolute_part, filled_in
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.calls import MODEL
+from openenv_pipe.system.child_environment import child_environment, given_variables
 from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.secrets import without_credentials
 
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
 PYTHON = "{python}"
+VARIABLES = "agent.variables"
 PROMPT_FILE, TASK_FILE = "prompt.txt", "task.json"
 MAX_ARGUMENT_BYTES = 131_071  # MAX_ARG_STRLEN of Linux, without the NUL byte
 SHORTER = "name {prompt_file} or {task_file} in the place of {prompt}"
@@ -117,17 +118,17 @@ async def start_process(
         **placeholders(address, str(folder), python=sys.executable, prompt=prompt),
     }
     command = command_line([absolute_part(part, Path.cwd()) for part in config.command], values)
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700)
     write_task(config, folder, folder, values, prompt=prompt, task=task)
     # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
-    inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
-    paths = _joined(os.environ.get("PYTHONPATH", ""), str(Path.cwd()))
+    inherited = child_environment(without=["XDG_*"])
+    paths = _joined(inherited.get("PYTHONPATH", ""), str(Path.cwd()))
     try:
         return ManagedProcess(
             command,
             log=output_file(folder),
             environment={
-                **without_credentials(inherited),
+                **inherited,
                 "PYTHONPATH": paths,
                 **program_variables(config, address, values, home=str(folder)),
             },
@@ -210,6 +211,7 @@ def program_variables(
 ) -> dict[str, str]:
     """Return the environment variables that a program gets wherever it runs."""
     no_proxy = _joined(os.environ.get("no_proxy", ""), "127.0.0.1", separator=",")
+    given = given_variables(config.variables, VARIABLES)
     return {
         "HOME": home,
         "PWD": home,
@@ -219,7 +221,7 @@ def program_variables(
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
         **address.variables(),
-        **{name: filled_in(value, values) for name, value in config.variables.items()},
+        **{name: filled_in(value, values) for name, value in given.items()},
     }
 
 

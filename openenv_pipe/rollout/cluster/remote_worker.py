@@ -22,6 +22,7 @@ from openenv_pipe.rollout.cluster.messages import (
 )
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.cluster.worker import RolloutWorker
+from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
 from openenv_pipe.types import Episode, Group, Status
 
@@ -69,7 +70,7 @@ class RemoteWorker:
         assert config.cluster.type == "ray"
         process = cluster.place(
             RolloutWorker,
-            *(config, index, Path.cwd(), logs),
+            *(config, index, Path.cwd(), logs, inherited_variables(config.env.variables)),
             num_cpus=config.cluster.cpus_per_worker,
             name=f"rollout worker {index}",
         )

@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +36,22 @@ from openenv_pipe.rollout.cluster.messages import (
 )
 from openenv_pipe.rollout.context import Chat
 from openenv_pipe.rollout.episode import Player
+from openenv_pipe.system.child_environment import adopt_variables
 
 
 class RolloutWorker:
     """Plays episodes. All methods are called on one event loop."""
 
-    def __init__(self, config: RunConfig, index: int, cwd: Path, logs: Path) -> None:
-        """cwd, logs: folders of the run's machine, used where this node has them too."""
+    def __init__(
+        self, config: RunConfig, index: int, cwd: Path, logs: Path, inherited: Mapping[str, str]
+    ) -> None:
+        """Prepare this process.
+
+        Args:
+            cwd, logs: folders of the run's machine, used where this node has them too.
+            inherited: the variables that `env.variables` passes on from the run's process.
+        """
+        adopt_variables(inherited)
         self._config = config
         if cwd.is_dir():
             os.chdir(cwd)  # relative paths of the configuration mean the same files

@@ -4,7 +4,6 @@ OpenEnv runs in a process of its own, because it loads large libraries.
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env
@@ -99,7 +99,7 @@ async def _validate(arguments: Sequence[str]) -> dict[str, Any] | str:
         report, log = Path(folder) / "report.json", Path(folder) / "log"
         command = [sys.executable, "-m", "openenv.cli", "validate", *arguments]
         process = ManagedProcess(
-            [*command, "--output", str(report)], log=log, environment=os.environ
+            [*command, "--output", str(report)], log=log, environment=child_environment()
         )
         try:
             async with asyncio.timeout(LIMIT_S):

@@ -17,7 +17,7 @@ from openenv_pipe.environments.hosts.docker.running import (
     entry,
     restrictions,
 )
-from openenv_pipe.environments.hosts.process import filled_in, server_environment
+from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.errors import ConfigError, FailureError, HostError
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
@@ -121,7 +121,7 @@ def container_options(
     options: dict[str, Any] = {
         **restrictions(config),
         "image": image.id,
-        "environment": server_environment({}, env.variables, config.sessions_per_server),
+        "environment": server_variables(env, config.sessions_per_server),
         "labels": dict(setup.daemon.labels),
         "log_config": LogConfig(type="json-file"),  # the daemon's default may not be readable
         "tmpfs": {"/tmp": f"size={config.tmp_mb}m,mode=1777"},

@@ -7,7 +7,6 @@ image to have it built again.
 """
 
 import asyncio
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from docker.utils.build import exclude_paths
 from openenv_pipe.environments.hosts.docker.daemon import daemon_address, in_thread
 from openenv_pipe.environments.hosts.package import digest_of_files
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env
 
@@ -134,8 +134,10 @@ async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:
             f"{action} needs the `docker` command, which is not on PATH; install it with BuildKit, "
             f"or set {recipe.block}.image to an image that the daemon has"
         )
-    ours = {**os.environ, "DOCKER_BUILDKIT": "1", "DOCKER_HOST": daemon_address()}
-    process = ManagedProcess(["docker", *recipe.arguments], log=log, environment=ours)
+    given = {"DOCKER_BUILDKIT": "1", "DOCKER_HOST": daemon_address()}
+    process = ManagedProcess(
+        ["docker", *recipe.arguments], log=log, environment=child_environment(*DOCKER) | given
+    )
     try:
         async with asyncio.timeout(timeout_s):
             while process.alive:

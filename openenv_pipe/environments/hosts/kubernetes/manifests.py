@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.environments.hosts.process import filled_in, server_environment
+from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def container(env: "EnvConfig", config: "KubernetesHostConfig") -> Manifest:
     limits = {"memory": f"{config.mem_limit_mb}Mi", "cpu": f"{round(config.cpus * 1000)}m"}
     if config.gpus:
         limits["nvidia.com/gpu"] = str(config.gpus)
-    variables = server_environment({}, env.variables, config.sessions_per_server)
+    variables = server_variables(env, config.sessions_per_server)
     values = {"{port}": str(config.container_port), "{host}": "0.0.0.0"}
     health = {"path": "/health", "port": config.container_port}
     manifest: Manifest = {
