@@ -24,6 +24,7 @@ from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.lane import Lane
 from openenv_pipe.errors import EngineError
 from openenv_pipe.models.row_forward import RowForward
+from openenv_pipe.system.tasks import in_thread
 
 _LANE_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
 _SMALLEST_LANE = 32  # episodes, if there are two; smaller batches cost more per token
@@ -144,7 +145,7 @@ class LocalEngine:
 
     async def publish(self, version: int) -> None:
         if self._refresh is not None:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
+            await in_thread(self._executor, self._refresh)
         self._version = version
 
     async def metrics(self) -> Mapping[str, float]:
@@ -173,9 +174,7 @@ class LocalEngine:
 
     def _start(self, lane: Lane, wave: Sequence[Waiting]) -> asyncio.Future[list[Completion]]:
         requests = [waiting.request for waiting in wave]
-        running = asyncio.get_running_loop().run_in_executor(
-            self._executor, lane.run_wave, requests, self._version
-        )
+        running = in_thread(self._executor, lane.run_wave, requests, self._version)
         running.add_done_callback(lambda done: _hand_out(done, wave))
         return running
 

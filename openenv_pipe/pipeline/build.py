@@ -70,6 +70,7 @@ from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, telling_of_long_waits
 from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.tasks import in_thread
 from openenv_pipe.system.user_code import guarded
 
 _log = logging.getLogger(__name__)
@@ -113,9 +114,7 @@ async def assembled(
         starting.enter_context(
             progress.phase("starting the environment's servers and loading the model")
         )
-        loading = asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, workers, checkpoint, tell)
-        )
+        loading = in_thread(torch_thread, _load_checked, config, device, workers, checkpoint, tell)
         policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
         publication = build_publication(policy, workers) if policy else None
         opened = _opened_engine(
@@ -224,8 +223,8 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
         closing(workers) if workers else nullcontext(),
         ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads)) as torch_thread,
     ):
-        policy = await asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, workers, None, _log.warning)
+        policy = await in_thread(
+            torch_thread, _load_checked, config, device, workers, None, _log.warning
         )
         yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
 

@@ -1,6 +1,5 @@
 """The components of a run, which its stages use. `build` creates and closes them."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.tasks import in_thread
 
 Result = TypeVar("Result")
 
@@ -29,8 +29,7 @@ class Components:
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run torch work in its thread, while sessions stay alive on the event loop."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
+        return await in_thread(self.torch_thread, partial(function, *args, **kwargs))
 
 
 def with_scripted_player(rollout: RolloutContext, policy: str) -> RolloutContext:

@@ -1,13 +1,16 @@
-"""Coroutines that run at once, and cancellations that nothing asked for."""
+"""Coroutines that run at once, work in other threads, and cancellations that nothing asked for."""
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
 
 from openenv_pipe.errors import FailureError, raise_first
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 async def run_all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -21,6 +24,27 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     except BaseExceptionGroup as errors:
         raise_first(errors)
     return [task.result() for task in tasks]
+
+
+def in_thread(
+    executor: Executor, function: Callable[[*Arguments], Result], *arguments: *Arguments
+) -> asyncio.Future[Result]:
+    """Start the function in a thread of the executor, such as torch's.
+
+    It is queued at once, in the order of the calls. What it raises is the future's error, and
+    OutOfMemoryError with advice for the stage if memory ran out.
+    """
+
+    def advised(*arguments: *Arguments) -> Result:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            readable = as_out_of_memory(error)
+            if readable is None or readable is error:
+                raise
+            raise readable from error
+
+    return asyncio.get_running_loop().run_in_executor(executor, advised, *arguments)
 
 
 async def uncancelled(work: Coroutine[Any, Any, Result]) -> Result:

@@ -2,6 +2,8 @@
 
 import errno
 import re
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ from fakes import CPU, local_engine, random_samples, run_config, tiny_model, tin
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import TokenRequest
-from openenv_pipe.engines.lane import Lane
 from openenv_pipe.errors import EngineError, HostError, OutOfMemoryError
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.models import load
 from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.system.out_of_memory import STAGES, as_out_of_memory
+from openenv_pipe.system.tasks import in_thread
 
 ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -73,6 +76,10 @@ def test_the_cause_of_another_error_is_recognised():
     assert "CUDA out of memory" in str(as_out_of_memory(error))
 
 
+def raise_error(error):
+    raise error
+
+
 def out_of_memory(*arguments, **options):
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 GB")
 
@@ -94,17 +101,33 @@ def test_the_advice_is_for_the_stage(monkeypatch, tmp_path):
     assert "an update: " in str(as_out_of_memory(update))
 
 
-async def test_the_advice_of_a_sampler_reaches_the_error_of_the_run(monkeypatch):
-    monkeypatch.setattr(Lane, "run_wave", out_of_memory)
+async def test_a_sampler_that_has_no_memory_says_what_to_do(monkeypatch):
+    forward = SimpleNamespace(reserve_rows=lambda num_rows: None, feed=out_of_memory)
+    monkeypatch.setattr(Policy, "row_forwards", lambda policy, num: [forward] * num)
     engine = local_engine(tiny_policy())
     engine.begin_collection(1, 1)
-    with pytest.raises(RuntimeError) as found:
+    with pytest.raises(OutOfMemoryError, match=r"out of memory in sampling: .*engine\.max_batch"):
         await engine.generate(
             TokenRequest(
                 episode=0, turn=0, prompt_ids=[1, 2], max_tokens=4, temperature=1.0, seed=0
             )
         )
-    assert "sampling: " in str(as_out_of_memory(found.value))
+
+
+async def test_work_in_torchs_thread_that_has_no_memory_says_what_to_do(monkeypatch, tmp_path):
+    """A publication, here: whoever asked for it gets the advice, not only the end of a run."""
+    publication = Publication(tiny_policy())
+    monkeypatch.setattr(publication, "_plain_weights", out_of_memory)
+    with ThreadPoolExecutor(1) as executor:
+        publishing = in_thread(executor, publication.write_weights, tmp_path)
+        with pytest.raises(OutOfMemoryError, match=r"publishing the weights: .*engine\.publish"):
+            await publishing
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(executor, lambda: 1 // 0)
+        known = OutOfMemoryError("with advice already")
+        with pytest.raises(OutOfMemoryError) as found:
+            await in_thread(executor, raise_error, known)
+        assert found.value is known and known.__cause__ is None
 
 
 @pytest.mark.parametrize("advice", sorted({advice for _, advice in STAGES.values()}))

@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher
 from openenv_pipe.engines.vllm.publish_mode import refuse_transfer
 from openenv_pipe.engines.vllm.transfer import GlooLink
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import ConfigError, EngineError, OutOfMemoryError
 
 CPU = torch.device("cpu")
 PATIENCE_S = 60.0
@@ -266,15 +266,24 @@ async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
     assert server.calls == ["pause"]
 
 
-async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monkeypatch):
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        ("CUDA error", EngineError, r"cannot be sent to http://server: CUDA error"),
+        ("CUDA out of memory", OutOfMemoryError, r"publishing the weights: .*engine\.publish="),
+    ],
+)
+async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(
+    parts, monkeypatch, failure, error, message
+):
     publisher, policy_source, _ = parts
 
     def fail() -> None:
-        raise RuntimeError("CUDA out of memory")
+        raise RuntimeError(failure)
 
     monkeypatch.setattr(policy_source, "weights", fail)
     server = FakeServer()
-    with pytest.raises(EngineError, match=r"cannot be sent to http://server: CUDA out of memory"):
+    with pytest.raises(error, match=message):
         await published(publisher, policy_source, 1, server)
     assert server.calls == ["pause"]
 

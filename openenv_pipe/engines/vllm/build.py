@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.client import VllmClient
@@ -36,9 +36,8 @@ from openenv_pipe.engines.vllm.transfer_ipc import IpcLink
 from openenv_pipe.engines.vllm.transfer_nccl import NcclLink
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.tasks import run_all
+from openenv_pipe.system.tasks import in_thread, run_all
 
-Result = TypeVar("Result")
 Tell = Callable[[str], None]
 
 
@@ -145,7 +144,7 @@ class _EngineSetup:
     async def running(
         self, servers: Sequence[VllmServer], facts: dict[str, Any], tell: Tell
     ) -> AsyncIterator[VllmEngine]:
-        probe = await self._computed(self._prepare)
+        probe = await in_thread(self._executor, self._prepare)
         replicas = [
             Replica(
                 number,
@@ -213,9 +212,6 @@ class _EngineSetup:
         )
         return Probe(name=f"{self._root.name}-probe", folder=folder, expected=expected_PV)
 
-    async def _computed(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
-
 
 def _teller(tell: Tell, number: int | None) -> Tell:
     """Return `tell` with the server's number before each message; None: it is the only server."""
@@ -273,7 +269,7 @@ async def _server_spec(
 ) -> ServerSpec:
     if source is None and config.launch != "attach":
         folder = root / "base"
-        await asyncio.get_running_loop().run_in_executor(executor, policy_source.write_base, folder)
+        await in_thread(executor, policy_source.write_base, folder)
         source = Source(path=str(folder), revision=None)
     return ServerSpec(
         model=source.path if source else "",

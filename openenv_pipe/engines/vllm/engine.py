@@ -6,9 +6,9 @@ its logprob. The random numbers are determined by the episode's seed and the tur
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
@@ -23,10 +23,8 @@ from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
 from openenv_pipe.errors import EngineError
-from openenv_pipe.system.tasks import run_all
+from openenv_pipe.system.tasks import in_thread, run_all
 from openenv_pipe.types import Finish
-
-Result = TypeVar("Result")
 
 
 class VllmEngine:
@@ -107,13 +105,13 @@ class VllmEngine:
         """
         self._router.refuse_lost()
         started = time.perf_counter()
-        expected_PV = await self._computed(self._logprob_check.compute)
+        expected_PV = await in_thread(self._executor, self._logprob_check.compute)
         expected = time.perf_counter()
         published = await self._publisher.write(version, expected_PV)
         self._logprob_check.expect(expected_PV)
         self._publisher.adopt(published)
         if self._sleep_level:
-            await self._computed(self._policy_source.free_memory)
+            await in_thread(self._executor, self._policy_source.free_memory)
         served = [replica for replica in self.replicas if replica.is_up] or self.replicas
         for replica in self.replicas:
             replica.is_late = replica not in served
@@ -155,10 +153,6 @@ class VllmEngine:
             except ServerGoneError as error:
                 cause = error
         raise EngineError(f"{MAX_TRIES} requests in a row got no usable answer, the last: {cause}")
-
-    async def _computed(self, function: Callable[[], Result]) -> Result:
-        """Run a function in torch's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     async def _ask(self, shared: SharedRequest, seed: int, count: int) -> list[Sampled]:
         """Sample `count` completions with the seeds from `seed` on. Raises ServerGoneError."""

@@ -24,6 +24,7 @@ from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
+from openenv_pipe.system.tasks import in_thread
 
 MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the previous version
 
@@ -121,7 +122,7 @@ class _FilePublisher:
         published = Published(name=name, version=version, label=label, expected=expected_PV)
         folder = self._folder(published)
         folder.mkdir()
-        await asyncio.get_running_loop().run_in_executor(self._executor, write, folder)
+        await in_thread(self._executor, write, folder)
         return published
 
 

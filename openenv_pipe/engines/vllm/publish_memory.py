@@ -19,6 +19,7 @@ from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Published, replacing_weights
 from openenv_pipe.engines.vllm.transfer import Link, TransferError
 from openenv_pipe.errors import EngineError, PipeError
+from openenv_pipe.system.tasks import in_thread
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +72,7 @@ class MemoryPublisher:
             await self._close_links_of_dead_servers()
             await self._send_weights(client, published)
             if paused:  # asleep, because its GPU does not hold both: it needs the memory next
-                free = self._policy_source.free_memory
-                await asyncio.get_running_loop().run_in_executor(self._executor, free)
+                await in_thread(self._executor, self._policy_source.free_memory)
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
@@ -129,7 +129,7 @@ class MemoryPublisher:
             await is_ready.wait()  # a server that waits for the learner serves no requests
             await link.take(client, found[0], published.label)
 
-        sending = loop.run_in_executor(self._executor, send)
+        sending = in_thread(self._executor, send)
         taking = asyncio.create_task(take())
         try:
             await asyncio.wait((taking, sending), return_when=asyncio.FIRST_EXCEPTION)
