@@ -53,13 +53,16 @@ def start_once(checkout: Path, *, is_sweep: bool) -> dict[str, Times]:
                 stderr=file,
             )
         try:
+            spent_s, number = 0.0, 2 if is_sweep else 1
             if is_sweep:
                 started = when(folder, "runs/sweeps/*/jobs/0000.log", END)
+                spent_s = processor_s(folder, 1)
                 output = next(folder.glob("runs/sweeps/*/jobs")) / "0001.log"
             return {
                 mark: (
                     when(folder, str(output.relative_to(folder)), words) - started,
-                    processor_s(folder, 2 if is_sweep else 1),
+                    processor_s(folder, number)
+                    - (spent_s if is_sweep and is_same(folder) else 0.0),
                 )
                 for mark, words in MARKS.items()
             }
@@ -79,10 +82,23 @@ def when(folder: Path, pattern: str, words: str) -> float:
 
 
 def processor_s(folder: Path, number: int) -> float:
-    """Return the processor seconds that the process of a run has taken."""
-    record = json.loads((folder / f"runs/wordle/{number:04d}/run.json").read_text())
-    times = psutil.Process(record["process"]["pid"]).cpu_times()
+    """Return the processor seconds that the process of a run has taken; 0 if it has ended."""
+    try:
+        times = psutil.Process(pid_of(folder, number)).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
     return times.user + times.system
+
+
+def is_same(folder: Path) -> bool:
+    """True if one process has run both runs of a sweep, one after the other."""
+    return pid_of(folder, 1) == pid_of(folder, 2)
+
+
+def pid_of(folder: Path, number: int) -> int:
+    return int(
+        json.loads((folder / f"runs/wordle/{number:04d}/run.json").read_text())["process"]["pid"]
+    )
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ differs, 130 interrupted.
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -172,29 +172,6 @@ def _sweep(
         raise typer.Exit(1)
 
 
-@app.command(hidden=True)
-def job(
-    run: Path,
-    servers: Annotated[Path | None, typer.Option()] = None,
-    resume: Annotated[bool, typer.Option()] = False,
-    trust: Trust = False,
-) -> None:
-    """Execute a run whose folder exists. A sweep starts this for each of its jobs.
-
-    servers: the unix socket at which the sweep leases its servers.
-    """
-    from openenv_pipe import pipeline
-    from openenv_pipe.pipeline.servers import LeasedServers, OwnServers
-    from openenv_pipe.runs.folder import RunFolder
-
-    provider = OwnServers() if servers is None else LeasedServers(servers)
-    with controlled() as control:
-        if resume:
-            pipeline.resume(str(run), [], command_line(), control, provider, trust=trust)
-        else:
-            pipeline.begin(RunFolder.open(run), provider, control, trust=trust)
-
-
 app.command("reproduce")(results.reproduce)
 app.command("eval")(results.evaluate)
 app.command("compare")(results.compare)
@@ -302,16 +279,16 @@ def _print_error(error: PipeError) -> None:
     print(f"{red}error:{reset} {for_people(str(error), error.whole_text)}", file=sys.stderr)
 
 
-def _print_traceback(error: Exception) -> NoReturn:
-    """Exit with the whole traceback of an error that is a bug, without secrets.
+def _print_traceback(error: Exception) -> int:
+    """Print the whole traceback of an error that is a bug, without secrets; return the exit code.
 
     Running out of memory is none, and has advice instead.
     """
     if (readable := as_out_of_memory(error)) is not None:
         _print_error(readable)
-        sys.exit(readable.exit_code)
+        return readable.exit_code
     print(visible(redact("".join(format_exception(error)))), end="", file=sys.stderr)
-    sys.exit(FailureError.exit_code)
+    return FailureError.exit_code
 
 
 def set_library_defaults() -> None:
@@ -322,35 +299,46 @@ def set_library_defaults() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. A PipeError becomes a message and its exit code.
-
-    The traceback of any other error is printed without secrets.
-    """
+    """Run the command line. An error becomes a message and an exit code."""
     keep_streams()
     collect_rarely()  # until a run has loaded its libraries
     set_library_defaults()
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return
-    try:
+
+    def run_app() -> None:
         try:
             app(arguments, prog_name="openenv-pipe")
         except EngineMissingError as error:
             if not engine.offer_installation(error):
                 raise
             app(arguments, prog_name="openenv-pipe")
+
+    sys.exit(exit_code_of(run_app))
+
+
+def exit_code_of(command: Callable[[], None]) -> int:
+    """Call a command, print its error if there is one, and return the exit code.
+
+    A PipeError becomes a message. The traceback of any other error is printed without secrets.
+    """
+    try:
+        try:
+            command()
         finally:
             sys.stdout.flush()
     except PipeError as error:
         _print_error(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:
-            _print_traceback(error)
+            return _print_traceback(error)
         what = error.filename2 or error.filename or "a file"
         _print_error(FailureError(f"cannot read or write {what}: {error.strerror}"))
-        sys.exit(FailureError.exit_code)
+        return FailureError.exit_code
     except Exception as error:
-        _print_traceback(error)
+        return _print_traceback(error)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Expand a command line with several values into jobs, and give jobs to Hydra's launchers.
+"""Expand a command line with several values into jobs.
 
-From Hydra's multirun this uses the grammar (`a,b`, `range`, `glob`, `choice`, `interval`, `tag`)
-and the launchers, including those of plugins. It does not use Hydra's sweepers, which stop at the
-first failed job and cannot be resumed.
+From Hydra's multirun this uses the grammar: `a,b`, `range`, `glob`, `choice`, `interval`, `tag`. It
+does not use Hydra's sweepers and launchers, which stop at the first failed job and cannot resume.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.config.compose import (
@@ -21,20 +19,12 @@ from openenv_pipe.config.compose import (
 )
 from openenv_pipe.config.schema import SweepConfig, SweepSettings
 from openenv_pipe.config.secrets import shown_override
-from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MAX_JOBS = 10_000  # of a grid
-# Hydra only passes job numbers on: no working directory, no logging, no files.
-QUIET = (
-    "hydra/hydra_logging=none",
-    "hydra/job_logging=none",
-    "hydra.output_subdir=null",
-    "hydra.sweep.subdir=.",
-    "hydra.job.chdir=false",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +45,6 @@ class MultirunRequest:
     sweep: SweepConfig
     parameters: tuple[Parameter, ...]  # of a search
     jobs: tuple[tuple[str, ...], ...]  # the overrides of each job; in a search, one shared entry
-    launcher: tuple[str, ...]  # overrides of Hydra's own settings
 
 
 def read_request(overrides: Sequence[str]) -> MultirunRequest:
@@ -66,9 +55,9 @@ def read_request(overrides: Sequence[str]) -> MultirunRequest:
     """
     with readable_errors(SweepSettings):
         parsed = parse_overrides(overrides, open_loader())
+        _reject_hydra_settings([each for each in parsed if block_of(each) == "hydra"])
         own = [each for each in parsed if block_of(each) not in ("sweep", "hydra")]
         sweep = _compose_sweep([each for each in parsed if block_of(each) == "sweep"])
-        launcher = tuple(_launcher_line(each) for each in parsed if block_of(each) == "hydra")
         if sweep.type == "search":
             shared = tuple(each.input_line or "" for each in own if not each.is_sweep_override())
             parameters = tuple(_parameter(each) for each in own if each.is_sweep_override())
@@ -77,9 +66,7 @@ def read_request(overrides: Sequence[str]) -> MultirunRequest:
                     "sweep=search has nothing to search; give a key bounds or several values, "
                     "such as 'trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))'"
                 )
-            return MultirunRequest(
-                sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher
-            )
+            return MultirunRequest(sweep=sweep, parameters=parameters, jobs=(shared,))
         values = [_values(each) for each in own]
         if (num_jobs := math.prod(map(len, values))) > MAX_JOBS:
             raise ConfigError(
@@ -87,61 +74,7 @@ def read_request(overrides: Sequence[str]) -> MultirunRequest:
                 f"{MAX_JOBS:,} jobs; give fewer, or add sweep=search"
             )
         jobs = tuple(itertools.product(*values))
-        return MultirunRequest(sweep=sweep, parameters=(), jobs=jobs, launcher=launcher)
-
-
-def launch(
-    function: Callable[[int], None], num_jobs: int, overrides: Sequence[str], folder: Path
-) -> None:
-    """Call `function` with 0, 1, ..., in turn or in other processes, as the launcher decides.
-
-    An error of the function is raised when all calls have ended. Launchers keep their files in
-    `folder`.
-
-    Raises:
-        ConfigError: The launcher is not installed.
-        FailureError: The launcher itself failed.
-    """
-    from hydra._internal.callbacks import Callbacks
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra.core.plugins import Plugins
-    from hydra.types import HydraContext, RunMode
-
-    open_loader()  # Registers Hydra's plugins and resolvers.
-    search_path = ConfigSearchPathImpl()
-    search_path.append("hydra", "pkg://hydra.conf")
-    search_path.append("schema", "structured://")
-    loader = ConfigLoaderImpl(search_path)
-    lines = [*QUIET, f"hydra.sweep.dir='{folder}'", *overrides]
-    with readable_errors(SweepSettings):
-        _refuse_unknown_launcher(overrides, loader.get_group_options("hydra/launcher"))
-        settings = loader.load_configuration(None, lines, RunMode.MULTIRUN)
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(settings)),
-            task_function=_Job(function),
-            config=settings,
-        )
-    try:
-        all_returned = launcher.launch([[] for _ in range(num_jobs)], initial_job_idx=0)
-    except Exception as error:  # Launchers raise errors of any kind: joblib, cluster, network.
-        kind = type(error).__name__
-        given = " ".join(overrides)
-        raise FailureError(f"{given}: the launcher failed: {kind}: {error}") from error
-    for returned in all_returned:
-        _ = returned.return_value  # Raises what the function raised.
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A job as launchers call it, pickled into other processes."""
-
-    function: Callable[[int], None]
-
-    def __call__(self, _: Any) -> None:
-        from hydra.core.hydra_config import HydraConfig
-
-        self.function(HydraConfig.get().job.num)
+        return MultirunRequest(sweep=sweep, parameters=(), jobs=jobs)
 
 
 def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:
@@ -156,25 +89,13 @@ def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:
     return SweepSettings.model_validate(values).sweep
 
 
-def _launcher_line(override: "Override") -> str:
-    line = override.input_line or ""
-    if not override.key_or_group.startswith(("hydra/launcher", "hydra.launcher")):
+def _reject_hydra_settings(overrides: Sequence["Override"]) -> None:
+    for override in overrides:
         raise ConfigError(
-            f"{shown_override(line)}: of Hydra's own settings only the launcher can be set here, "
-            "such as hydra/launcher=joblib hydra.launcher.n_jobs=2"
+            f"{shown_override(override.input_line)}: Hydra's own settings have no effect; the jobs "
+            "of a sweep run one after another, or, with sweep.ray.address=auto, in parallel on a "
+            "Ray cluster, which may be this machine alone (`ray start --head`)"
         )
-    return line
-
-
-def _refuse_unknown_launcher(overrides: Sequence[str], known: Sequence[str]) -> None:
-    for line in overrides:
-        key, _, name = line.partition("=")
-        if key == "hydra/launcher" and name not in known:
-            raise ConfigError(
-                f"{line!r}: this launcher is not installed; there are {', '.join(known)}; joblib "
-                "comes with pip install 'openenv-pipe[sweeps]', submitit_slurm with pip install "
-                "hydra-submitit-launcher; a Ray cluster needs none, set sweep.ray.address=auto"
-            )
 
 
 def _values(override: "Override") -> list[str]:

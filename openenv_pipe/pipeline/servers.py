@@ -16,6 +16,7 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.environments.hosts.leased import LeasedHost
+from openenv_pipe.system.server_lease import Lessor
 
 
 class ServerProvider(Protocol):
@@ -44,17 +45,16 @@ class OwnServers:
 
 
 class LeasedServers:
-    """Servers that another process shares among several runs."""
+    """Servers that several runs of this process share, one run at a time."""
 
-    def __init__(self, socket: Path) -> None:
-        """socket: the unix socket of that process, see `system/server_lease.py`."""
-        self._socket = socket
+    def __init__(self, lessor: Lessor) -> None:
+        self._lessor = lessor
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """See `ServerProvider.host`. A host that starts no servers is not leased."""
         if not isinstance(config.host, SupervisedHostConfig):
             return build_host(config, logs)
-        return LeasedHost(config.env, config.host, self._socket)
+        return LeasedHost(config.env, config.host, self._lessor)
 
     def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        return leased_processes(launch, self._socket)
+        return leased_processes(launch, self._lessor)

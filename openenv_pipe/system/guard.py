@@ -2,8 +2,8 @@
 
     python -I -S guard.py PARENT_PID GRACE_S SCRATCH COMMAND...
 
-`process.ManagedProcess` starts it as a program, and `fork_server` calls `guard`. It uses only the
-standard library, so that it runs some 20 ms after the call. Its stdin is a pipe held by the parent:
+`process.ManagedProcess` starts it. It uses only the standard library, so that it runs some 20 ms
+after the call. Its stdin is a pipe held by the parent:
 
     "6162=2a\\n"   the first line: pairs of bytes in hexadecimal; in the output, replace ab by *
     "2.5\\n"       end the tree: SIGTERM now, SIGKILL after 2.5 seconds
@@ -30,7 +30,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,11 +46,8 @@ TRACKER = b"multiprocessing.resource_tracker"  # in its command line
 class Tree:
     """The command and all its descendants."""
 
-    def __init__(self, start: Callable[[], None], output: int) -> None:
-        """Fork, and call `start` in the new process, which it makes the command.
-
-        output: the file descriptor of the command's stdout and stderr.
-        """
+    def __init__(self, command: list[str], output: int) -> None:
+        """Start the command. output: the file descriptor of its stdout and stderr."""
         libc = ctypes.CDLL(None) if ON_LINUX else None
         if libc:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -60,7 +56,7 @@ class Tree:
         self.pid = os.fork()
         if self.pid == 0:
             enter_tree(libc, guard_pid, output)
-            start()
+            exec_command(command)
 
     def reap(self) -> None:
         """Collect the exit codes of the command and of adopted orphans that have ended."""
@@ -248,16 +244,14 @@ def watch_signals() -> int:
     return reader
 
 
-def wait_for_stop(
-    signals_fd: int, parent_is_alive: Callable[[], bool], grace_s: float
-) -> float | None:
+def wait_for_stop(signals_fd: int, parent_pid: int, grace_s: float) -> float | None:
     """Wait for an event; return the grace in seconds if the tree is to end, else None."""
     ready, _, _ = select.select([0, signals_fd], [], [], PARENT_CHECK_S)
     if 0 in ready:
         lines = os.read(0, 64).split()
         return float(lines[0]) if lines else grace_s
     told_to_end = signals_fd in ready and signal.SIGTERM in os.read(signals_fd, 512)
-    return grace_s if told_to_end or not parent_is_alive() else None
+    return grace_s if told_to_end or os.getppid() != parent_pid else None
 
 
 def read_replacements() -> dict[bytes, bytes]:
@@ -275,8 +269,14 @@ def read_replacements() -> dict[bytes, bytes]:
 def main() -> int:
     parent_pid, grace_s, scratch = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     try:
-        start = partial(exec_command, sys.argv[4:])
-        return guard(start, lambda: os.getppid() == parent_pid, grace_s)
+        output = Output(read_replacements())
+        signals_fd = watch_signals()
+        tree = Tree(sys.argv[4:], output.writer)
+        output.begin()
+        try:
+            return wait_for_end(tree, signals_fd, parent_pid, grace_s)
+        finally:
+            output.end()
     finally:
         if scratch:
             import shutil  # Imported late because it is slow to import.
@@ -284,28 +284,10 @@ def main() -> int:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def guard(start: Callable[[], None], parent_is_alive: Callable[[], bool], grace_s: float) -> int:
-    """Run the command until its tree has ended; return the exit code.
-
-    start: makes a new process the command. What it raises leaves this function in that process.
-    """
-    replacements = read_replacements()
-    signals_fd = watch_signals()
-    output = Output(replacements)
-    tree = Tree(start, output.writer)
-    output.begin()
-    try:
-        return wait_for_end(tree, signals_fd, parent_is_alive, grace_s)
-    finally:
-        output.end()
-
-
-def wait_for_end(
-    tree: Tree, signals_fd: int, parent_is_alive: Callable[[], bool], grace_s: float
-) -> int:
+def wait_for_end(tree: Tree, signals_fd: int, parent_pid: int, grace_s: float) -> int:
     """Wait until the tree has ended, or end it; return the exit code."""
     while tree.exit_code is None:
-        stop_grace_s = wait_for_stop(signals_fd, parent_is_alive, grace_s)
+        stop_grace_s = wait_for_stop(signals_fd, parent_pid, grace_s)
         tree.reap()
         if stop_grace_s is not None:
             tree.end(stop_grace_s)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from openenv_pipe.system.fork_server import ForkedGuard, ForkServer
 from openenv_pipe.system.guard import Redactor
 from openenv_pipe.system.secrets import secret_forms
 
@@ -42,7 +41,7 @@ class ManagedProcess:
         cwd: Path | None = None,
         grace_s: float = 5.0,
         scratch: Path | None = None,
-        fork_server: ForkServer | None = None,
+        pass_fds: Sequence[int] = (),
         own_session: bool = True,
     ) -> None:
         """Start `command`, found on PATH if it has no slash.
@@ -50,7 +49,7 @@ class ManagedProcess:
         environment: the complete environment; no variable of this process is added.
         grace_s: seconds between SIGTERM and SIGKILL if this process dies.
         scratch: a folder to remove when the command ends.
-        fork_server: forks the command, in its own folder, if it can; else `command` is executed.
+        pass_fds: file descriptors that the command inherits under the same numbers.
         own_session: whether it gets a session, without a terminal. Linux divides the processor
             between sessions first, and a command that polls may leave this one next to nothing.
         A command that cannot be started ends with return code 127 and the reason in the log.
@@ -63,14 +62,8 @@ class ManagedProcess:
         guarded = [*guardian, str(scratch or ""), *command]
         self.log = log
         with log.open("ab") as output:
-            forked = None
-            if fork_server is not None:
-                assert cwd is None
-                assert scratch is None
-                assert own_session
-                forked = fork_server.start(command, environment, output.fileno(), grace_s)
             # The terminal's Ctrl-C reaches neither a session nor a group of the command's own.
-            self._guard: subprocess.Popen[bytes] | ForkedGuard = forked or subprocess.Popen(
+            self._guard = subprocess.Popen(
                 guarded,
                 bufsize=0,
                 stdin=subprocess.PIPE,  # Its end of file tells the guardian that we died.
@@ -78,6 +71,7 @@ class ManagedProcess:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 cwd=cwd,
+                pass_fds=pass_fds,
                 start_new_session=own_session,
                 process_group=None if own_session else 0,
             )

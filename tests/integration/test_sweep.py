@@ -10,7 +10,6 @@ import pytest
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
-from openenv_pipe.system.fork_server import can_fork
 from tests.commands import Command, ended_by, run, servers_of, wait_until
 from tests.integration.test_train import has_lines
 
@@ -62,14 +61,15 @@ def test_all_jobs_had_the_same_server(swept):
     assert [each["num_jobs_before"] for each in shared] == [0, 1]
     assert len({each["logs"] for each in shared}) == 1
     assert len({each["env_code"] for each in facts}) == 1
+    assert len({run_folder.record.process for run_folder in runs_of(swept)}) == 1
     assert [path.name for path in (sweep_of(swept)["path"] / "servers/attempt_1").iterdir()] == [
         "environment_1"
     ]
 
 
 def test_a_job_is_an_ordinary_run(swept, tmp_path):
-    """The recorded command of a job gives the same bytes when it is run alone, with its own
-    server, and in a process that has imported the libraries itself."""
+    """The recorded command of the second job gives the same bytes when it is run alone, with its
+    own server, and in a process that has run no other job."""
     job = runs_of(swept)[1]
     assert job.record.sweep == sweep_of(swept)["stamp"]
     assert job.written_config.host.type == "process"
@@ -93,23 +93,29 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-@pytest.mark.skipif(not can_fork(), reason="forks are for Linux only")
-def test_runs_are_forked_from_a_process_that_ends_with_the_sweep(tmp_path):
-    second = tmp_path / "runs/echo/0002"
-    process = Command(tmp_path, "train", "-m", *TINY, "seed=0", "trainer.steps=1,1000000")
+def test_a_dead_worker_is_replaced_and_ends_with_the_sweep(tmp_path):
+    """The job of the killed worker fails, the next one goes on, and is stopped with the sweep."""
+    process = Command(tmp_path, "train", "-m", *TINY, "seed=0,1", "trainer.steps=1000000")
     try:
-        metrics = second / "metrics.jsonl"
-        wait_until(lambda: has_lines(metrics, "grpo", 1), "a step of the second run", process)
-        run_process = psutil.Process(RunFolder.open(second).record.process.pid)
-        guardian, prepared, sweep = run_process.parents()[:3]
-        assert sweep.pid == process.pid
-        assert guardian.cmdline() == prepared.cmdline() == run_process.cmdline()
+        worker = worker_of_run(tmp_path, 1, process)
+        worker.kill()
+        replaced = worker_of_run(tmp_path, 2, process)
+        assert replaced.pid != worker.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM, process.err
     finally:
         process.kill()
-    assert not prepared.is_running()
+    assert [job["status"] for job in sweep_of(tmp_path)["jobs"]] == ["failed", "interrupted"]
+    assert f"exit code {128 + signal.SIGKILL}" in sweep_of(tmp_path)["jobs"][0]["cause"]
+    assert not replaced.is_running()
     assert servers_of(tmp_path) == []
+
+
+def worker_of_run(folder: Path, number: int, process: Command) -> psutil.Process:
+    """Wait for a step of a run, and return the run's process."""
+    path = folder / f"runs/echo/{number:04d}"
+    wait_until(lambda: has_lines(path / "metrics.jsonl", "grpo", 1), "a step", process)
+    return psutil.Process(RunFolder.open(path).record.process.pid)
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):

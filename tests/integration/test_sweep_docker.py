@@ -2,12 +2,12 @@
 left."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from openenv_pipe.commands.sweep.shared_servers import SharedServers
+from openenv_pipe.commands.sweep.shared_servers import sharing
 from openenv_pipe.environments.hosts.docker.daemon import owned_containers
-from openenv_pipe.environments.hosts.leased import LeasedHost
 from openenv_pipe.errors import SessionClosedError
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 
@@ -16,18 +16,9 @@ __all__ = ["nothing_is_left"]  # pytest applies this fixture to every test here
 
 
 @asynccontextmanager
-async def sharing(folder):
-    servers = SharedServers(folder)
-    await servers.start()
-    try:
-        yield servers
-    finally:
-        await servers.close()
-
-
-@asynccontextmanager
-async def leased(servers, parts):
-    host = LeasedHost(*parts, servers.socket)
+async def leased(provider, parts):
+    env, config = parts
+    host = provider.host(SimpleNamespace(env=env, host=config), None)
     try:
         await host.start()
         yield host
@@ -38,9 +29,9 @@ async def leased(servers, parts):
 @pytest.mark.parametrize("network", ["none-outbound", "bridge"])
 async def test_one_container_serves_job_after_job(docker_client, tmp_path, network):
     ids = set()
-    async with sharing(tmp_path) as servers:
+    with sharing(tmp_path, lambda *_: None) as provider:
         for _ in range(3):
-            async with leased(servers, probe(network=network)) as host, host.session() as session:
+            async with leased(provider, probe(network=network)) as host, host.session() as session:
                 assert await evaluated(session, "1 + 1") == 2
                 assert host.facts()["image"]["id"].startswith("sha256:")
                 (owned,) = owned_containers(docker_client)
@@ -49,15 +40,14 @@ async def test_one_container_serves_job_after_job(docker_client, tmp_path, netwo
 
 
 async def test_a_dead_container_is_started_again_for_the_job_that_has_it(docker_client, tmp_path):
-    async with (
-        sharing(tmp_path) as servers,
-        leased(servers, probe(network="bridge", max_restarts=1)) as host,
-    ):
-        async with host.session() as session:
-            (owned,) = owned_containers(docker_client)
-            owned.container.kill()
-            with pytest.raises(SessionClosedError):
-                await evaluated(session, "__import__('time').sleep(9)")
-        async with host.session() as session:  # the restarted container has another port
-            assert await evaluated(session, "1 + 1") == 2
-        assert servers.num_starts["serving"] == 1
+    starts = []
+    with sharing(tmp_path, lambda *message: starts.append(message)) as provider:
+        async with leased(provider, probe(network="bridge", max_restarts=1)) as host:
+            async with host.session() as session:
+                (owned,) = owned_containers(docker_client)
+                owned.container.kill()
+                with pytest.raises(SessionClosedError):
+                    await evaluated(session, "__import__('time').sleep(9)")
+            async with host.session() as session:  # the restarted container has another port
+                assert await evaluated(session, "1 + 1") == 2
+    assert starts == [("lease", "environment", True)]

@@ -67,11 +67,10 @@ NEEDED = {
 }
 PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 OWN_CODE = {  # processes that run this package's own code, which inherit all variables
-    "commands/sweep/job.py",
+    "commands/sweep/worker.py",
     "environments/hosts/docker/start_guard.py",
     "environments/hosts/docker/socket_proxy.py",  # in a container, with the container's
     "learner/distributed/workers.py",
-    "system/fork_server.py",
     "system/process.py",
 }
 

@@ -1,4 +1,4 @@
-"""Sweeps without real runs: the folder, the jobs' processes, shared servers, and the search."""
+"""Sweeps without real runs: the folder, jobs, shared servers, and the search."""
 
 import asyncio
 import functools
@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import re
 import uuid
 from typing import Any, ClassVar
 
@@ -24,18 +23,20 @@ from openenv_pipe.commands.sweep.folder import (
     stop_mark,
 )
 from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.shared_servers import SharedServers, server_key
+from openenv_pipe.commands.sweep.shared_servers import SharedServers, server_key, sharing
 from openenv_pipe.commands.sweep.watch import Watch
+from openenv_pipe.commands.sweep.worker import Worker
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Parameter, read_request
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.config.secrets import restore_in_config
-from openenv_pipe.errors import ConfigError, FailureError, HostError, RunFolderError
+from openenv_pipe.environments.hosts import leased as leased_module
+from openenv_pipe.environments.hosts.pool import SessionPool
+from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.files import write_json
 from openenv_pipe.system.process_id import ProcessId
-from openenv_pipe.system.server_lease import ServerLease
 
 LIMIT_S = 20.0
 
@@ -134,7 +135,6 @@ def orders_of(sweep: SweepFolder, *overrides: str) -> Orders:
         sweep=sweep.path,
         attempt=1,
         owner=ProcessId.of_this_process(),
-        servers=sweep.path / "nobody",
         jobs=(Order(index=0, overrides=overrides, folder=None),),
     )
 
@@ -157,7 +157,7 @@ def test_a_job_of_a_stopped_sweep_does_not_begin(sweep, mark):
 def test_a_job_does_not_outlive_its_sweep(sweep):
     dead = ProcessId(host=ProcessId.of_this_process().host, pid=2**22 + 1, started_s=0.0)
     orders = orders_of(sweep, "conf=echo")
-    Orders(sweep=orders.sweep, attempt=1, owner=dead, servers=orders.servers, jobs=orders.jobs)(0)
+    Orders(sweep=orders.sweep, attempt=1, owner=dead, jobs=orders.jobs)(0)
     assert sweep.refresh(0).status == "waiting"
 
 
@@ -166,13 +166,14 @@ def test_a_job_does_not_outlive_its_sweep(sweep):
     [(143, True, "interrupted"), (137, False, "failed"), (2, False, "failed")],
 )
 def test_a_run_that_could_not_say_how_it_ended(sweep, monkeypatch, exit_code, stopped, status):
-    def play(orders, job, folder, environment, log):
+    def run(worker, job, log, is_stopped):
         log.write_text("loading\nerror: no such word list\n")
         if stopped:
             stop_all_mark(sweep.path, 1).touch()
+        assert is_stopped() == stopped
         return exit_code
 
-    monkeypatch.setattr(Orders, "_play", play)
+    monkeypatch.setattr(Worker, "run", run)
     orders_of(sweep, "conf=echo", f"runs_dir={sweep.path.parents[1]}")(0)
     job = sweep.refresh(0)
     assert job.status == status
@@ -200,18 +201,19 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
         monkeypatch.setenv("MY_TOKEN", secret)
     played, written = [], []
 
-    def play(orders, job, folder, environment, log):
+    def run(worker, job, log, is_stopped):
+        folder = RunFolder.open(job.run)
         played.append(folder.config_to_run().host.headers["Authorization"])
         folder.finish("finished")
         return 0
 
-    def launch(orders, num_jobs, *_):
-        written.append(pickle.dumps(orders))
-        for number in range(num_jobs):
-            orders(number)
+    def do(orders, job, worker):
+        written.append(pickle.dumps(orders))  # as for jobs on other machines
+        do_job(orders, job, worker)
 
-    monkeypatch.setattr(Orders, "_play", play)
-    monkeypatch.setattr(sweep_command, "launch", launch)
+    do_job = Orders.do
+    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(Orders, "do", do)
     overrides = [*ATTACHED, f"runs_dir={tmp_path}", header.format(secret=secret), "seed=0,1"]
     assert sweep_command.sweep(
         overrides, ["openenv-pipe", "train", "-m", *overrides], SweepTable(), SweepSignals(print)
@@ -267,14 +269,10 @@ class FakeServers:
 async def shared(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_servers_module, "_build", FakeServers)
     monkeypatch.setattr(FakeServers, "made", [])
-    started = SharedServers(tmp_path / "servers")
-    await started.start()
-    try:
-        yield started
-    finally:
-        await started.close()
-        assert all(servers.closed for servers in FakeServers.made)
-        assert not started.socket.exists()
+    found = SharedServers(tmp_path / "servers", lambda *_: None)
+    yield found
+    await found.close()
+    assert all(servers.closed for servers in FakeServers.made)
 
 
 @functools.cache
@@ -286,37 +284,30 @@ def composed_request() -> str:
 def request_of(block: str = "env", **changes: Any) -> dict:
     serving = json.loads(composed_request())
     serving[block] |= changes
-    return {"serving": serving}
+    return serving
 
 
 async def lease_once(shared: SharedServers, block: str = "env", **changes: Any) -> str:
-    lease = await ServerLease.acquire(shared.socket, request_of(block, **changes))
-    await lease.release()
-    return lease.urls[0]
+    leased = await shared.lease("environment", request_of(block, **changes))
+    shared.take_back(leased)
+    return leased.servers.urls[0]
 
 
 async def test_jobs_in_turn_have_the_same_servers(shared):
     assert {await lease_once(shared, max_turns=turns) for turns in (1, 2, 3)} == {"http://server/0"}
-    assert shared.num_starts["serving"] == 1
-    assert shared.num_leases["serving"] == 3
+    assert len(FakeServers.made) == 1
 
 
 async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(shared):
     await lease_once(shared)
-    lease = await ServerLease.acquire(shared.socket, request_of())
+    leased = await shared.lease("environment", request_of())
     assert FakeServers.made[0].num_clears == 2  # once at the start and once between the jobs
-    assert lease.facts["shared_servers"]["num_jobs_before"] == 1
-    assert lease.facts["env_code"] == "abc"
-    await lease.release()
+    assert leased.num_jobs == 2
 
 
-async def test_two_jobs_at_a_time_share_no_server(shared):
-    leases = await asyncio.gather(
-        *(ServerLease.acquire(shared.socket, request_of()) for _ in range(2))
-    )
-    assert len({lease.urls[0] for lease in leases}) == 2
-    for lease in leases:
-        await lease.release()
+async def test_two_leases_at_a_time_share_no_server(shared):
+    leases = await asyncio.gather(*(shared.lease("environment", request_of()) for _ in range(2)))
+    assert len({lease.servers.urls[0] for lease in leases}) == 2
 
 
 @pytest.mark.parametrize(
@@ -334,21 +325,16 @@ async def test_another_need_gets_another_server(shared, block, changes):
 
 def test_the_code_of_an_environment_is_in_the_key(tmp_path):
     (tmp_path / "mine").mkdir()
-    wanted = request_of(package=str(tmp_path / "mine"))["serving"]
-    before = server_key("serving", wanted)
+    wanted = request_of(package=str(tmp_path / "mine"))
+    before = server_key("environment", wanted)
     (tmp_path / "mine" / "app.py").write_text("another = 1\n")
-    assert server_key("serving", wanted) != before
-
-
-async def test_only_this_user_reaches_the_socket_of_shared_servers(shared):
-    assert shared.socket.parent.stat().st_mode & 0o077 == 0
-    assert re.fullmatch(r"openenv-pipe-\w{8}", shared.socket.parent.name)  # a random part
+    assert server_key("environment", wanted) != before
 
 
 def test_what_says_nothing_of_servers_is_not_in_the_key():
     assert set(EnvConfig.model_fields) >= shared_servers_module.CLIENT_KEYS
     changes: list[dict[str, Any]] = [{}, {"max_turns": 2}, {"tasks": {}}]
-    assert len({server_key("serving", request_of(**each)["serving"]) for each in changes}) == 1
+    assert len({server_key("environment", request_of(**each)) for each in changes}) == 1
 
 
 async def test_servers_that_cannot_be_cleared_are_ended(shared):
@@ -358,39 +344,62 @@ async def test_servers_that_cannot_be_cleared_are_ended(shared):
     assert FakeServers.made[0].closed
 
 
-async def test_a_lease_tells_of_new_urls_and_of_the_end(shared):
-    lease = await ServerLease.acquire(shared.socket, request_of())
-    FakeServers.made[0].urls = ["http://elsewhere"]
-    await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
-    assert lease.urls == ["http://elsewhere"]
+async def test_servers_that_have_failed_are_not_leased_again(shared):
+    await lease_once(shared)
     FakeServers.made[0].failure = HostError("host.max_restarts=2 are used up")
-    with pytest.raises(FailureError, match="used up"):
-        await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
-    await lease.release()
     assert await lease_once(shared) == "http://server/1"
 
 
-async def test_a_job_waits_for_a_server_that_is_being_started_again(shared):
+async def test_a_job_that_is_stopped_while_it_waits_leaves_the_servers_to_the_next(shared):
     await lease_once(shared)
-    FakeServers.made[0].urls = []
-    asking = asyncio.create_task(ServerLease.acquire(shared.socket, request_of()))
-    await asyncio.wait({asking}, timeout=5 * shared_servers_module.POLL_S)
-    assert not asking.done()
-    FakeServers.made[0].urls = ["http://again"]
-    lease = await asyncio.wait_for(asking, LIMIT_S)
-    assert lease.urls == ["http://again"]
-    FakeServers.made[0].urls = []
-    await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
-    assert lease.urls == []  # the lease hears of the change
-    await lease.release()
+    waiting = asyncio.create_task(shared.lease("environment", request_of()))
+    while not shared._sets[0].is_leased:  # until it waits for the servers to be cleared
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await lease_once(shared) == "http://server/0"
 
 
-async def test_a_lease_tells_of_the_owners_end(shared):
-    lease = await ServerLease.acquire(shared.socket, request_of())
-    await shared.close()
-    with pytest.raises(FailureError, match="has ended"):
-        await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
-    await lease.release()
+async def test_runs_on_event_loops_of_their_own_have_the_same_servers(tmp_path, monkeypatch):
+    """A host learns that its server has another address, and that there is none any more."""
+    monkeypatch.setattr(shared_servers_module, "_build", FakeServers)
+    monkeypatch.setattr(FakeServers, "made", [])
+    monkeypatch.setattr(SessionPool, "open_all", open_nothing)
+    config, reported = compose(["conf=echo"]).config, []
+    with sharing(tmp_path, lambda *message: reported.append(message)) as provider:
+
+        async def run() -> None:
+            host = provider.host(config, tmp_path)
+            await host.start()
+            facts.append(host.facts())
+            await host.close()
+
+        facts: list[dict] = []
+        for _ in range(2):
+            await asyncio.to_thread(asyncio.run, run())
+        host = provider.host(config, tmp_path)
+        FakeServers.made[0].urls = []
+        starting = asyncio.create_task(host.start())
+        await asyncio.wait({starting}, timeout=5 * leased_module.POLL_S)
+        assert not starting.done()  # the server is being restarted
+        FakeServers.made[0].urls = ["http://elsewhere"]
+        await asyncio.wait_for(starting, LIMIT_S)
+        assert host.urls == ["http://elsewhere"]
+        FakeServers.made[0].failure = HostError("host.max_restarts=2 are used up")
+        with pytest.raises(HostError, match="used up"):
+            async with asyncio.timeout(LIMIT_S), host.session():
+                pass
+        await host.close()
+    assert [each["shared_servers"]["num_jobs_before"] for each in facts] == [0, 1]
+    assert reported == [("lease", "environment", is_new) for is_new in (True, False, False)]
+    assert FakeServers.made[0].closed
+
+
+async def open_nothing(pool, patience_s=0.0):
+    """Opens no session: there are no servers, and each request waits for a free slot."""
+    for slots in pool._servers.values():
+        slots.num_free = 0
 
 
 async def test_idle_servers_are_ended_when_there_are_too_many(shared):
@@ -407,17 +416,16 @@ async def test_idle_servers_that_are_leased_while_others_stop_stay(shared, monke
             self.closed = True
             if not leases:
                 leases.append(
-                    await ServerLease.acquire(shared.socket, request_of(variables={"SIZE": "1"}))
+                    await shared.lease("environment", request_of(variables={"SIZE": "1"}))
                 )
 
     for size in range(5):
         await lease_once(shared, variables={"SIZE": str(size)})
-    monkeypatch.setitem(shared_servers_module.MAX_IDLE, "serving", 1)
+    monkeypatch.setitem(shared_servers_module.MAX_IDLE, "environment", 1)
     monkeypatch.setattr(FakeServers, "close", close)
     await lease_once(shared, variables={"SIZE": "another"})
-    assert leases[0].urls == ["http://server/1"]
+    assert leases[0].servers.urls == ["http://server/1"]
     assert not FakeServers.made[1].closed
-    await leases[0].release()
 
 
 async def test_a_start_that_fails_is_told(shared, monkeypatch):
@@ -425,8 +433,8 @@ async def test_a_start_that_fails_is_told(shared, monkeypatch):
         raise HostError("no such program")
 
     monkeypatch.setattr(FakeServers, "start", fail)
-    with pytest.raises(FailureError, match="no such program"):
-        await ServerLease.acquire(shared.socket, request_of())
+    with pytest.raises(HostError, match="no such program"):
+        await shared.lease("environment", request_of())
 
 
 # --- search and watch --------------------------------------------------------------------------
@@ -525,7 +533,7 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
     again = SweepFolder.open(sweep.path)
     again.resume()
 
-    def finish(folder, request, shared, watch, batch):
+    def finish(folder, request, worker, watch, batch):
         for job in batch:
             folder.change_job(job.index, status="failed")
 

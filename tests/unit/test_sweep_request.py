@@ -1,10 +1,10 @@
-"""How `train -m` reads its overrides: grids, searches, launchers, and errors."""
+"""How `train -m` reads its overrides: grids, searches, and errors."""
 
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import Parameter, launch, read_request
-from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.config.multirun import Parameter, read_request
+from openenv_pipe.errors import ConfigError
 
 
 def jobs_of(*overrides):
@@ -87,7 +87,8 @@ def test_bounds_of_a_search_stand_in_order(values, bounds, step):
         (["sweep=search", "seed=range(4,4)"], r"seed=range\(4,4\)' matches nothing"),
         (["sweep=search", "seed=tag(log,range(4,17,4))"], r"seed=.*give tag\(log,interval\(4,16\)"),
         (["sweep=search", "seed=tag(log,interval(0,1))"], r"seed=.*0.0 has no logarithm"),
-        (["hydra.run.dir=x"], "only the launcher can be set"),
+        (["hydra.run.dir=x"], "Hydra's own settings have no effect"),
+        (["hydra/launcher=joblib"], r"hydra/launcher=joblib.*sweep\.ray\.address=auto"),
         (["seed=[1,2"], "cannot read the override"),
         (["seed=range(0,1000000000)"], r"10,001 combinations; expected at most 10,000 jobs"),
         (["seed=range(0,200)", "name=a,b", "num_threads=range(1,99)"], "39,200 combinations"),
@@ -103,50 +104,3 @@ def test_a_single_run_says_what_sweeps_are_for():
         compose(["conf=echo", "seed=1,2"])
     with pytest.raises(ConfigError, match="train -m"):
         compose(["conf=echo", "sweep=grid"])
-
-
-def test_the_basic_launcher_calls_by_number(tmp_path):
-    called = []
-    launch(called.append, 3, [], tmp_path)
-    assert called == [0, 1, 2]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bug_is_raised_when_all_jobs_have_ended(tmp_path):
-    called = []
-
-    def function(number):
-        called.append(number)
-        assert number != 1
-
-    with pytest.raises(AssertionError):
-        launch(function, 3, [], tmp_path)
-    assert called == [0, 1, 2]
-
-
-def test_a_launcher_that_is_not_there_is_explained(tmp_path):
-    with pytest.raises(ConfigError, match="this launcher is not installed; there are basic"):
-        launch(print, 1, ["hydra/launcher=joblb"], tmp_path)
-
-
-def test_a_launcher_that_fails_is_no_bug_of_ours(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
-    with pytest.raises(FailureError, match="n_jobs"):
-        launch(print, 1, ["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], tmp_path)
-
-
-def test_joblib_has_jobs_in_other_processes(tmp_path):
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
-    touch = Touch(tmp_path)
-    launch(touch, 2, ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("called_*")) == ["called_0", "called_1"]
-
-
-class Touch:
-    """A callable that can be sent to another process."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self, number):
-        (self.folder / f"called_{number}").touch()

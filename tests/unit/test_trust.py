@@ -208,8 +208,6 @@ def test_reading_imports_nothing(tmp_path, monkeypatch):
         ["reproduce", "RUN", "--replay"],
         ["export", "RUN"],
         ["serve", "RUN"],
-        ["job", "RUN"],
-        ["job", "RUN", "--resume"],
     ],
 )
 def test_every_command_that_acts_on_a_run_asks_for_trust(

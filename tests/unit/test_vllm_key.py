@@ -300,19 +300,16 @@ def test_a_value_of_several_lines_cannot_be_given_to_a_container():
 async def test_a_leased_server_s_key_comes_from_its_owner_and_not_from_the_request(tmp_path):
     requests = []
 
-    async def own(reader, writer):
-        requests.append(json.loads(await reader.readline()))
-        facts = {"key": "the-owner-s", "shared_servers": {"logs": str(tmp_path)}}
-        writer.write(json.dumps({"urls": ["http://a"], "facts": facts}).encode() + b"\n")
-        await reader.read()
-        writer.close()
+    class Owner:
+        async def lease(self, kind, wanted):
+            requests.append(wanted)
+            facts = {"key": "the-owner-s", "shared_servers": {"logs": str(tmp_path)}}
+            return SimpleNamespace(urls=["http://a"], facts=facts, release=lambda: None)
 
-    owner = await asyncio.start_unix_server(own, tmp_path / "socket")
     config = CONFIG.model_copy(update={"api_key": "a-user-s"})
-    server = LeasedVllmServer(SPEC, config, "digest", tmp_path / "socket")
+    server = LeasedVllmServer(SPEC, config, "digest", Owner())
     await server.start()
     await server.stop()
-    owner.close()
     assert server.key == "the-owner-s"
     assert "a-user-s" not in json.dumps(requests)
     assert "the-owner-s" not in json.dumps(server.about)  # which is recorded

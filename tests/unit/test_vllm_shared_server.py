@@ -1,17 +1,20 @@
 """A vLLM server shared by runs: leases, what is cleared between them, and when a new one starts."""
 
 import asyncio
+import itertools
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
-from openenv_pipe.commands.sweep.shared_servers import SharedServers
+from openenv_pipe.commands.sweep.shared_servers import sharing
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import shared_server as shared_server_module
 from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import ManagedLaunch
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer, SharedVllmServer, model_digest
 from openenv_pipe.errors import EngineError
 
@@ -50,38 +53,55 @@ class FakeServer:
 
 
 @pytest.fixture
-async def shared(tmp_path, monkeypatch):
+def provider(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_servers_module, "_build", FakeServer)
     monkeypatch.setattr(FakeServer, "made", [])
-    shared = SharedServers(tmp_path)
-    await shared.start()
-    try:
-        yield shared
-    finally:
-        await shared.close()
+    with sharing(tmp_path / "logs", lambda *_: None) as found:
+        yield found
 
 
-async def use(shared: SharedServers, spec: ServerSpec, digest: str) -> str:
+@pytest.fixture
+def servers_of(provider, tmp_path):
+    """Make the leased servers of a run whose model has this content."""
+
+    def make(content: str, *specs: ServerSpec) -> list[LeasedVllmServer]:
+        written = tmp_path / "written"
+        for spec in specs:
+            Path(spec.model).mkdir(parents=True, exist_ok=True)
+            (Path(spec.model) / "config.json").write_text(content)
+        launch = ManagedLaunch(
+            specs=specs, config=CONFIG, python=Path(), logs=tmp_path, weights_dir=written
+        )
+        return provider.vllm_processes(launch)
+
+    return make
+
+
+@pytest.fixture
+def use(servers_of, tmp_path):
     """Start and stop a leased server as a run does, without requests; return its URL."""
-    server = LeasedVllmServer(spec, CONFIG, digest, shared.socket)
-    await server.start()
-    await server.stop()
-    return server.url
+    numbers = itertools.count()
+
+    async def use_one(content: str = "a", **changes: Any) -> str:
+        folder = tmp_path / f"written/run-{next(numbers)}"
+        (server,) = servers_of(content, spec_of(folder, **changes))
+        await server.start()
+        await server.stop()
+        return server.url
+
+    return use_one
 
 
-async def test_runs_of_one_model_have_the_same_server(shared):
-    specs = [spec_of(f"/dev/shm/run-{number}/base") for number in range(3)]
-    assert {await use(shared, spec, "same") for spec in specs} == {"http://vllm/0"}
+async def test_runs_of_one_model_have_the_same_server(use):
+    assert {await use() for _ in range(3)} == {"http://vllm/0"}
 
 
-async def test_a_run_of_two_servers_leaves_both_to_the_next(shared):
+async def test_a_run_of_two_servers_leaves_both_to_the_next(servers_of, tmp_path):
     async def run() -> list[str]:
-        specs = [spec_of(number=number) for number in (0, 1)]
-        servers = [LeasedVllmServer(spec, CONFIG, "same", shared.socket) for spec in specs]
+        specs = [spec_of(tmp_path / "written/model", number=number) for number in (0, 1)]
+        servers = servers_of("a", *specs)
         await asyncio.gather(*(server.start() for server in servers))
         await asyncio.gather(*(server.stop() for server in servers))
-        while any(each.is_leased for each in shared._sets):
-            await asyncio.sleep(0.001)
         return [server.url for server in servers]
 
     first = await run()
@@ -89,19 +109,19 @@ async def test_a_run_of_two_servers_leaves_both_to_the_next(shared):
     assert await run() == first
 
 
-@pytest.mark.parametrize("other", [spec_of(lora_rank=16), spec_of(dtype="bfloat16")])
-async def test_another_need_ends_the_idle_server_first(shared, other):
-    assert await use(shared, spec_of(), "a") == "http://vllm/0"
-    assert await use(shared, other, "a") == "http://vllm/1"
+@pytest.mark.parametrize("changes", [{"lora_rank": 16}, {"dtype": "bfloat16"}])
+async def test_another_need_ends_the_idle_server_first(use, changes):
+    assert await use() == "http://vllm/0"
+    assert await use(**changes) == "http://vllm/1"
     assert FakeServer.made[0].closed  # otherwise the next server would have no memory
 
 
-async def test_another_model_gets_another_server(shared):
-    assert await use(shared, spec_of(), "a") != await use(shared, spec_of(), "b")
+async def test_another_model_gets_another_server(use):
+    assert await use("a") != await use("b")
 
 
-async def test_a_death_is_told_and_who_asks_again_gets_another(shared):
-    server = LeasedVllmServer(spec_of(), CONFIG, "a", shared.socket)
+async def test_a_death_is_told_and_who_asks_again_gets_another(servers_of, tmp_path):
+    (server,) = servers_of("a", spec_of(tmp_path / "written/model"))
     await server.start()
     assert server.about["num_jobs_before"] == 0
     FakeServer.made[0].failure = EngineError("the server died (exit code 9)")
@@ -110,11 +130,6 @@ async def test_a_death_is_told_and_who_asks_again_gets_another(shared):
     await server.start()
     assert server.url == "http://vllm/1"
     await server.stop()
-
-
-async def test_an_owner_that_is_gone_is_an_error_of_the_engine(tmp_path):
-    with pytest.raises(EngineError, match="shares the servers is gone"):
-        await LeasedVllmServer(spec_of(), CONFIG, "a", tmp_path / "nobody").start()
 
 
 def test_a_model_that_a_run_has_written_is_known_by_its_content(tmp_path):

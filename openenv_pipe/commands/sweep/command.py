@@ -7,22 +7,19 @@ and stop; `train -m --resume` continues them.
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from anyio.from_thread import start_blocking_portal
-
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.prepared import end_prepared_process
-from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
 from openenv_pipe.commands.sweep.watch import SweepProgress, Watch
+from openenv_pipe.commands.sweep.worker import Worker
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import MultirunRequest, launch, read_request
+from openenv_pipe.config.multirun import MultirunRequest, read_request
 from openenv_pipe.config.schema.sweep import RayJobs
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
@@ -135,36 +132,36 @@ def _carry_out(
 ) -> SweepResult:
     progress.note(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     stop = stop_all_mark(folder.path, folder.record.attempt).touch
-    servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
+    worker = Worker(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
-        with stopping.accepting(stop, partial(_kill_runs, folder)), _running(servers):
-            if request.sweep.type == "search":
-                watch = _search(folder, request, servers, progress)
-            else:
-                watch = Watch(folder, progress)
-                _launch(folder, request, servers, watch, folder.record.jobs)
+        with stopping.accepting(stop, partial(_kill_runs, folder)):
+            try:
+                if request.sweep.type == "search":
+                    watch = _search(folder, request, worker, progress)
+                else:
+                    watch = Watch(folder, progress)
+                    _launch(folder, request, worker, watch, folder.record.jobs)
+            finally:
+                worker.close()
     except BaseException:
         folder.end("interrupted" if stopping.is_made else "failed")
         raise
-    finally:
-        end_prepared_process()
-    return _conclude(folder, servers, watch, was_stopped=stopping.is_made)
+    return _conclude(folder, worker, watch, was_stopped=stopping.is_made)
 
 
 def _launch(
     folder: SweepFolder,
     request: MultirunRequest,
-    servers: SharedServers,
+    worker: Worker,
     watch: Watch,
     jobs: Sequence[Job],
 ) -> None:
-    """Run the waiting jobs as the launcher decides, and watch them."""
+    """Run the waiting jobs, here in turn or at once on a Ray cluster, and watch them."""
     waiting = [job for job in jobs if job.status == "waiting"]
     orders = Orders(
         sweep=folder.path,
         attempt=folder.record.attempt,
         owner=folder.record.process,
-        servers=servers.socket,
         jobs=tuple(
             Order(index=job.index, overrides=tuple(job.overrides), folder=job.folder)
             for job in waiting
@@ -174,7 +171,8 @@ def _launch(
         return
     with watch.watching():
         if request.sweep.ray.address is None:
-            launch(orders, len(waiting), request.launcher, folder.path)
+            for order in orders.jobs:
+                orders.do(order, worker)
         else:
             _place(orders, request.sweep.ray)
 
@@ -202,7 +200,7 @@ def _place(orders: Orders, settings: RayJobs) -> None:
 def _search(
     folder: SweepFolder,
     request: MultirunRequest,
-    servers: SharedServers,
+    worker: Worker,
     progress: SweepProgress,
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
@@ -222,7 +220,7 @@ def _search(
             search.conclude(job)
     batch = [job for job in folder.record.jobs if job.status == "waiting"]
     while not stop_all_mark(folder.path, folder.record.attempt).exists():
-        _launch(folder, request, servers, watch, batch)
+        _launch(folder, request, worker, watch, batch)
         for job in batch:
             search.conclude(folder.record.jobs[job.index])
         batch = search.propose(request.jobs[0])
@@ -235,29 +233,18 @@ def _search(
 
 
 def _conclude(
-    folder: SweepFolder, servers: SharedServers, watch: Watch, *, was_stopped: bool
+    folder: SweepFolder, worker: Worker, watch: Watch, *, was_stopped: bool
 ) -> SweepResult:
     has_succeeded = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
     folder.end("interrupted" if was_stopped else "finished" if has_succeeded else "failed")
     notes = [
-        f"{NAMES[kind]} servers: started {_times(servers.num_starts[kind])}, used {_times(number)}"
-        for kind, number in servers.num_leases.items()
+        f"{kind} servers: started {_times(worker.num_starts[kind])}, used {_times(number)}"
+        for kind, number in worker.num_leases.items()
     ]
     place = short_path(folder.path)
     resume_command = f"resume with: openenv-pipe train -m --resume {place}"
     notes.append(resume_command if was_stopped else f"results: {place}")
     return SweepResult(has_succeeded=has_succeeded, table=watch.table(), notes=notes)
-
-
-@contextmanager
-def _running(servers: SharedServers) -> Iterator[None]:
-    """Run the shared servers' event loop in its own thread, and stop them with the block."""
-    with start_blocking_portal() as portal:
-        portal.call(servers.start)
-        try:
-            yield
-        finally:
-            portal.call(servers.close)
 
 
 def _kill_runs(folder: SweepFolder) -> None:

@@ -1,23 +1,22 @@
-"""Shares servers among the jobs of a sweep: those of environments, and vLLM's.
+"""Shares servers among the jobs of a worker: those of environments, and vLLM's.
 
-A job leases servers (`system/server_lease.py`) and has them to itself until its process ends. They
-are then cleared of what the job left behind: every session of an environment is opened once, which
-shows that the server answers and that all its sessions are free; a vLLM server drops its adapters
-and its prefix cache. The next job with the same needs gets them. Servers that cannot be cleared or
-have failed for good are stopped, and the next job gets new ones. All of them belong to the sweep's
-process and end with it.
+They run on an event loop in a thread of its own. A job leases them (`system/server_lease.py`) and
+has them to itself until it ends. They are then cleared of what the job left behind: every session
+of an environment is opened once, which shows that the server answers and that all its sessions are
+free; a vLLM server drops its adapters and its prefix cache. The next job with the same needs gets
+them. Servers that cannot be cleared or have failed for good are stopped, and the next job gets new
+ones. All of them end with the worker.
 """
 
 import asyncio
 import json
-import shutil
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import ServingConfig
@@ -25,16 +24,14 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, PipeError
-from openenv_pipe.system.files import digest_of_bytes, socket_folder
+from openenv_pipe.pipeline.servers import LeasedServers, OwnServers, ServerProvider
+from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.resources import find_env
-from openenv_pipe.system.server_lease import MAX_LINE_BYTES
+from openenv_pipe.system.server_lease import ServerLease
 
-SOCKET = "servers"
-POLL_S = 0.05
 # How many idle sets of servers, per kind, stay for a later job when a new set is started; those
 # that were idle longest are stopped first. vLLM servers take all memory that there is.
-MAX_IDLE = {"serving": 4, "vllm": 0}
-NAMES = {"serving": "environment", "vllm": "vllm"}
+MAX_IDLE = {"environment": 4, "vllm": 0}
 # Keys of `env` that have no effect on its servers. Every other key, also a future one, has.
 CLIENT_KEYS = {
     *("adapter", "tasks", "baselines", "success_reward", "step_timeout_s", "step_exception"),
@@ -70,7 +67,7 @@ class ShareableServers(Protocol):
 class ServerSet:
     """Servers that are leased together, and their state."""
 
-    kind: str  # "serving" or "vllm"
+    kind: str
     key: str  # see `server_key`
     servers: ShareableServers
     logs: Path
@@ -79,111 +76,104 @@ class ServerSet:
     clearing: asyncio.Task[None] | None = None  # after the last job
 
 
-class SharedServers:
-    """Starts, leases, clears and stops servers for jobs on this machine, on one event loop."""
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A `ServerLease`, which may be used from any thread."""
 
-    def __init__(self, logs: Path) -> None:
-        """Start nothing yet. The logs of each set go into a numbered folder below `logs`."""
-        self.num_starts: Counter[str] = Counter()  # by kind
-        self.num_leases: Counter[str] = Counter()  # by kind
-        self._logs = logs
-        self._folder = socket_folder("openenv-pipe-")
-        self._sets: list[ServerSet] = []  # the one that was idle longest comes first
-        self._jobs: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Server | None = None
-        self._closing = False
+    leased: ServerSet
+    release: Callable[[], None]
 
     @property
-    def socket(self) -> Path:
-        """The unix socket at which jobs acquire leases."""
-        return self._folder / SOCKET
+    def urls(self) -> Sequence[str]:
+        return list(self.leased.servers.urls)
 
-    async def start(self) -> None:
-        """Accept jobs."""
-        self._listener = await asyncio.start_unix_server(
-            self._accept, self.socket, limit=MAX_LINE_BYTES
-        )
+    @property
+    def failure(self) -> PipeError | None:
+        return self.leased.servers.failure
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        shared = {"num_jobs_before": self.leased.num_jobs - 1, "logs": str(self.leased.logs)}
+        return {**self.leased.servers.facts(), "shared_servers": shared}
+
+
+@contextmanager
+def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerProvider]:
+    """Share servers among the runs of the block, and stop them with the block.
+
+    logs: the logs of each set go into a folder below it; None: each run has servers of its own.
+    report: called with "lease", the kind of the servers, and whether they had to be started.
+    """
+    if logs is None:
+        yield OwnServers()
+        return
+    with start_blocking_portal() as portal:
+        shared = SharedServers(logs, report)
+        try:
+            yield LeasedServers(PortalLessor(portal, shared))
+        finally:
+            portal.call(shared.close)
+
+
+class PortalLessor:
+    """A `Lessor` for other event loops than that of the servers."""
+
+    def __init__(self, portal: BlockingPortal, servers: "SharedServers") -> None:
+        """portal: of the servers' event loop."""
+        self._portal = portal
+        self._servers = servers
+
+    async def lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerLease:
+        leasing = self._portal.start_task_soon(self._servers.lease, kind, wanted)
+        try:
+            leased = await asyncio.wrap_future(leasing)
+        except asyncio.CancelledError:
+            if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
+                self._take_back(leasing.result())
+            raise
+        return Lease(leased, lambda: self._take_back(leased))
+
+    def _take_back(self, leased: ServerSet) -> None:
+        self._portal.start_task_soon(self._servers.take_back, leased)
+
+
+class SharedServers:
+    """Starts, leases, clears and stops servers, on one event loop."""
+
+    def __init__(self, logs: Path, report: Callable[..., None]) -> None:
+        """See `sharing`."""
+        self._logs = logs
+        self._report = report
+        self._sets: list[ServerSet] = []  # the one that was idle longest comes first
 
     async def close(self) -> None:
         """Stop all servers. Bounded, as each set's `close` is."""
-        self._closing = True
-        if self._listener is not None:
-            self._listener.close()
-        for task in self._jobs:
-            task.cancel()
         clearings = [each.clearing for each in self._sets if each.clearing is not None]
-        await asyncio.gather(*self._jobs, *clearings, return_exceptions=True)
+        await asyncio.gather(*clearings, return_exceptions=True)
         await asyncio.gather(*(self._stop(each) for each in list(self._sets)))
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._jobs.add(task)
-        try:
-            with suppress(ConnectionError, asyncio.CancelledError):  # the job, or the sweep, ended
-                await self._serve(reader, writer)
-        finally:
-            self._jobs.discard(task)
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one job from its request to its end."""
-        line = await reader.readline()
-        if not line:
-            return
-        try:
-            ((kind, wanted),) = json.loads(line).items()
-            leased = await self._lease(kind, wanted)
-        except (PipeError, OSError) as error:
-            await _send(writer, {"error": str(error)})
-            return
-        try:
-            await self._send_changes(leased, reader, writer)
-        finally:
-            self._take_back(leased)
-
-    async def _send_changes(
-        self, leased: ServerSet, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Send the servers' URLs to the job each time they change, until the job ends."""
-        shared = {"num_jobs_before": leased.num_jobs - 1, "logs": str(leased.logs)}
-        facts = {**leased.servers.facts(), "shared_servers": shared}
-        job_end = asyncio.ensure_future(reader.read())
-        sent: list[str] | None = None
-        try:
-            while not job_end.done():
-                if leased.servers.failure is not None:
-                    await _send(writer, {"error": str(leased.servers.failure)})
-                    return
-                urls = list(leased.servers.urls)
-                if urls != sent and (urls or sent):  # the first message names a server that is up
-                    await _send(writer, {"urls": urls, "facts": facts})
-                    sent = urls
-                await asyncio.wait({job_end}, timeout=POLL_S)
-        finally:
-            job_end.cancel()
-
-    async def _lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerSet:
+    async def lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerSet:
         """Lease an idle set that fits, or start one. Raises PipeError."""
         key = await asyncio.to_thread(server_key, kind, wanted)
-        self.num_leases[kind] += 1
         while True:
             idle = (each for each in self._sets if each.key == key and not each.is_leased)
             found = next(idle, None)
             if found is None:
                 return await self._start(kind, key, wanted)
             found.is_leased = True
-            if found.clearing is not None:
-                await found.clearing
+            try:
+                if found.clearing is not None:
+                    await asyncio.shield(found.clearing)
+            except asyncio.CancelledError:
+                found.is_leased = False
+                raise
             if found in self._sets:  # else it could not be cleared
                 found.num_jobs += 1
+                self._report("lease", kind, False)
                 return found
 
-    def _take_back(self, leased: ServerSet) -> None:
+    def take_back(self, leased: ServerSet) -> None:
         """Make the set available to the next job, which waits until it is cleared."""
-        if self._closing:
-            return
         leased.is_leased = False
         leased.clearing = asyncio.create_task(self._clear(leased))
         self._sets.remove(leased)
@@ -192,9 +182,8 @@ class SharedServers:
     async def _start(self, kind: str, key: str, wanted: Mapping[str, Any]) -> ServerSet:
         while len(idle := self._idle(kind)) > MAX_IDLE[kind]:  # others may lease while one stops
             await self._stop(idle[0])
-        self.num_starts[kind] += 1
-        logs = self._logs / f"{NAMES[kind]}_{self.num_starts[kind]}"
-        logs.mkdir(parents=True)
+        self._report("lease", kind, True)
+        logs = self._new_folder(kind)
         started = ServerSet(kind=kind, key=key, servers=_build(kind, wanted, logs), logs=logs)
         self._sets.append(started)
         try:
@@ -204,6 +193,13 @@ class SharedServers:
             await self._stop(started)
             raise
         return started
+
+    def _new_folder(self, kind: str) -> Path:
+        """Make a folder for logs. Workers before this one may have made some."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        logs = self._logs / f"{kind}_{len(list(self._logs.glob(f'{kind}_*'))) + 1}"
+        logs.mkdir()
+        return logs
 
     def _idle(self, kind: str) -> list[ServerSet]:
         return [each for each in self._sets if each.kind == kind and not each.is_leased]
@@ -251,8 +247,3 @@ def _build(kind: str, wanted: Mapping[str, Any], logs: Path) -> ShareableServers
     host = build_host(ServingConfig.model_validate(wanted), logs)
     assert isinstance(host, SupervisedHost), "only hosts that start servers are leased"
     return host
-
-
-async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
-    await writer.drain()

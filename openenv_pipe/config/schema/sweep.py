@@ -21,7 +21,7 @@ class RayJobs(Block):
 
     address: RayAddress | None = Field(
         description="host:port of the cluster's head; auto: RAY_ADDRESS, else the cluster to which "
-        "this machine belongs; null: Hydra's launcher runs the jobs"
+        "this machine belongs; null: the jobs run one after another"
     )
     cpus_per_job: NumCores = Field(description="cores that Ray reserves for each job")
     gpus_per_job: NumGpus = Field(description="GPUs that Ray reserves for each job, and shows it")
@@ -41,7 +41,7 @@ class SearchSweep(Block):
     ray: RayJobs
     num_jobs: PositiveCount = Field(description="jobs in total")
     at_a_time: PositiveCount = Field(
-        description="jobs proposed together, which a launcher such as joblib runs in parallel"
+        description="jobs proposed together, which run in parallel on a Ray cluster"
     )
     metric: str = Field(description="key of metrics.jsonl in GRPO's steps by which jobs are judged")
     goal: Literal["max", "min"] = Field(description="whether a high or a low value is best")

@@ -1,4 +1,4 @@
-"""A vLLM server that one run after another uses: the run's side and the owner's side.
+"""A vLLM server that the runs of one process use one after another: a run's side and the owner's.
 
 A run finds a shared server as if it were new. There is one exception: if all weights are published,
 the server has those of the previous run until the first publish. The owner does not restart a dead
@@ -6,6 +6,7 @@ server; a run that requests a server again, within its own restart budget, gets 
 Containers are not shared, because a container sees only the folders that it was started with.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,21 +23,22 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import ManagedLaunch
 from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, PipeError
-from openenv_pipe.system.server_lease import ServerLease
+from openenv_pipe.system.server_lease import Lessor, ServerLease
 
 LOG = "engine.log"
 HEALTH_LIMIT_S = 10.0
+POLL_S = 0.05
 
 
-def leased_processes(launch: ManagedLaunch, socket: Path) -> list[VllmServer]:
-    """Make servers that are leased from the owner at the unix socket."""
+def leased_processes(launch: ManagedLaunch, lessor: Lessor) -> list[VllmServer]:
+    """Make servers that are leased when they are started."""
     spec = launch.specs[0]  # the others differ only in number and placement
     digest = model_digest(
         spec,
         written=Path(spec.model).is_relative_to(launch.weights_dir),
         weights_matter=bool(spec.lora_rank),
     )
-    return [LeasedVllmServer(each, launch.config, digest, socket) for each in launch.specs]
+    return [LeasedVllmServer(each, launch.config, digest, lessor) for each in launch.specs]
 
 
 class LeasedVllmServer:
@@ -46,29 +48,24 @@ class LeasedVllmServer:
     left_out = ""
 
     def __init__(
-        self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, socket: Path
+        self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, lessor: Lessor
     ) -> None:
-        """model_digest: see `model_digest`. socket: the unix socket of the owner."""
+        """model_digest: see `model_digest`."""
         self.url = ""
         self.key: str | None = None  # of the leased server
         self.log: Path | None = None
         self.about: dict[str, JsonValue] = {}
-        self._request = {
-            "vllm": {
-                "spec": asdict(spec),
-                "config": config.model_dump(mode="json", exclude={"api_key"}) | {"api_key": None},
-                "model": model_digest,
-            }
+        self._wanted = {
+            "spec": asdict(spec),
+            "config": config.model_dump(mode="json", exclude={"api_key"}) | {"api_key": None},
+            "model": model_digest,
         }
-        self._socket = socket
+        self._lessor = lessor
         self._lease: ServerLease | None = None
 
     async def start(self) -> None:
         """See `VllmServer.start`. A leased server already answers requests."""
-        try:
-            self._lease = await ServerLease.acquire(self._socket, self._request)
-        except FailureError as error:
-            raise EngineError(str(error)) from error
+        self._lease = await self._lessor.lease("vllm", self._wanted)
         (self.url,) = self._lease.urls
         self.key = self._lease.facts["key"]
         self.about.update(self._lease.facts["shared_servers"])
@@ -76,16 +73,15 @@ class LeasedVllmServer:
 
     async def died(self) -> str:
         assert self._lease is not None
-        try:
-            await self._lease.wait_for_change()
-        except FailureError as error:
-            return str(error).partition("\n")[0]
-        return "its owner reports another address for it"
+        while self._lease.failure is None:
+            await asyncio.sleep(POLL_S)
+        return str(self._lease.failure).partition("\n")[0]
 
     async def stop(self) -> None:
         """Release the lease. The owner stops a server that no longer answers."""
-        if self._lease is not None:
-            await self._lease.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
 
 def model_digest(spec: ServerSpec, *, written: bool, weights_matter: bool) -> str:

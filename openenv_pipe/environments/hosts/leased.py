@@ -1,13 +1,12 @@
-"""A host whose servers belong to another process, which shares them among several runs.
+"""A host whose servers several runs of this process share, one run at a time.
 
-A sweep shares servers among its jobs in this way (`commands/sweep/shared_servers.py`). The owner
-starts the servers, restarts dead ones within `host.max_restarts`, and stops them.
+The jobs of a sweep share servers in this way (`commands/sweep/shared_servers.py`). The owner starts
+the servers, restarts dead ones within `host.max_restarts`, and stops them.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -17,18 +16,20 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.system.http import OPEN
-from openenv_pipe.system.server_lease import ServerLease
+from openenv_pipe.system.server_lease import Lessor, ServerLease
+
+POLL_S = 0.05
 
 
 class LeasedHost:
     """A `hosts.base.Host` that leases its servers."""
 
-    def __init__(self, env: EnvConfig, host: SupervisedHostConfig, socket: Path) -> None:
-        """Create the host; `start` acquires the lease from the owner at the unix socket."""
+    def __init__(self, env: EnvConfig, host: SupervisedHostConfig, lessor: Lessor) -> None:
+        """Create the host; `start` takes the lease."""
         self.capacity = host.capacity
         self.access = OPEN
         self._wanted = ServingConfig(env=env, host=host)
-        self._socket = socket
+        self._lessor = lessor
         self._lease: ServerLease | None = None
         self._follower: asyncio.Task[None] | None = None
         self._pool = SessionPool(env, host.sessions_per_server, OPEN)
@@ -43,13 +44,14 @@ class LeasedHost:
 
     def facts(self) -> dict[str, JsonValue]:
         """See `Host.facts`. `shared_servers` counts the jobs that used these servers before."""
-        return self._lease.facts if self._lease is not None else {}
+        return dict(self._lease.facts) if self._lease is not None else {}
 
     async def start(self) -> None:
-        request = {"serving": self._wanted.model_dump(mode="json")}
         try:
-            self._lease = await ServerLease.acquire(self._socket, request)
-            self._use(self._lease.urls)
+            wanted = self._wanted.model_dump(mode="json")
+            self._lease = await self._lessor.lease("environment", wanted)
+            while not self._update(self._lease):  # A dead server is being restarted.
+                await asyncio.sleep(POLL_S)
             await self._pool.open_all(patience_s=self._wanted.env.reset_timeout_s)
         except BaseException as error:
             await self.close()
@@ -67,21 +69,27 @@ class LeasedHost:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._pool.close()
-        if self._lease is not None:
-            await self._lease.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     async def _follow(self, lease: ServerLease) -> None:
-        """Keep the pool's servers equal to the lease's until the lease fails."""
+        """Keep the pool's servers equal to the lease's until they have failed."""
         try:
             while True:
-                await lease.wait_for_change()
-                self._use(lease.urls)
+                await asyncio.sleep(POLL_S)
+                self._update(lease)
         except FailureError as error:
             self._pool.fail(HostError(str(error)))
 
-    def _use(self, urls: Sequence[str]) -> None:
+    def _update(self, lease: ServerLease) -> bool:
+        """Use the servers that are up; False if none is. Raises the error of failed servers."""
+        if lease.failure is not None:
+            raise lease.failure
+        urls = lease.urls
         for url in set(self._pool.urls) - set(urls):
             self._pool.remove(url)
         for url in urls:
             if url not in self._pool.urls:
                 self._pool.add(url)
+        return bool(urls)
