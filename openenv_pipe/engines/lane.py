@@ -32,8 +32,8 @@ class _Row:
         length = min(len(self.ids), len(prompt_ids) - 1)
         if prompt_ids[:length] != self.ids[:length]:
             length = common_prefix(prompt_ids[:length], self.ids[:length])
-        # Positions after a picture depend on its size, so such a row is continued at its end only.
-        if length < len(self.ids) and max(self.ids) >= PICTURE_IDS:
+        # The forward pass knows the next position after all pictures of the row only.
+        if max(self.ids[length:], default=0) >= PICTURE_IDS:
             return 0
         return length
 

@@ -2,15 +2,18 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from fakes import (
     CPU,
     FakeHost,
+    RecordingEngine,
     all_episodes,
     assert_same_update,
     collect,
+    local_engine,
     loss_and_gradients,
     run_config,
 )
@@ -186,6 +189,30 @@ async def test_a_twin_and_a_second_collection_sample_the_same(qwen2):
         [turn.completion_ids for e in all_episodes(g) for turn in e.turns] for g in (first, again)
     ]
     assert ids[0] == ids[1]
+
+
+async def test_a_prompt_that_repeats_a_part_of_the_cached_one_is_sampled_as_if_alone(qwen2):
+    """The cache knows the next position after all its pictures only. Such a prompt comes from an
+    environment that does not repeat itself on another rollout worker."""
+    policy = vision_policy(qwen2)
+    engine = RecordingEngine(local_engine(policy))
+    config = run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400})
+    await collect(policy, engine=engine, config=config, host=FakeHost(play), num_tasks=1)
+    asked, completion = engine.calls[0][0]
+    shown = [index for index, each in enumerate(asked.prompt_ids) if each >= PICTURE_IDS]
+    assert len(shown) > 1
+    whole = [*asked.prompt_ids, *completion.token_ids, 5, 6]
+    cuts = (shown[0], shown[-1] + 1, len(asked.prompt_ids))
+    prompts = [whole, *([*asked.prompt_ids[:cut], 7, 8, 9] for cut in cuts)]
+    first, *others = (replace(asked, prompt_ids=each, seed=n) for n, each in enumerate(prompts))
+    for other in others:
+        found = []
+        for requests in ([first, other], [other]):
+            alone = local_engine(policy)
+            alone.begin_collection(1, 1)
+            found.append([await alone.generate(each) for each in requests][-1])
+        assert found[0].token_ids == found[1].token_ids
+        assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-5)
 
 
 async def test_a_reply_with_the_placeholder_is_plain_text(qwen2):
