@@ -20,10 +20,9 @@ whole prompt. A branch is a path from a root to a turn that no other continues. 
 one above, in which each turn continues the one before it, has a single branch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +51,10 @@ class Picture(dict[str, Any]):
 
     __slots__ = ("_source",)
 
-    def __init__(self, name: str, width: int, height: int, source: bytes | Path) -> None:
-        """source: the content of the PNG file, or the path where it can be read."""
+    def __init__(
+        self, name: str, width: int, height: int, source: bytes | Callable[[], bytes]
+    ) -> None:
+        """source: the content of the PNG file, or what reads it."""
         super().__init__(picture=f"pictures/{name}.png", width=width, height=height)
         self._source = source
 
@@ -69,9 +70,9 @@ class Picture(dict[str, Any]):
 
     @property
     def png(self) -> bytes:
-        """The content of the PNG file. Raises OSError if it cannot be read."""
+        """The content of the PNG file. Raises RunFolderError if it cannot be read."""
         source = self._source
-        return source if isinstance(source, bytes) else source.read_bytes()
+        return source if isinstance(source, bytes) else source()
 
 
 class Status(StrEnum):

@@ -12,10 +12,12 @@ import math
 import re
 from asyncio import to_thread
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.system.files import read_bytes
 from openenv_pipe.types import Picture
 
 MIN_SIDE = 32  # rows and columns; smaller arrays are boards, which models read as numbers
@@ -81,8 +83,8 @@ def opened(reference: Mapping[str, Any], folder: Path) -> Picture:
     """Return the picture that a reference names. folder: the run folder that it is from."""
     name = reference_of(reference)
     assert name is not None
-    path = folder / reference["picture"]
-    return Picture(name, reference["width"], reference["height"], path)
+    read = partial(read_bytes, folder / reference["picture"])
+    return Picture(name, reference["width"], reference["height"], read)
 
 
 def _may_have_pictures(value: Any) -> bool:

@@ -98,7 +98,7 @@ class PictureFormat:
         """Return what the model's vision part takes with the grids: the patches of all pictures.
 
         Raises:
-            OSError: a picture's file cannot be read.
+            RunFolderError: a picture's file cannot be read.
         """
         images = []
         for picture in pictures:

@@ -188,7 +188,7 @@ class Saver:
         return values
 
     def _records(self) -> list[dict[str, Any]]:
-        records = read_metrics(self._metrics_path)
+        records = read_metrics(self._metrics_path, budget=None)
         return [record for record in records if record["stage"] == "grpo"]
 
     def _say_missing(self) -> None:

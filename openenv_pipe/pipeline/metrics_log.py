@@ -46,7 +46,7 @@ class MetricsLog:
         self._memory_measured_s = -math.inf
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
         self._unscored = UnscoredWatch(config.trainer.steps)
-        records = read_metrics(folder.metrics_path)  # of attempts before this one
+        records = read_metrics(folder.metrics_path, budget=None)  # of attempts before this one
         self._alarms = AlarmWatch(records, config.trainer.max_mismatch)
         for record in records:
             self._track(record)

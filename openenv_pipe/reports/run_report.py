@@ -30,7 +30,7 @@ from openenv_pipe.reports.signal import signal_text
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
-from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
+from openenv_pipe.runs.episodes import iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_report import EvalReport, compare_reports
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
@@ -126,7 +126,7 @@ def _alarms(config: RunConfig, records: Records) -> str:
 
 def _unscored(path: Path, records: Records, reports: Reports) -> str:
     text, file = unscored_text(records, reports), last_episodes_path(path)
-    why = reason(read_episodes(file)) if text and file else ""
+    why = reason(each.episode for each in iterate_episodes(file)) if text and file else ""
     return f"{text} One of the reasons: {for_markdown(why)}" if why else text
 
 
@@ -363,13 +363,15 @@ def _examples(path: Path) -> str:
     file = last_episodes_path(path)
     if file is None:
         return ""
-    episodes = [episode for group in read_episodes(file) for episode in group.scored]
-    if not episodes:
+    best = worst = None
+    for episode in (each.episode for each in iterate_episodes(file) if each.episode.is_scored):
+        worst = episode if worst is None or episode.reward < worst.reward else worst
+        best = episode if best is None or episode.reward >= best.reward else best
+    if best is None or worst is None:
         return ""
-    by_reward = sorted(episodes, key=lambda episode: episode.reward)
-    shown = {"Best": by_reward[-1], "Worst": by_reward[0]}
-    if by_reward[0].reward == by_reward[-1].reward:
-        shown = {"One of many alike": by_reward[0]}
+    shown = {"Best": best, "Worst": worst}
+    if worst.reward == best.reward:
+        shown = {"One of many alike": worst}
     texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
     for title, episode in shown.items():
         texts.append(f"**{title}**: {in_markdown(episode, '.')}")

@@ -10,7 +10,7 @@ from typing import Any
 from openenv_pipe.errors import FailureError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.foreign_text import shortened
-from openenv_pipe.types import Group
+from openenv_pipe.types import Episode, Group
 
 METRIC = "judge/failed"
 CAUSE = "a judge, a verifier or a reward term gave no value"
@@ -44,7 +44,7 @@ class UnscoredWatch:
         self._has_warned = True
         return (
             f"no episode of step {record['step']} has a reward, so nothing was learned from it: "
-            f"{reason(groups) or CAUSE}"
+            f"{reason(_episodes(groups)) or CAUSE}"
         )
 
     def check(self, groups: Sequence[Group]) -> None:
@@ -55,7 +55,7 @@ class UnscoredWatch:
         if self._num_unscored >= self._max_steps:
             raise FailureError(
                 f"no episode of the last {self._num_unscored} steps has a reward, so nothing is "
-                f"learned: {reason(groups) or CAUSE}; correct that part of the reward"
+                f"learned: {reason(_episodes(groups)) or CAUSE}; correct that part of the reward"
             )
 
 
@@ -83,10 +83,14 @@ def unscored_text(records: Iterable[Record], reports: Mapping[str, EvalReport]) 
     )
 
 
-def reason(groups: Iterable[Group]) -> str:
-    """Return why one of the groups' episodes has no reward; empty if all have one."""
-    reasons = (episode.unscored for group in groups for episode in group.episodes)
+def reason(episodes: Iterable[Episode]) -> str:
+    """Return why one of the episodes has no reward; empty if all have one."""
+    reasons = (episode.unscored for episode in episodes)
     return shortened(next((each for each in reasons if each), ""), MAX_REASON_LENGTH)
+
+
+def _episodes(groups: Iterable[Group]) -> Iterable[Episode]:
+    return (episode for group in groups for episode in group.episodes)
 
 
 def _counts(record: Record) -> tuple[int, int]:

@@ -348,25 +348,31 @@ def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> Non
     """Replace the rows of one file by what it has now. Raises OSError and sqlite3.Error."""
     stamp, name = _stamp(path), _name_of(folder, path)
     problem: str | None = None
-    summaries: list[tuple[int, Summary]] = []
-    try:
-        summaries = list(_summaries(path))
-    except RunFolderError as error:
-        problem = visible(str(error))
-    source, step = source_and_step(name)
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         _forget(connection, name)
+        # Rows go into the database as they are read: all of a file's may fill the memory.
+        connection.execute("SAVEPOINT rows")
+        try:
+            _insert_rows(connection, name, path)
+        except RunFolderError as error:
+            connection.execute("ROLLBACK TO rows")
+            problem = visible(str(error))
+        connection.execute("RELEASE rows")
         connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", [name, *stamp, problem])
-        marks = ", ".join("?" * (len(COLUMNS) + 1))
-        for line, summary in summaries:
-            row = connection.execute(
-                f"INSERT INTO episodes (file, {', '.join(COLUMNS)}) VALUES ({marks})",
-                [name, source, step, line, *summary.values],
-            )
-            connection.execute(
-                "INSERT INTO words (rowid, text) VALUES (?, ?)", [row.lastrowid, summary.words]
-            )
+
+
+def _insert_rows(connection: sqlite3.Connection, name: str, path: Path) -> None:
+    source, step = source_and_step(name)
+    marks = ", ".join("?" * (len(COLUMNS) + 1))
+    for line, summary in _summaries(path):
+        row = connection.execute(
+            f"INSERT INTO episodes (file, {', '.join(COLUMNS)}) VALUES ({marks})",
+            [name, source, step, line, *summary.values],
+        )
+        connection.execute(
+            "INSERT INTO words (rowid, text) VALUES (?, ?)", [row.lastrowid, summary.words]
+        )
 
 
 def _summaries(path: Path) -> Iterator[tuple[int, Summary]]:

@@ -9,6 +9,7 @@ from openenv_pipe.runs.episode_query import COLUMNS
 
 FILE_NAME = "episode_index.sqlite"
 VERSION = 2  # of the tables and of what is summarised; a file of another version is made anew
+MAX_CELL_BYTES = 4 * 2**20  # the searched words of an episode have a tenth of it
 READER_WAIT_S = 10.0  # for another process that writes
 TABLES = {
     "files": (
@@ -61,9 +62,13 @@ def remove(path: Path) -> None:
             each.unlink(missing_ok=True)
 
 
-def _files_of(path: Path) -> tuple[Path, Path]:
-    """Return the index, and the journal that SQLite leaves beside it if it is killed."""
-    return path, path.with_name(f"{path.name}-journal")
+def _files_of(path: Path) -> list[Path]:
+    """Return the index, and the files that SQLite may have beside it.
+
+    A killed process leaves the journal. An index whose header names a write-ahead log makes SQLite
+    open that and its shared memory, and write into both.
+    """
+    return [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")]
 
 
 def connect(path: Path, wait_s: float) -> sqlite3.Connection:
@@ -77,6 +82,7 @@ def connect(path: Path, wait_s: float) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
         _make_or_check(connection)
     except BaseException:
         connection.close()
@@ -101,7 +107,7 @@ def _make_or_check(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     found = {
         name: sql
-        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")
+        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master LIMIT 100")
         if not name.startswith(MADE_BY_SQLITE)
     }
     if version != VERSION or found != TABLES:

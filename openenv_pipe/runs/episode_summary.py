@@ -14,6 +14,7 @@ MAX_WORDS_LENGTH = 100_000  # characters of one episode that a text search cover
 MAX_PREVIEW_LENGTH = 160
 MAX_ERROR_LENGTH = 300
 MAX_NAME_LENGTH = 200
+MAX_TERMS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,8 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
     turns = row["turns"]
     status = Status(row["status"])
     terms = {_name(name): float(value) for name, value in row["reward_terms"].items()}
+    if len(terms) > MAX_TERMS:
+        raise ValueError(f"it has {len(terms):,} reward terms; expected at most {MAX_TERMS:,}")
     advantages = row.get("advantages")
     replies = [turn["reply"] for turn in turns]
     error = row["error"] or row.get("unscored")

@@ -23,7 +23,6 @@ without episodes is not stored.
 
 import base64
 import json
-import zlib
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,8 +32,10 @@ from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.packed_lines import read_packed, write_packed
 from openenv_pipe.runs.pictures import open_pictures, write_pictures
-from openenv_pipe.system.files import parse_json, read_bytes, write_bytes
+from openenv_pipe.system.budgets import EPISODE
+from openenv_pipe.system.files import parse_json
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import (
     PREVIOUS,
@@ -50,8 +51,6 @@ from openenv_pipe.types import (
     Usage,
 )
 
-GZIP = 31  # zlib's code for a gzip container without name and time
-FASTEST = 1  # Halves the size; level 6 takes five times as long to save another tenth.
 LINE = json.JSONEncoder(check_circular=False, separators=(",", ":"))
 CODES = {"f4": "f", "f8": "d"}  # to the array module's type codes
 
@@ -79,7 +78,9 @@ def write_episodes(
     advantages: those of the groups, if they were trained on. They are stored for readers of the
     file, as null for an episode that was not trained on.
     """
-    write_pictures(folder or path.parent.parent, groups)
+    write_pictures(
+        folder or path.parent.parent, (each for group in groups for each in group.episodes)
+    )
     by_group = {each.group.id: each for each in advantages}
     lines = []
     for group in groups:
@@ -89,7 +90,7 @@ def write_episodes(
             row["advantages"] = known.of(episode) if known else None
             lines.append(LINE.encode(row) + "\n")
     text = redact("".join(lines))  # An environment may repeat a header that it was sent.
-    write_bytes(path, zlib.compress(text.encode(), FASTEST, GZIP))
+    write_packed(path, text)
 
 
 def read_episodes(path: Path, *, folder: Path | None = None) -> list[Group]:
@@ -120,7 +121,13 @@ def read_recorded_episodes(
     Raises:
         RunFolderError: The file is missing or damaged.
     """
-    found = []
+    return list(iterate_episodes(path, lines, folder=folder))
+
+
+def iterate_episodes(
+    path: Path, lines: Collection[int] | None = None, *, folder: Path | None = None
+) -> Iterator[RecordedEpisode]:
+    """Yield what `read_recorded_episodes` returns, with one episode at a time in memory."""
     for line, row in enumerate_rows(path, lines):
         try:
             recorded = RecordedEpisode(
@@ -134,8 +141,7 @@ def read_recorded_episodes(
             open_pictures(recorded.episode, folder or path.parent.parent)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
-        found.append(recorded)
-    return found
+        yield recorded
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -155,19 +161,13 @@ def enumerate_rows(
     Raises:
         RunFolderError: The file is missing or damaged.
     """
-    try:
-        content = zlib.decompress(read_bytes(path), GZIP).split(b"\n")
-    except zlib.error as error:
-        raise RunFolderError(f"cannot read the episodes in {path}: {error}") from error
-    return (
-        (number, _parse_row(path, number, line))
-        for number, line in enumerate(content, 1)
-        if line and (lines is None or number in lines)
-    )
+    for number, line in read_packed(path):
+        if lines is None or number in lines:
+            yield number, _parse_row(path, number, line)
 
 
 def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    row = parse_json(Path(f"{path}, line {number}"), line)
+    row = parse_json(Path(f"{path}, line {number}"), line, EPISODE)
     if not isinstance(row, dict):
         raise RunFolderError(f"{path}, line {number} is not an episode: {row!r:.80}")
     return row

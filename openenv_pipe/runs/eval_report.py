@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.config.schema import EvalConfig, RewardConfig
@@ -52,12 +52,13 @@ class TaskScores(_Frozen):
     task_seed: int
     reset_digest: str  # of the reset keywords: tasks of equal id and seed may still differ
     num_failed: int  # episodes without a reward included
-    seeds: list[int]
-    successes: list[bool]
-    rewards: list[float]
-    env_rewards: list[float] = []  # the environment's own, if the reward has relative terms
-    turns: list[int]
-    statuses: list[str]
+    seeds: Annotated[list[int], FailFast()]
+    successes: Annotated[list[bool], FailFast()]
+    rewards: Annotated[list[float], FailFast()]
+    # the environment's own, if the reward has relative terms
+    env_rewards: Annotated[list[float], FailFast()] = []
+    turns: Annotated[list[int], FailFast()]
+    statuses: Annotated[list[str], FailFast()]
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -83,7 +84,7 @@ class EvalReport(_Frozen):
     env_reward: FiniteInterval | None = None  # the environment's own, where `reward` is relative
     turns: FiniteInterval | None
     pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
-    tasks: list[TaskScores]
+    tasks: Annotated[list[TaskScores], FailFast()]  # A damaged file may have a million errors.
     unusable: float | None = None  # fraction of the replies that could not become an action
     error: str | None = None  # why nothing could be played; of baselines only
 

@@ -22,7 +22,8 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.runs.eval_page import eval_page
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.system.files import dump_json, names_in, read_json, write_text
+from openenv_pipe.system.budgets import REPORT, REPORTS, Account
+from openenv_pipe.system.files import dump_json, names_in, parse_json, read_bytes, write_text
 from openenv_pipe.types import Group
 
 STAGES = ("start", "warm_start", "trained")  # labels that the pipeline writes, in order
@@ -57,15 +58,28 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
             write_text(path, text)
             _log.info("saved the evaluation %s", path)
             return path
-        if path.is_file() and path.read_bytes() == text.encode(errors="backslashreplace"):
+        if _has(path, text.encode(errors="backslashreplace")):
             return path
     raise AssertionError("an endless loop ended")
 
 
-def read_report(path: Path) -> EvalReport:
-    """Read one report. Raises RunFolderError if it is missing or damaged."""
+def _has(path: Path, content: bytes) -> bool:
     try:
-        return EvalReport.model_validate(read_json(path))
+        return read_bytes(path, REPORT.max_mb) == content
+    except RunFolderError:
+        return False
+
+
+def read_report(path: Path, account: Account | None = None) -> EvalReport:
+    """Read one report. Raises RunFolderError if it is missing, damaged, or too large.
+
+    account: of all reports that the caller reads.
+    """
+    content = read_bytes(path, REPORT.max_mb)
+    if account is not None:
+        account.spend(path, content)
+    try:
+        return EvalReport.model_validate(parse_json(path, content, REPORT))
     except ValidationError as error:
         raise RunFolderError(
             f"{path} is not an eval report of this version: {first_problem(error)}"
@@ -103,9 +117,10 @@ def report_paths(folder: Path) -> list[Path]:
 
 
 def _read_sound(folder: Path) -> Iterator[tuple[Path, EvalReport]]:
+    account = Account(REPORTS)
     for path in report_paths(folder):
         try:
-            yield path, read_report(path)
+            yield path, read_report(path, account)
         except RunFolderError as error:
             _log.warning("an evaluation is left out: %s", error)
 

@@ -9,12 +9,21 @@ import math
 import numbers
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.system.files import naming, parse_json, read_bytes
+from openenv_pipe.system.budgets import (
+    MAX_METRIC_NAMES,
+    METRICS,
+    METRICS_LINE,
+    Account,
+    BudgetError,
+    JsonBudget,
+    too_large,
+)
+from openenv_pipe.system.files import naming, open_file, parse_json
 
 Metric = float | int | str
 MAX_STEP = 10**9
@@ -44,25 +53,71 @@ class MetricsFile:
         self._file.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[str, Any]]:
     """Read the records of a file, [] if it is missing. An unfinished last line is ignored.
 
+    budget: of all records; None: those of this process's own run, however many.
+
     Raises:
-        RunFolderError: A complete line is not a record.
+        RunFolderError: A complete line is not a record, or there are too many.
     """
-    return [parse_record(path, number, line) for number, line in read_lines(path)]
+    collected = Records(path, budget)
+    for number, line in read_lines(path):
+        collected.add(number, line)
+    return collected.records
 
 
-def read_lines(path: Path) -> list[tuple[int, bytes]]:
-    """Read the complete lines of a file and their numbers from 1 on; [] if it is missing.
+class Records:
+    """Collects the records of a file within a budget. Equal names are stored once."""
+
+    def __init__(self, path: Path, budget: JsonBudget | None = METRICS) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.names: dict[str, str] = {}
+        self._path = path
+        self._account = None if budget is None else Account(budget)
+
+    def add(self, number: int, line: bytes) -> None:
+        """Parse the line of this number. Raises RunFolderError if it is no record, or too much."""
+        if self._account is not None:
+            self._account.spend(self._path, line)
+        record = parse_record(self._path, number, line)
+        self.records.append(
+            {self.names.setdefault(name, name): value for name, value in record.items()}
+        )
+        if len(self.names) > MAX_METRIC_NAMES:
+            raise BudgetError(
+                f"{self._path} has more than {MAX_METRIC_NAMES:,} names of metrics, the most that "
+                "are read; is the file damaged?"
+            )
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the complete lines of a file and their numbers from 1 on; none if it is missing.
 
     Raises:
-        RunFolderError: The file cannot be read.
+        RunFolderError: The file cannot be read, or a line is too long.
     """
     if not path.exists():
-        return []
-    *lines, _ = read_bytes(path).split(b"\n")
-    return list(enumerate(lines, start=1))
+        return
+    with open_file(path) as file:
+        yield from enumerate(complete_lines(path, file), start=1)
+
+
+def complete_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines from the position of an open file on, without one that has no end.
+
+    Raises:
+        RunFolderError: The file cannot be read, or a line is too long.
+    """
+    max_bytes = METRICS_LINE.max_mb * 2**20
+    try:
+        while line := file.readline(max_bytes + 1):
+            if len(line) > max_bytes:
+                raise too_large(path, METRICS_LINE.max_mb, "has a line of more than")
+            if line.endswith(b"\n"):
+                yield line[:-1]
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error
 
 
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -72,7 +127,7 @@ def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
         RunFolderError: The line is something else.
     """
     where = Path(f"{path}, line {number}")
-    record = parse_json(where, line)
+    record = parse_json(where, line, METRICS_LINE)
     if not isinstance(record, dict):
         raise RunFolderError(f"{where} is not a record of metrics: {record!r:.80}")
     step, stage = record.get("step"), record.get("stage")

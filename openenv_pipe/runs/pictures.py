@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.environments.pictures import find_references, opened, replace_references
-from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
-from openenv_pipe.types import Episode, Group, Picture
+from openenv_pipe.types import Episode, Picture
 
 FOLDER = "pictures"
 
 
-def write_pictures(folder: Path, groups: Iterable[Group]) -> None:
-    """Write the pictures that the groups' episodes have seen and the folder of a run lacks.
+def write_pictures(folder: Path, episodes: Iterable[Episode]) -> None:
+    """Write the pictures that the episodes have seen and the folder of a run lacks.
 
     Raises:
         RunFolderError: A picture that was read from another run's folder is not there any more.
     """
     written: set[str] = set()
-    for reference in _references(groups):
+    for reference in _references(episodes):
         path = folder / reference["picture"]
         if not isinstance(reference, Picture) or path.name in written:
             continue
@@ -32,11 +31,7 @@ def write_pictures(folder: Path, groups: Iterable[Group]) -> None:
         if path.exists():
             continue
         path.parent.mkdir(exist_ok=True)
-        try:
-            png = reference.png
-        except OSError as error:
-            raise RunFolderError(f"cannot read a picture of recorded episodes: {error}") from error
-        write_bytes(path, png)
+        write_bytes(path, reference.png)
 
 
 def open_pictures(episode: Episode, folder: Path) -> None:
@@ -50,8 +45,7 @@ def open_pictures(episode: Episode, folder: Path) -> None:
         turn.steps = [replace(step, observation=known(step.observation)) for step in turn.steps]
 
 
-def _references(groups: Iterable[Group]) -> Iterator[Mapping[str, Any]]:
-    for group in groups:
-        for episode in group.episodes:
-            for observation in episode.observations:
-                yield from find_references(observation)
+def _references(episodes: Iterable[Episode]) -> Iterator[Mapping[str, Any]]:
+    for episode in episodes:
+        for observation in episode.observations:
+            yield from find_references(observation)

@@ -11,10 +11,10 @@ import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import psutil
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, FailFast
 
 from openenv_pipe import __version__
 from openenv_pipe.system.child_environment import child_environment
@@ -26,6 +26,10 @@ PACKAGES = (
 )  # fmt: skip
 TOOL_FOLDER = Path(__file__).resolve().parents[1]
 LOOK_TIMEOUT_S = 5.0
+
+
+# The first wrong text ends the check: a file may have half a million.
+Texts = Annotated[list[str], FailFast()]
 
 
 class Record(BaseModel):
@@ -52,7 +56,7 @@ class Machine(Record):
     cpu: str
     num_cpus: int
     memory_mb: int
-    gpus: list[str]
+    gpus: Texts
 
 
 class Diff(NamedTuple):

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, JsonValue
+from pydantic import AwareDatetime, FailFast, Field, JsonValue
 
-from openenv_pipe.runs.provenance import Checkout, Machine, Record
+from openenv_pipe.runs.provenance import Checkout, Machine, Record, Texts
 from openenv_pipe.system.process_id import ProcessId
 
 EndStatus = Literal["finished", "failed", "interrupted"]
@@ -21,14 +21,14 @@ class Attempt(Record):
     """One process that worked on a run: the first, or one for each resume."""
 
     number: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)]  # logs/attempt_<number>
-    command: list[str]
+    command: Texts
     started: AwareDatetime  # UTC, as is `ended`
     ended: AwareDatetime | None  # for one that died: its last trace, set by the next resume
     status: Status | Literal["died"]
     cause: str | None
     checkpoint: str | None  # the one it resumed from; None: from the beginning
     changed: dict[str, list[JsonValue]]  # changed configuration keys: [before, now]
-    differences: list[str]  # what else changed since the previous attempt, as sentences
+    differences: Texts  # what else changed since the previous attempt, as sentences
 
 
 class Lineage(Record):
@@ -49,20 +49,20 @@ class RunRecord(Record):
     purpose: Purpose = "training"  # evaluation: of a model that no run has trained
     status: Status
     cause: str | None
-    command: list[str]  # the first attempt's, as are the next three fields
+    command: Texts  # the first attempt's, as are the next three fields
     created: AwareDatetime  # UTC, as is `ended`
     ended: AwareDatetime | None
     process: ProcessId  # the current attempt's
     config_digest: str  # sha256 of config.json
-    local_code: list[str]  # see runs/trust.py, as is `signature`
+    local_code: Texts  # see runs/trust.py, as is `signature`
     signature: str | None
-    checkouts: list[Checkout]
+    checkouts: Annotated[list[Checkout], FailFast()]
     code_digest: str  # of this tool's own files
     versions: dict[str, str]
     machine: Machine
     facts: dict[str, JsonValue]
     lineage: Lineage | None = None
-    attempts: Annotated[list[Attempt], Field(min_length=1)]
+    attempts: Annotated[list[Attempt], Field(min_length=1), FailFast()]
     sweep: str | None = None  # the stamp of its sweep, whose folder is runs/sweeps/<stamp>
 
     @property

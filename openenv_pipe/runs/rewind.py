@@ -4,6 +4,7 @@ Complete files of later steps are not deleted but moved to `logs/attempt_<n>/set
 attempt that resumes. A rewind that was killed can be repeated.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from openenv_pipe.runs.evals import DURING, STAGES, read_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import parse_record, read_lines
 from openenv_pipe.runs.pictures import FOLDER as PICTURES
-from openenv_pipe.system.files import read_bytes, write_bytes
+from openenv_pipe.system.budgets import METRICS_LINE
+from openenv_pipe.system.files import open_file, write_bytes
 
 
 def rewind(folder: RunFolder, place: StageStep | None) -> list[str]:
@@ -85,9 +87,9 @@ def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> list[str]:
     """Set aside later lines, one that a kill cut off, and damaged ones, which are described."""
     if not path.exists():
         return []
-    content, damage = read_bytes(path), []
+    damage = []
     kept: list[bytes] = []
-    cut = [content[content.rfind(b"\n") + 1 :]]  # the line that a kill cut off
+    cut = [_unfinished_line(path)]
     for number, line in read_lines(path):
         try:
             record = parse_record(path, number, line)
@@ -101,6 +103,14 @@ def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> list[str]:
         write_bytes(aside / path.name, b"".join([*cut[1:], cut[0]]))
         write_bytes(path, b"".join(kept))
     return damage
+
+
+def _unfinished_line(path: Path) -> bytes:
+    """Return what a kill has left of a file's last line."""
+    max_bytes = METRICS_LINE.max_mb * 2**20
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+        return file.read(max_bytes).rpartition(b"\n")[2]
 
 
 def _move(path: Path, to: Path) -> None:

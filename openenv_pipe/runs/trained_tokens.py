@@ -9,7 +9,6 @@ base64 of 16-bit floats. Nothing but the viewer reads these files.
 import base64
 import binascii
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.episodes import FASTEST, GZIP, enumerate_rows
-from openenv_pipe.system.files import write_bytes
+from openenv_pipe.runs.episodes import enumerate_rows
+from openenv_pipe.runs.packed_lines import write_packed
 from openenv_pipe.types import Episode, Sample, TrainedTokens
 
+MAX_TURNS = 1_000_000  # of a file
 FLOAT16 = np.dtype("<f2")
 
 
@@ -29,8 +29,8 @@ class RecordedTokens:
     """What is recorded of an episode's trained tokens."""
 
     turns: list[int]  # indices of the turns, in whose order the values are
-    entropy: list[float]
-    mismatch: list[float]  # the trainer's logprob minus the sampler's; NaN: not computed
+    entropy: np.ndarray
+    mismatch: np.ndarray  # the trainer's logprob minus the sampler's; NaN: not computed
 
     def by_turn(self, episode: Episode) -> dict[int, tuple[list[float], list[float]]]:
         """Return entropy and mismatch of each trained turn; {} if they are not this episode's."""
@@ -42,7 +42,7 @@ class RecordedTokens:
         found, start = {}, 0
         for turn, length in zip(self.turns, lengths, strict=True):
             end = start + length
-            found[turn] = self.entropy[start:end], self.mismatch[start:end]
+            found[turn] = self.entropy[start:end].tolist(), self.mismatch[start:end].tolist()
             start = end
         return found
 
@@ -72,7 +72,7 @@ def write_trained_tokens(
         )
         for (group, member), parts in by_episode.items()
     ]
-    write_bytes(path, zlib.compress("\n".join(lines).encode(), FASTEST, GZIP))
+    write_packed(path, "\n".join(lines))
 
 
 def read_trained_tokens(path: Path) -> Mapping[tuple[str, int], RecordedTokens]:
@@ -84,11 +84,15 @@ def read_trained_tokens(path: Path) -> Mapping[tuple[str, int], RecordedTokens]:
     if not path.exists():
         return {}
     found = {}
+    num_turns = 0
     for number, row in enumerate_rows(path):
         try:
             turns = row["turns"]
             if not all(type(turn) is int for turn in turns):
                 raise TypeError(f"turns is {turns!r:.80}")
+            num_turns += len(turns)
+            if num_turns > MAX_TURNS:
+                raise ValueError(f"more than {MAX_TURNS:,} turns")
             found[row["group"], row["member"]] = RecordedTokens(
                 turns=turns, entropy=_unpack(row["entropy"]), mismatch=_unpack(row["mismatch"])
             )
@@ -101,6 +105,5 @@ def _pack(parts: Sequence[np.ndarray]) -> str:
     return base64.b64encode(np.concatenate(parts).astype(FLOAT16).tobytes()).decode()
 
 
-def _unpack(text: str) -> list[float]:
-    found: list[float] = np.frombuffer(base64.b64decode(text, validate=True), FLOAT16).tolist()
-    return found
+def _unpack(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text, validate=True), FLOAT16)

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.system.budgets import (
+    MAX_FILE_MB,
+    RECORD,
+    Account,
+    JsonBudget,
+    check_shape,
+    too_large,
+)
 from openenv_pipe.system.secrets import redact
 
 # A file of a run folder is at most this deep in it: checkpoints/NAME/resume/FILE.
@@ -67,13 +75,23 @@ def dump_json(value: Any, *, sort_keys: bool = True) -> str:
     return json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n"
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file of a run folder. Raises RunFolderError as `open_file`."""
+def read_bytes(path: Path, max_mb: int = MAX_FILE_MB) -> bytes:
+    """Read a file of a run folder. Raises RunFolderError as `open_file`, or if it is too large."""
     with open_file(path) as file:
         try:
-            return file.read()
+            content = file.read(max_mb * 2**20 + 1)
         except OSError as error:
             raise RunFolderError(f"cannot read {path}: {error}") from error
+    if len(content) > max_mb * 2**20:
+        raise too_large(path, max_mb)
+    return content
+
+
+def copy_file(path: Path, to: Path) -> None:
+    """Copy a file of a run folder that has been checked. Raises RunFolderError as `open_file`."""
+    with open_file(path) as file, to.open("xb") as copy:
+        shutil.copyfileobj(file, copy)
+    sync(to)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -131,17 +149,21 @@ def _is_run_folder(path: Path) -> bool:
     return any((path / name).is_file() for name in ("run.json", "sweep.json"))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises RunFolderError if it is missing or damaged."""
-    return parse_json(path, read_bytes(path))
+def read_json(path: Path, budget: JsonBudget = RECORD) -> Any:
+    """Read a JSON file. Raises RunFolderError if it is missing, damaged, or beyond the budget."""
+    return parse_json(path, read_bytes(path, budget.max_mb), budget)
 
 
-def parse_json(path: Path, content: bytes) -> Any:
-    """Parse the content of the file `path`. Raises RunFolderError if it is not JSON."""
+def parse_json(path: Path, content: bytes, budget: JsonBudget = RECORD) -> Any:
+    """Parse the content of the file `path`. Raises RunFolderError as `read_json`."""
+    Account(budget).spend(path, content)
     try:
-        return json.loads(content.decode())
+        value = json.loads(content.decode())
+        if isinstance(value, dict | list):
+            check_shape(value, budget.max_keys)
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}") from error
+    return value
 
 
 @contextmanager

@@ -26,7 +26,8 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         folder = store.folder(key)
     except (RunFolderError, OSError) as error:
         return {"key": key, "status": "unreadable", "problem": str(error)}
-    config, records = store.config(key), store.metrics(key).records
+    config, metrics = store.config(key), store.metrics(key)
+    records = metrics.records
     reports = {report.label: report for report in store.reports(key).values()}
     steps = [record for record in records if record["stage"] == "grpo"]
     stage, step, num_steps = _progress(config, records)
@@ -34,7 +35,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
     return {
         "key": key,
         "status": status,
-        "problem": folder.record.cause,
+        "problem": folder.record.cause or metrics.problem,
         "created": folder.record.created.timestamp(),
         "duration_s": folder.duration_s,
         "stage": stage,

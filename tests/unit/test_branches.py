@@ -28,12 +28,12 @@ from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter
 from openenv_pipe.runs.episodes import (
-    GZIP,
     RecordedEpisode,
     episodes_path,
     read_episodes,
     write_episodes,
 )
+from openenv_pipe.runs.packed_lines import GZIP
 from openenv_pipe.runs.transcript import branch_notes, transcript
 from openenv_pipe.types import Group, Status, TurnRole
 from openenv_pipe.viewer.tokens import tokens_of

@@ -285,9 +285,33 @@ def test_text_of_others_is_kept_as_text(folder):
         assert index.count(EpisodeFilter(text="beyond")) == 0, "beyond the limit"
 
 
-def test_an_observation_that_is_nested_deeply(folder):
+def test_an_episode_that_is_nested_too_deep_is_a_problem(folder):
     path = episodes_path(folder, 1)
     row = json.loads(zlib.decompress(path.read_bytes(), 31).splitlines()[0])
-    row["first_observation"] = {"deep": json.loads("[" * 400 + '"needle"' + "]" * 400)}
+    for depth, expected in ((60, 1), (400, 0)):
+        row["first_observation"] = {"deep": json.loads("[" * depth + '"needle"' + "]" * depth)}
+        path.write_bytes(zlib.compress(json.dumps(row).encode(), 1, 31))
+        assert len(found(folder, EpisodeFilter(text="needle"))) == expected
+    with EpisodeIndex.open(folder) as index:
+        assert "nests more than 80 levels deep" in str(index.choices().problems)
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_sqlite_writes_through_no_link_beside_the_index(folder, tmp_path_factory, suffix):
+    EpisodeIndex.opened(folder).close()
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    private = tmp_path_factory.mktemp("private") / "file"
+    private.write_bytes(b"private" * 10_000)
+    (folder / f"{FILE_NAME}{suffix}").symlink_to(private)
+    assert len(found(folder)) == 12
+    assert private.read_bytes() == b"private" * 10_000
+
+
+def test_an_episode_of_too_many_terms_is_a_problem(folder):
+    path = episodes_path(folder, 1)
+    row = json.loads(zlib.decompress(path.read_bytes(), 31).splitlines()[0])
+    row["reward_terms"] = {str(number): 0.0 for number in range(1001)}
     path.write_bytes(zlib.compress(json.dumps(row).encode(), 1, 31))
-    assert len(found(folder, EpisodeFilter(text="needle"))) == 1
+    with EpisodeIndex.open(folder) as index:
+        assert "1,001 reward terms" in str(index.choices().problems)

@@ -1,5 +1,6 @@
-"""Files that cannot be written, and folders for sockets."""
+"""Files that cannot be written, or have more than is read, and folders for sockets."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -7,7 +8,9 @@ import tempfile
 
 import pytest
 
-from openenv_pipe.system.files import socket_folder
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.budgets import Account, JsonBudget
+from openenv_pipe.system.files import read_bytes, read_json, socket_folder
 
 LIMIT_S = 120
 # A limit of the size of files raises as a full disk does: an error without the file's name.
@@ -58,3 +61,47 @@ def test_sockets_fit_whatever_the_length_of_tmpdir(tmp_path, monkeypatch):
         (folder / "gateway.sock").unlink()
     finally:
         folder.rmdir()
+
+
+def test_a_file_beyond_its_budget_is_named_and_not_read(tmp_path):
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(3 * 2**30)
+    with pytest.raises(RunFolderError, match=r"config\.json is larger than 16 MB") as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(RunFolderError, match="is larger than 64 MB"):
+        read_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" + b"0," * 500_000 + b"0]", "has more than 500,000 values"),
+        (b"[" + b"{}," * 250_000 + b"{}]", "has more than 500,000 values"),
+        (b"[" * 81 + b"]" * 81, "nests more than 80 levels deep"),
+        (b'{"a":' * 81 + b"0" + b"}" * 81, "nests more than 80 levels deep"),
+        (b"[" * 400_000, "cannot read"),
+        (json.dumps(dict.fromkeys(map(str, range(10_001)))).encode(), "more than 10,000 keys"),
+    ],
+)
+def test_json_beyond_its_budget_is_named(content, message, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=message) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)
+
+
+def test_json_within_its_budget_is_read(tmp_path):
+    path = tmp_path / "run.json"
+    values = {"deep": json.loads("[" * 79 + "]" * 79), "many": [0] * 400_000, "text": "," * 99_000}
+    path.write_text(json.dumps(values))
+    assert read_json(path) == values
+
+
+def test_documents_that_are_kept_together_share_a_budget(tmp_path):
+    account = Account(JsonBudget(max_mb=1, max_values=10))
+    account.spend(tmp_path / "a", b"[1,2,3,4,5]")
+    with pytest.raises(RunFolderError, match="b, with what was read before it, has more than 10"):
+        account.spend(tmp_path / "b", b"[1,2,3,4,5,6]")

@@ -256,7 +256,7 @@ async def test_another_run_gets_the_pictures_that_its_episodes_name(tmp_path):
     ]
     for each in [*(old / "pictures").iterdir(), *(new / "pictures").iterdir()]:
         each.unlink()
-    with pytest.raises(RunFolderError, match="cannot read a picture of recorded episodes"):
+    with pytest.raises(RunFolderError, match=r"cannot read .*/old/pictures/"):
         write_episodes(episodes_path(new, 1), read)
 
 

@@ -6,6 +6,8 @@ import math
 import os
 import struct
 import time
+import tracemalloc
+import zlib
 from random import Random
 
 import pytest
@@ -119,3 +121,46 @@ def test_a_step_of_256_episodes_is_quick_to_write(path):
         write_episodes(path, groups)
         took_s.append(time.process_time() - started_s)
     assert min(took_s) < 0.25, "some 30 ms, with room for a slow machine"
+
+
+@pytest.mark.parametrize(
+    ("piece", "times", "message"),
+    [
+        (b"\0" * 2**20, 400, "unpacks to more than 200 times its size"),
+        (b"[" + b"0," * (3 * 2**20), 1, "has more than 2,000,000 values"),
+        (b'{"a":"' + b"x" * 2000 + b'"}\n', 20_000, "unpacks to more than 200 times its size"),
+        (b"\n" * 2**20, 4, "has nothing in line 1"),
+        (b"{}\n" * 2**10, 100, "has more than 100,000 lines"),
+    ],
+)
+def test_what_a_small_file_unpacks_to_is_bounded(path, piece, times, message):
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    path.write_bytes(b"".join(packer.compress(piece) for _ in range(times)) + packer.flush())
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunFolderError, match=message) as caught:
+            for _ in read_rows(path):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+
+
+def test_what_follows_the_end_of_a_packed_file_is_not_lost_in_silence(path):
+    write_episodes(path, run_samples.groups())
+    path.write_bytes(path.read_bytes() + path.read_bytes())
+    with pytest.raises(RunFolderError, match="something follows its end"):
+        read_episodes(path)
+
+
+def test_a_file_without_a_last_line_end_is_read(path):
+    path.write_bytes(zlib.compress(b'{"a":1}\n{"a":2}', 1, 31))
+    assert [row["a"] for row in read_rows(path)] == [1, 2]
+
+
+def test_the_length_of_a_line_is_bounded(path):
+    """Of one that is not packed well, so that its ratio says nothing."""
+    path.write_bytes(zlib.compress(Random(0).randbytes(33 * 2**20).replace(b"\n", b" "), 1, 31))
+    with pytest.raises(RunFolderError, match="has a line of more than 32 MB"):
+        list(read_rows(path))

@@ -9,6 +9,7 @@ import pytest
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics, without_times
+from openenv_pipe.system.budgets import JsonBudget
 
 
 @pytest.fixture
@@ -65,3 +66,31 @@ def test_runs_that_differ_in_time_only_have_equal_lines(path):
     append(path, *({"step": 1, "loss/kl": 1e-17, "time/step_s": time_s} for time_s in (1.0, 2.0)))
     first, second = map(without_times, path.read_text().splitlines())
     assert first == second == '{"step":1,"stage":"grpo","loss/kl":1e-17}'
+
+
+def test_metrics_beyond_their_budget_are_named(path):
+    path.write_text("".join('{"stage":"grpo","step":1,"a":1}\n' for _ in range(1_400_000)))
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl, .* has more than 4,000,000 values"):
+        read_metrics(path)
+
+
+def test_names_of_metrics_are_counted(path):
+    lines = ({"stage": "grpo", "step": n, **{f"{n}/{i}": 1 for i in range(900)}} for n in range(20))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(RunFolderError, match="has more than 10,000 names of metrics"):
+        read_metrics(path)
+
+
+def test_a_run_reads_all_of_its_own_metrics(path):
+    append(path, *({"step": step, "reward/mean": 0.5} for step in range(3)))
+    small = JsonBudget(max_mb=1, max_values=5)
+    with pytest.raises(RunFolderError, match="has more than 5 values"):
+        read_metrics(path, small)
+    assert len(read_metrics(path, budget=None)) == 3
+
+
+@pytest.mark.parametrize("content", [b"x" * (2**20 + 1), b"\0" * (2**20 + 1) + b"\n"])
+def test_a_line_that_is_too_long_is_named(path, content):
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match="has a line of more than 1 MB"):
+        read_metrics(path)

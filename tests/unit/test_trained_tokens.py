@@ -92,7 +92,7 @@ def test_what_is_written_is_read(recorded):
     _, episode, path, entropy = recorded
     ((key, found),) = read_trained_tokens(path).items()
     assert key == ("1/0", 1)
-    assert (found.turns, found.entropy) == ([0, 1, 2], entropy.tolist())
+    assert (found.turns, found.entropy.tolist()) == ([0, 1, 2], entropy.tolist())
     by_turn = found.by_turn(episode)
     assert [len(by_turn[turn][0]) for turn in range(3)] == [6, 6, 6]
     assert by_turn[2][0] == entropy.tolist()[12:]

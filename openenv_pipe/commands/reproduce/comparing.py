@@ -4,6 +4,7 @@ The order is that in which a run writes: each step's metrics, its episodes, its 
 the evaluations. `time/*` is ignored. Tolerances are in `bands`.
 """
 
+import filecmp
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from openenv_pipe.runs.checkpoints import (
 from openenv_pipe.runs.episodes import episodes_path, read_rows
 from openenv_pipe.runs.evals import read_report, read_stages, report_paths
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.packed_lines import read_packed
 from openenv_pipe.system.files import read_json
 
 RECORDED_DIGESTS = "checkpoints.json"  # in a recording, which has no checkpoints
@@ -111,13 +113,12 @@ def _metrics(
 
 def _episodes(where: str, expected: Path, seen: Path, step: int) -> Iterator[Mismatch]:
     old, new = episodes_path(expected, step), episodes_path(seen, step)
-    if not (old.exists() and new.exists()) or old.read_bytes() == new.read_bytes():
+    if not (old.exists() and new.exists()) or filecmp.cmp(old, new, shallow=False):
         return
-    rows = list(read_rows(old)), list(read_rows(new))
-    if len(rows[0]) != len(rows[1]):
-        counts = [str(len(each)) for each in rows]
+    counts = [str(sum(1 for _ in read_packed(each))) for each in (old, new)]
+    if counts[0] != counts[1]:
         yield Mismatch(where=where, what="number of episodes", expected=counts[0], seen=counts[1])
-    for a, b in zip(*rows, strict=False):
+    for a, b in zip(read_rows(old), read_rows(new), strict=False):
         for name in a:
             if a[name] != b.get(name):
                 what = f"{name} of episode {a['group']}, member {a['member']}"

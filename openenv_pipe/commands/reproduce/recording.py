@@ -12,11 +12,12 @@ from typing import Any
 
 from openenv_pipe.commands.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.episodes import iterate_episodes
+from openenv_pipe.runs.evals import read_report, report_paths
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.metrics import parse_record, read_lines
 from openenv_pipe.runs.pictures import write_pictures
-from openenv_pipe.system.files import read_bytes, write_bytes, write_json, write_text
+from openenv_pipe.system.files import copy_file, read_bytes, write_bytes, write_json, write_text
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> None:
@@ -39,11 +40,12 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
         step = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
         if steps is None or (step.isdecimal() and int(step) <= steps):
-            write_pictures(to, read_episodes(path))
-            write_bytes(to / "episodes" / path.name, read_bytes(path))
+            write_pictures(to, (each.episode for each in iterate_episodes(path)))
+            copy_file(path, to / "episodes" / path.name)
     (to / "eval").mkdir()
-    for path in sorted((folder.path / "eval").glob("*.json")):
-        write_bytes(to / "eval" / path.name, read_bytes(path))
+    for path in report_paths(folder.path):
+        read_report(path)  # checks it, and that it is not too large
+        copy_file(path, to / "eval" / path.name)
     write_json(to / RECORDED_DIGESTS, digests)
     recorded = folder.record.model_copy(update={"lineage": folder.lineage("recording")})
     write_json(to / "run.json", recorded.model_dump(mode="json"))

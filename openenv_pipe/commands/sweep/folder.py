@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import FailFast, ValidationError
 
 from openenv_pipe.config.error_messages import first_problem
 from openenv_pipe.config.secrets import hide_assignments, known_secrets
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.provenance import Record
+from openenv_pipe.runs.provenance import Record, Texts
 from openenv_pipe.runs.trust import as_ascii, try_to_sign, why_foreign
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.system.process_id import ProcessId
@@ -48,7 +48,7 @@ class Job(Record):
     """One job in sweep.json."""
 
     index: int
-    overrides: list[str]
+    overrides: Texts
     status: JobStatus = "waiting"
     cause: str | None = None
     run: str | None = None  # "wordle/0007"
@@ -63,13 +63,13 @@ class SweepRecord(Record):
     stamp: str
     status: Literal["running", "finished", "failed", "interrupted"]
     attempt: int  # 1, and one more for each resume
-    command: list[str]
-    overrides: list[str]
+    command: Texts
+    overrides: Texts
     signature: str | None = None  # of the overrides, and of the current folder of the first attempt
     created: datetime
     ended: datetime | None
     process: ProcessId
-    jobs: list[Job]
+    jobs: Annotated[list[Job], FailFast()]
 
 
 class SweepFolder:
