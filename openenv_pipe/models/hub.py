@@ -9,6 +9,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.model_files import check_model_folder
 from openenv_pipe.models.safetensors_only import VISION_MODELS
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
@@ -20,21 +21,24 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
     interrupted download leaves it, does not count.
 
     Raises:
-        ConfigError: the path is neither a folder nor a valid id of a model hub.
+        ConfigError: the path is neither a folder nor a valid id of a model hub, or the model's
+            configuration or tokenizer cannot be read within limits.
     """
     folder = Path(config.path).expanduser()
-    if folder.is_dir():
-        return folder
-    try:
-        found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
-    except HFValidationError:
-        raise ConfigError(
-            f"model.path={config.path!r} is neither a folder on this machine nor an id such as "
-            "Qwen/Qwen3-0.6B"
-        ) from None
-    if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
-        return None
-    return Path(found).parent
+    if not folder.is_dir():
+        try:
+            found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
+        except HFValidationError:
+            raise ConfigError(
+                f"model.path={config.path!r} is neither a folder on this machine nor an id such as "
+                "Qwen/Qwen3-0.6B"
+            ) from None
+        if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
+            return None
+        folder = Path(found).parent
+    with readable_errors(config):
+        check_model_folder(folder)
+    return folder
 
 
 def find_generation_config(config: HubModelConfig) -> Path | None:

@@ -31,16 +31,19 @@ from openenv_pipe.models.architecture_check import (
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.hub import find_generation_config, find_model_folder, readable_errors
+from openenv_pipe.models.model_files import TOKENIZER
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import (
     VISION_MODELS,
+    find_file,
     load_adapter,
     model_class,
     plain_name,
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
+from openenv_pipe.models.tokenizer_process import check_tokenizer
 
 if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
@@ -156,6 +159,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer: Any = tiny.build_tokenizer()
     else:
         with readable_errors(config):
+            if find_model_folder(config) is None and (
+                downloaded := find_file(config.path, TOKENIZER, config.revision)
+            ):
+                check_tokenizer(downloaded)
             tokenizer = AutoTokenizer.from_pretrained(
                 config.path, revision=config.revision, trust_remote_code=False
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.model_files import read_header
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
@@ -114,7 +115,7 @@ def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
     """See `folder_shape`. Raises ConfigError if the folder cannot be read."""
     try:
         return folder_shape(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"model.path={config.path!r} ({folder}) cannot be read: {error}; expected config.json "
             "and *.safetensors of a causal language model"
@@ -144,9 +145,8 @@ def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape | None:
 
 
 def _count_parameters(path: Path) -> int:
-    """Count the parameters of a safetensors file from its header: a length, then JSON."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    """Count the parameters of a safetensors file from its header."""
+    _, header = read_header(path)
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
 
 

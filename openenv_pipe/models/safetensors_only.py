@@ -59,15 +59,15 @@ def model_class(config: Any) -> Any:
 
 def refuse_other_weights(path: str, revision: str | None = None) -> None:
     """Raise ConfigError if the model is an adapter, or names weights in another format."""
-    if _find_file(path, ADAPTER_CONFIG, revision):
+    if find_file(path, ADAPTER_CONFIG, revision):
         raise ConfigError(
             f"{path} has an {ADAPTER_CONFIG}: it is an adapter, or a model with one beside it; "
             "give a model without, such as `openenv-pipe export` writes"
         )
     named = []
-    if index := _find_file(path, INDEX, revision):
+    if index := find_file(path, INDEX, revision):
         named += list(_read_object(index, "weight_map").values())
-    if config := _find_file(path, "config.json", revision):
+    if config := find_file(path, "config.json", revision):
         explicit = _read_object(config).get("transformers_weights")
         named += [] if explicit is None else [explicit]
     for name in named:
@@ -103,7 +103,7 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
-def _find_file(path: str, name: str, revision: str | None) -> Path | None:
+def find_file(path: str, name: str, revision: str | None) -> Path | None:
     """Return a small file of a folder or a hub's repository, None if there is no such file."""
     folder = Path(path).expanduser()
     if folder.is_dir():

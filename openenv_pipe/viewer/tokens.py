@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import PipeError, RunFolderError
+from openenv_pipe.models.tokenizer_process import (
+    MAX_TOKENIZER_MB,
+    read_tokenizer,
+    token_texts,
+)
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
+from openenv_pipe.system.files import read_bytes
 from openenv_pipe.types import PICTURE_IDS, TurnRole
 
 MAX_TOKENS = 100_000  # of one episode
@@ -82,29 +88,54 @@ def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | 
     if not ids:
         return None, "the model of this run is behind an endpoint that takes messages, not tokens"
     try:
-        file = _tokenizer_file(path, trust=trust)
-        tokenizer = _tiny() if file is None else _load(file)
-        texts = [
-            PICTURE if each >= PICTURE_IDS else tokenizer.decode([each], skip_special_tokens=False)
-            for each in ids
-        ]
-        return texts, None
-    except PipeError as error:
+        known = _known_texts(path, trust=trust)
+        return [PICTURE if each >= PICTURE_IDS else known.get(each, "") for each in ids], None
+    except (PipeError, OSError) as error:
         problem = str(error).partition("\n")[0]
-    except BaseException as error:
-        # What the library raises for damaged files has no narrower type, and that of a decoder that
-        # panics (pyo3's PanicException) is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        problem = repr(error)[:200]
     return None, f"tokens are shown by their ids, because there is no tokenizer: {problem}"
 
 
-def _tokenizer_file(path: Path, *, trust: bool) -> Path | None:
-    """Return the file of a run's tokenizer; None: the tiny model's. Raises PipeError."""
+def _known_texts(path: Path, *, trust: bool) -> Mapping[int, str]:
+    """Return the texts of a run's tokens by their ids. Raises PipeError or OSError."""
+    found = _tokenizer_file(path, trust=trust)
+    if found is None:
+        return _tiny_texts()
+    file, is_of_run = found
+    stamp = file.stat()
+    texts = _texts_of_file(file, is_of_run, (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino))
+    if isinstance(texts, PipeError):
+        raise texts
+    return texts
+
+
+@lru_cache(maxsize=4)
+def _texts_of_file(
+    file: Path, is_of_run: bool, _stamp: tuple[int, int, int]
+) -> Mapping[int, str] | PipeError:
+    """Return the texts, or why there are none, so that this is found out only once."""
+    try:
+        content = read_bytes(file, MAX_TOKENIZER_MB) if is_of_run else read_tokenizer(file)
+        return token_texts(file, content)
+    except PipeError as error:
+        return error
+
+
+@cache
+def _tiny_texts() -> Mapping[int, str]:
+    from openenv_pipe.models.tiny import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    return {number: str(tokenizer.decode([number])) for number in tokenizer.get_vocab().values()}
+
+
+def _tokenizer_file(path: Path, *, trust: bool) -> tuple[Path, bool] | None:
+    """Return the file of a run's tokenizer, and whether it is in the run folder.
+
+    None: the tiny model's. Raises PipeError.
+    """
     for checkpoint in reversed(all_checkpoints(path)):
         if (file := checkpoint / "tokenizer.json").is_file():
-            return file
+            return file, True
     folder = RunFolder.open(path)
     if folder.written_config.model.type == "tiny":
         return None
@@ -112,24 +143,10 @@ def _tokenizer_file(path: Path, *, trust: bool) -> Path | None:
     assert model.type == "hub"
     file = Path(model.path).expanduser() / "tokenizer.json"
     if file.is_file():
-        return file
+        return file, False
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(model.path, "tokenizer.json", revision=model.revision)
     if not isinstance(found, str):
         raise RunFolderError("the run has no checkpoint yet, and this machine has no copy of it")
-    return Path(found)
-
-
-@lru_cache(maxsize=4)
-def _load(file: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file))
-
-
-@cache
-def _tiny() -> Any:
-    from openenv_pipe.models.tiny import build_tokenizer
-
-    return build_tokenizer()
+    return Path(found), False

@@ -1,5 +1,6 @@
 """The viewer's answers about episodes: lists, conversations, tokens, groups and tasks."""
 
+import json
 import math
 import zlib
 from pathlib import Path
@@ -10,9 +11,11 @@ from starlette.testclient import TestClient
 
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes, write_episodes
 from openenv_pipe.types import Judgement, Status, Usage
 from openenv_pipe.viewer import server
+from openenv_pipe.viewer.bundle import write_bundle
 from openenv_pipe.viewer.run_store import RunStore
 
 RUN = "/api/runs/smoke/0001"
@@ -157,6 +160,40 @@ def test_without_a_tokenizer_tokens_have_ids(client, folder):
     answer = client.get("/api/runs/smoke/0002/tokens", params={"step": 1, "line": 1})
     assert answer.json()["texts"] is None
     assert "there is no tokenizer" in answer.json()["problem"]
+
+
+STRIP = {"type": "Strip", "content": "a", "start": 5, "stop": 5}
+TENFOLD = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"decoder": STRIP}, "PanicException"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [TENFOLD] * 9}}, "memory allocation"),
+        ({"model": {}}, "cannot be used"),
+        (None, "is larger than 64 MB"),
+    ],
+)
+def test_a_hostile_tokenizer_ends_neither_the_page_nor_the_bundle(tmp_path, change, reason):
+    other = run_samples.create(tmp_path / "runs")
+    run_samples.train(other, num_steps=1)
+    with new_checkpoint(other.path, StageStep("grpo", 1)) as path:
+        build_tokenizer().save_pretrained(path)
+    file = other.checkpoints()[0] / "tokenizer.json"
+    if change is None:
+        with file.open("wb") as opened:
+            opened.truncate(2**31)
+    else:
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    store = RunStore(tmp_path / "runs")
+    client = TestClient(server.build_app(store), base_url="http://127.0.0.1")
+    tokens = ask(client, "tokens", step=1, line=1)
+    assert tokens["texts"] is None
+    assert reason in tokens["problem"]
+    assert str(file) in tokens["problem"]
+    write_bundle(store, tmp_path / "bundle", keys=["smoke/0001"], stamps=[], trust=False)
+    assert (tmp_path / "bundle" / "index.html").exists()
 
 
 def test_an_engine_of_messages_has_no_tokens(client, folder):

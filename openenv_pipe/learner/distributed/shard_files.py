@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.model_files import read_header
 
 TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
 TYPE_NAMES[torch.bfloat16] = "BF16"
@@ -100,11 +101,9 @@ class _RowReader(HuggingFaceStorageReader):
 
 def _read_starts(file: Path) -> Offsets:
     """Read where each tensor begins in a safetensors file."""
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
+    length, header = read_header(file)
     return {
-        name: 8 + length + entry["data_offsets"][0]
+        name: length + entry["data_offsets"][0]
         for name, entry in header.items()
         if name != "__metadata__"
     }

@@ -1,0 +1,109 @@
+"""A model's folder is read within limits: its tokenizer, its configurations, and headers."""
+
+import json
+import os
+import struct
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.load import load_policy, load_tokenizer, select_device
+from openenv_pipe.models.memory_estimate import read_folder_shape
+from openenv_pipe.models.model_files import check_model_folder, read_header
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.models.tokenizer_process import token_texts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder without weights."""
+    build_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    return tmp_path
+
+
+def model(folder):
+    return compose(["conf=smoke", "model=hub", f"model.path={folder}"]).config.model
+
+
+def change(folder, **values):
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_the_texts_are_those_of_the_library(folder):
+    content = (folder / "tokenizer.json").read_bytes()
+    tokenizer = build_tokenizer()
+    expected = {number: tokenizer.decode([number]) for number in tokenizer.get_vocab().values()}
+    assert token_texts(folder / "tokenizer.json", content) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}}, "PanicException"),
+        (
+            {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": ""}},
+            "Regex search error",
+        ),
+        ({"model": {}}, "cannot be used"),
+    ],
+)
+def test_a_tokenizer_that_ends_its_process_is_named(folder, values, reason):
+    change(folder, **values)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_tokenizer(model(folder))
+    assert str(folder / "tokenizer.json") in str(caught.value)
+
+
+def test_the_time_of_a_tokenizer_is_bounded(folder):
+    grown = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    change(folder, normalizer={"type": "Sequence", "normalizers": [grown] * 15})
+    content = (folder / "tokenizer.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"more than 1 s of CPU time|memory allocation"):
+        token_texts(folder / "tokenizer.json", content, cpu_s=1)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_files_of_the_model_are_files_of_a_size(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{name} is not a file"):
+        check_model_folder(folder)
+    (folder / name).unlink()
+    with (folder / name).open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(ConfigError, match=f"{name} has 2,048 MB; expected at most 64 MB"):
+        load_policy(model(folder), seed=0, device=select_device("cpu"))
+
+
+def test_values_of_a_model_are_counted(folder):
+    (folder / "config.json").write_text("[" + "0," * 4_000_000 + "0]")
+    with pytest.raises(ConfigError, match="has more than 4,000,000 values"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        struct.pack("<Q", 2**62) + b"{}",
+        struct.pack("<Q", 2**64 - 1),
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 400) + b"[" * 400,
+        struct.pack("<Q", 10) + b'{"a": 1}  ',
+        b"",
+    ],
+)
+def test_a_header_of_weights_is_bounded(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.safetensors|'int' object") as caught:
+        read_folder_shape(model(folder), folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_the_header_of_weights_is_read(folder):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    assert read_header(file) == (8 + len(header), json.loads(header))
