@@ -82,7 +82,7 @@ def when(folder: Path, pattern: str, words: str) -> float:
 
 
 def processor_s(folder: Path, number: int) -> float:
-    """Return the processor seconds that the process of a run has taken; 0 if it has ended."""
+    """Return the processor seconds that the process of a run has taken; 0 if it is gone."""
     try:
         times = psutil.Process(pid_of(folder, number)).cpu_times()
     except psutil.NoSuchProcess:
