@@ -1,4 +1,4 @@
-"""Forward a local port to a port of a pod, through the cluster's API.
+"""Forward a unix socket of this user to a port of a pod, through the cluster's API.
 
 Each connection is one WebSocket of the API's port-forward, with two channels: data and errors.
 The Kubernetes client's own port-forward is not used, because it needs a thread per connection and
@@ -7,13 +7,15 @@ its user notices.
 """
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 import aiohttp
 
 from openenv_pipe.environments.hosts.kubernetes.api import Cluster
+from openenv_pipe.system.files import socket_folder
 
-ADDRESS = "127.0.0.1"
 CHUNK = 64 * 1024
 DATA, ERRORS = 0, 1  # channels, the first byte of every message
 CONNECT_LIMIT_S = 15.0
@@ -27,12 +29,15 @@ class Tunnel:
         self._pod = pod
         self._port = port
         self._server: asyncio.Server | None = None
+        self._folder: Path | None = None  # of the socket
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
         """Start listening and return the URL."""
-        self._server = await asyncio.start_server(self._accept, ADDRESS, 0, backlog=1024)
-        return f"http://{ADDRESS}:{self._server.sockets[0].getsockname()[1]}"
+        self._folder = socket_folder("openenv-pipe-pod-")
+        path = self._folder / "server"
+        self._server = await asyncio.start_unix_server(self._accept, path, backlog=1024)
+        return f"unix://{path}"
 
     async def close(self) -> None:
         """Stop listening and end all connections. May be called again."""
@@ -41,6 +46,8 @@ class Tunnel:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._carry(reader, writer))
