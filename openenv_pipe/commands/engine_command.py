@@ -11,9 +11,9 @@ import yaml
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir, python_path
+from openenv_pipe.engines.vllm.install import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
-from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, INSIDE_CONTAINER, hub_cache
+from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, INSIDE_CONTAINER, MOUNTS, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
 from openenv_pipe.engines.vllm.server_command import (
     HOSTS_VARIABLE,
@@ -102,7 +102,7 @@ def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitRes
 def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> Mapping[str, Any]:
     """Return one service of a compose file."""
     port, model, weights = address.port or 80, Path(spec.model), parent_folder(engine.weights_dir)
-    volumes = [f"{INSIDE}:{INSIDE_CONTAINER}:ro"]
+    volumes = [f"{folder}:{inside}:ro" for folder, inside in MOUNTS.items()]
     if weights != IN_MEMORY:  # which `ipc: host` shares
         volumes.append(f"{weights}:{weights}:ro")
     volumes.append(f"{model}:{model}:ro" if model.is_dir() else f"{hub_cache()}:{HUB_CACHE}")

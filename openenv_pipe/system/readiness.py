@@ -46,17 +46,19 @@ async def wait_until_healthy(
     url: str,
     *,
     timeout_s: float,
+    access: Access = OPEN,
     check: Callable[[float], Awaitable[str | None]] | None = None,
 ) -> None:
     """Poll the server at `url` until it is healthy.
 
     Args:
-        check: makes one attempt within the given number of seconds; default: `check_health`.
+        access: for `check_health`, which makes the attempts unless there is a `check`.
+        check: makes one attempt within the given number of seconds.
 
     Raises:
         NotReadyError: it is not healthy within `timeout_s` seconds.
     """
-    check = check or partial(check_health, url)
+    check = check or partial(check_health, url, access=access)
     deadline = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:

@@ -18,6 +18,10 @@ class ServerLease(Protocol):
         """The error that ended the servers for good; None while they work."""
 
     @property
+    def key(self) -> str | None:
+        """What every request to them needs, and no record has; None: nothing."""
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """Facts about the servers."""
 

@@ -18,6 +18,7 @@ from openenv_pipe.environments.hosts.attach import AttachHost, http_url
 from openenv_pipe.environments.hosts.process import EnvProcess
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
 from openenv_pipe.system import readiness
+from openenv_pipe.system.http import bearer
 from openenv_pipe.system.readiness import check_health
 from tests.ports import lasting_port
 
@@ -103,14 +104,16 @@ async def refusal(*urls, **changes):
 
 async def test_a_real_server_is_used_and_left_running(tmp_path):
     config = compose(["conf=echo", "host.sessions_per_server=3"]).config
-    server = EnvProcess(config.env, config.host, 0, tmp_path / "log")
+    server = EnvProcess(config.env, config.host, 0, tmp_path / "log", "its-key")
     try:
         await server.start()
-        async with attached(server.url, sessions_per_server=3) as host:
+        own = {"headers": "{Authorization: 'Bearer its-key'}"}
+        assert "set host.headers" in await refusal(server.url)
+        async with attached(server.url, sessions_per_server=3, **own) as host:
             async with host.session() as session:
                 first = await session.reset({"seed": 1, "split": "train", "index": 0}, LIMIT_S)
             assert first.observation["letter"]
-        assert await check_health(server.url, LIMIT_S) is None
+        assert await check_health(server.url, LIMIT_S, bearer("its-key")) is None
     finally:
         await server.stop()
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
@@ -77,9 +78,13 @@ def test_the_servers_page(tmp_path):
     try:
         wait_until(lambda: "\n" in process.out, "the page's address", process)
         page, _, _ = process.out.partition("\n")
-        assert page.endswith("/web")
-        with urllib.request.urlopen(f"{page}/", timeout=60) as answer:
-            assert answer.status == 200
+        path, _, key = page.partition("?key=")
+        assert path.endswith("/web") and key
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{path}/", timeout=60)
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(page, timeout=60) as answer:
+            assert answer.status == 200 and "key=" not in answer.url
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
     finally:

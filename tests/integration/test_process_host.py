@@ -225,7 +225,9 @@ async def test_the_web_page_is_served_where_it_is_asked_for(package, tmp_path, e
         running(parts, tmp_path) as host,
         httpx.AsyncClient(base_url=host.urls[0], timeout=LIMIT_S) as client,
     ):
-        assert (await client.get("/web/")).status_code == status
+        assert (await client.get("/web/")).status_code == 401
+        assert (await client.get("/web/", params={"key": host.key})).status_code == 303
+        assert (await client.get("/web/")).status_code == status  # by the cookie
 
 
 # What a server imports: OpenEnv, then its web page, as an environment may do that has its own.

@@ -9,11 +9,13 @@ from openenv_pipe.environments.hosts.process import EnvProcess, ProcessHost
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.http import OPEN
+from openenv_pipe.system.http import bearer
 from tests.fakes import collect, run_config, sampled, tiny_policy
 
 # Plays as tests/fakes.py does, with delays that grow, and refuses sessions above
 # MAX_CONCURRENT_ENVS.
+KEY = "a-key-of-this-test"
+ACCESS = bearer(KEY)
 SERVER = """
 import asyncio, json, os, sys
 from http import HTTPStatus
@@ -71,7 +73,7 @@ async def test_four_servers_with_one_session_play_what_one_with_four_plays(tmp_p
 @pytest.fixture
 async def echo_server(tmp_path):
     config = compose(["conf=echo"]).config
-    server = EnvProcess(config.env, config.host, 0, tmp_path / "log")
+    server = EnvProcess(config.env, config.host, 0, tmp_path / "log", KEY)
     await server.start()
     yield server.url
     await server.stop()
@@ -90,11 +92,11 @@ def config_with(split, num_eval_tasks=100):
 
 async def test_a_server_says_how_many_tasks_it_has(echo_server):
     async def splits(config):
-        return await open_splits(config, known_splits(config), echo_server, OPEN)
+        return await open_splits(config, known_splits(config), echo_server, ACCESS)
 
-    told = await describe_task_api(echo_server, OPEN)
+    told = await describe_task_api(echo_server, ACCESS)
     assert "400 of the split 'train', 100 of the split 'eval'" in told
-    assert await describe_task_api(f"{echo_server}/elsewhere", OPEN) is None
+    assert await describe_task_api(f"{echo_server}/elsewhere", ACCESS) is None
     found = await splits(config_with("eval"))
     assert (len(found.train), len(found.eval)) == (400, 100)
     assert found.eval[99].reset == {"split": "eval", "index": 99, "turns": 4}
@@ -111,10 +113,10 @@ async def test_a_server_without_the_task_api_is_explained(tmp_path):
     from tests.integration.test_process_host import settings, write_package
 
     parts = settings(package=write_package(tmp_path / "parrot"))
-    server = EnvProcess(*parts, 0, tmp_path / "log")
+    server = EnvProcess(*parts, 0, tmp_path / "log", KEY)
     await server.start()
     try:
         with pytest.raises(ConfigError, match=r"/parrot/splits answers 501 .*type range, file"):
-            await server_rows(server.url, OPEN, "train", "env.tasks.train")
+            await server_rows(server.url, ACCESS, "train", "env.tasks.train")
     finally:
         await server.stop()

@@ -243,6 +243,7 @@ class FakeServers:
 
     def __init__(self, *_):
         self.urls = [f"http://server/{len(self.made)}"]
+        self.key = "a-key"
         self.failure = None
         self.unclean = False
         self.num_clears = 0

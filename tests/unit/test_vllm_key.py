@@ -16,13 +16,13 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import endpoint, launch, launch_docker
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.inside.openenv_pipe_key import OnlyClients, OnlyTheRun
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.rewards.judges import vllm_server
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun
 
 KEY = "a-key-of-this-test"
 OWN = ("host", "127.0.0.1:8000")
@@ -303,8 +303,10 @@ async def test_a_leased_server_s_key_comes_from_its_owner_and_not_from_the_reque
     class Owner:
         async def lease(self, kind, wanted):
             requests.append(wanted)
-            facts = {"key": "the-owner-s", "shared_servers": {"logs": str(tmp_path)}}
-            return SimpleNamespace(urls=["http://a"], facts=facts, release=lambda: None)
+            facts = {"shared_servers": {"logs": str(tmp_path)}}
+            lease = SimpleNamespace(urls=["http://a"], key="the-owner-s", facts=facts)
+            lease.release = lambda: None
+            return lease
 
     config = CONFIG.model_copy(update={"api_key": "a-user-s"})
     server = LeasedVllmServer(SPEC, config, "digest", Owner())

@@ -19,7 +19,7 @@ from openenv_pipe.engines.vllm import endpoint as serving
 from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm import weights_folder as weights_folder_module
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.install import INSIDE
+from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.launch_docker import docker_command
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
@@ -201,11 +201,12 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
     with pytest.raises(NotADirectoryError):
         await endpoint(tmp_path)
     of_a_run, of_an_endpoint = started
-    own = {**server_variables(spec(), engine(), str(INSIDE))}
+    own = {**server_variables(spec(), engine(), python_path(sees_pictures=False))}
     own |= {"VLLM_API_KEY": server.key}
     assert of_a_run == process_environment(str(tmp_path), own) and server.key != "a-user-s"
     # serving lets the user's own cache size and key stand
-    own = {"VLLM_CPU_KVCACHE_SPACE": "3", "PYTHONPATH": str(INSIDE), "VLLM_API_KEY": "a-user-s"}
+    own = {"VLLM_CPU_KVCACHE_SPACE": "3", "PYTHONPATH": python_path(sees_pictures=False)}
+    own |= {"VLLM_API_KEY": "a-user-s"}
     assert of_an_endpoint == process_environment(str(tmp_path), own)
 
 

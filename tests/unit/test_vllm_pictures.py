@@ -91,8 +91,9 @@ def test_a_server_that_sees_pictures_takes_their_patches_as_they_are():
 
 def test_torchvision_is_for_servers_that_see_pictures_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert install.python_path(False) == str(install.INSIDE)
-    assert install.python_path(True).split(":")[1] == str(install.torchvision_dir())
+    without = [str(install.INSIDE), str(install.SERVER_SIDE)]
+    assert install.python_path(False).split(":") == without
+    assert install.python_path(True).split(":") == [*without, str(install.torchvision_dir())]
     with pytest.raises(EngineMissingError, match="`openenv-pipe engine install vllm --build cpu`"):
         install.require_pictures("cpu")
     install.require_pictures("cuda")  # that build's own environment has it

@@ -35,12 +35,13 @@ class FakeServer:
     def __init__(self, kind, wanted, logs):
         assert kind == "vllm"
         self.urls = [f"http://vllm/{len(self.made)}"]
+        self.key = "a-key"
         self.failure = None
         self.closed = False
         self.made.append(self)
 
     def facts(self):
-        return {"key": "a-key"}
+        return {}
 
     async def start(self):
         """The server is ready at once."""

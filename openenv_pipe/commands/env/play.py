@@ -21,6 +21,7 @@ from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rewards import Scorer
@@ -261,7 +262,8 @@ def serve_page(target: Target, on_ready: Callable[[str], None]) -> None:
 async def _serve_page(target: Target, on_ready: Callable[[str], None]) -> None:
     variables = {"ENABLE_WEB_INTERFACE": "true"}
     async with one_server(target.serving, variables=variables) as host:
-        on_ready(f"{host.urls[0]}/web")
+        assert isinstance(host, ProcessHost)
+        on_ready(f"{host.urls[0]}/web?key={host.key}")
         while host.urls:
             await asyncio.sleep(POLL_S)
         async with host.session():  # raises if the server died

@@ -50,6 +50,10 @@ class ShareableServers(Protocol):
     def failure(self) -> PipeError | None:
         """The error that ended the servers for good; None while they work."""
 
+    @property
+    def key(self) -> str | None:
+        """See `ServerLease.key`."""
+
     def facts(self) -> Mapping[str, JsonValue]:
         """Facts about the servers for the records of the runs."""
 
@@ -90,6 +94,10 @@ class Lease:
     @property
     def failure(self) -> PipeError | None:
         return self.leased.servers.failure
+
+    @property
+    def key(self) -> str | None:
+        return self.leased.servers.key
 
     @property
     def facts(self) -> Mapping[str, Any]:

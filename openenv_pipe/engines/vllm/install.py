@@ -29,6 +29,7 @@ from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.files import cache_folder
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import environment_secrets, remember_secrets, url_secrets
+from openenv_pipe.system.server_key import SERVER_SIDE
 
 Build = Literal["cpu", "cuda"]
 Tell = Callable[[str], None]
@@ -119,8 +120,8 @@ def _read_marker(path: Path) -> Installed | None:
 
 
 def python_path(sees_pictures: bool) -> str:
-    """Return PYTHONPATH for a server of this machine: our folder, and torchvision for pictures."""
-    folders = [INSIDE, torchvision_dir()] if sees_pictures else [INSIDE]
+    """Return PYTHONPATH for a server of this machine: our folders, and torchvision for images."""
+    folders = [INSIDE, SERVER_SIDE, *([torchvision_dir()] if sees_pictures else [])]
     return os.pathsep.join(map(str, folders))
 
 

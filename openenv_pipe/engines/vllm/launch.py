@@ -20,7 +20,6 @@ from openenv_pipe.engines.vllm.server_command import (
     KEY_VARIABLE,
     VARIABLES,
     ServerSpec,
-    new_key,
     process_environment,
     server_arguments,
     server_variables,
@@ -29,6 +28,7 @@ from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
+from openenv_pipe.system.server_key import new_key
 from openenv_pipe.system.supervisor import RestartableServer
 
 OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
@@ -80,7 +80,7 @@ class VllmProcess:
         """address: where it listens. key: None: a new one."""
         self.url = ""
         self.left_out = ""
-        self.key = key or new_key()
+        self.key = key or new_key("a vLLM server")
         self._address = address
         self.log: Path | None = log
         self._spec = spec

@@ -14,7 +14,6 @@ from openenv_pipe.engines.vllm.server_command import (
     KEY_VARIABLE,
     VARIABLES,
     ServerSpec,
-    new_key,
     server_arguments,
     server_variables,
 )
@@ -27,10 +26,12 @@ from openenv_pipe.environments.hosts.docker.start_guard import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.server_key import SERVER_SIDE, new_key
 
 CONTAINER_PORT = 8000
-INSIDE_CONTAINER = "/openenv-pipe"  # the path of our `inside` folder
 HUB_CACHE = "/root/.cache/huggingface"  # in the container
+MOUNTS = {INSIDE: "/openenv-pipe", SERVER_SIDE: "/openenv-pipe-key"}
+INSIDE_CONTAINER = ":".join(MOUNTS.values())  # our folders, as PYTHONPATH names them
 
 
 class VllmContainer:
@@ -48,7 +49,7 @@ class VllmContainer:
     ) -> None:
         """folders: these are mounted in the container under the same paths, read-only."""
         self.url = ""
-        self.key = new_key()
+        self.key = new_key("a vLLM server")
         self.log: Path | None = log
         self._spec = spec
         self._config = config
@@ -116,7 +117,7 @@ def docker_command(
         *(("--gpus=all",) if spec.build == "cuda" else ()),
         *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
         *("--publish", f"{OWN_ADDRESS}:{port}:{CONTAINER_PORT}"),
-        *("--volume", f"{INSIDE}:{INSIDE_CONTAINER}:ro"),
+        *(f"--volume={folder}:{inside}:ro" for folder, inside in MOUNTS.items()),
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
         *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(spec.model).is_dir() else ()),
         *("--env-file", str(variables)),

@@ -17,11 +17,12 @@ from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
-from openenv_pipe.engines.vllm.server_command import ServerSpec, new_key
+from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import EngineError, FailureError
 from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.process import KILL_MARGIN_S
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
+from openenv_pipe.system.server_key import new_key
 
 PART_BYTES = 16 * 2**20  # of a file, in one call
 LOG_POLL_S = 0.5
@@ -81,7 +82,7 @@ class PlacedVllmServer:
         """
         self.url = ""
         self.left_out = ""  # its log is on the node
-        self.key = new_key()
+        self.key = new_key("a vLLM server")
         self.log: Path | None = log
         self.files: Files | None = None
         self.about: dict[str, JsonValue] = {}

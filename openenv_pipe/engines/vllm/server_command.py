@@ -4,7 +4,6 @@ The comment beside a setting gives the reason for it.
 """
 
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.install import OF_OUR_PYTHON, Build
 from openenv_pipe.system.child_environment import child_environment, given_variables
-from openenv_pipe.system.secrets import remember_secrets
 
 TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
@@ -111,13 +109,6 @@ def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, s
     ours = child_environment(*(() if on_disk else HUB_TOKENS), without=OF_OUR_PYTHON)
     offline = {"HF_HUB_OFFLINE": "1"} if on_disk else {}
     return {**ours, **ALWAYS, **offline, **variables}
-
-
-def new_key() -> str:
-    """Return a random key for a server, which logs and errors do not show."""
-    key = secrets.token_urlsafe(32)
-    remember_secrets({key: "the key of a vLLM server"})
-    return key
 
 
 def allowed_rank(rank: int) -> int:

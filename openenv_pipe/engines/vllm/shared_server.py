@@ -67,7 +67,7 @@ class LeasedVllmServer:
         """See `VllmServer.start`. A leased server already answers requests."""
         self._lease = await self._lessor.lease("vllm", self._wanted)
         (self.url,) = self._lease.urls
-        self.key = self._lease.facts["key"]
+        self.key = self._lease.key
         self.about.update(self._lease.facts["shared_servers"])
         self.log = Path(self._lease.facts["shared_servers"]["logs"]) / LOG
 
@@ -140,9 +140,13 @@ class SharedVllmServer:
             return EngineError("the server died", self._server.log)
         return None
 
+    @property
+    def key(self) -> str | None:
+        return self._server.key
+
     def facts(self) -> dict[str, JsonValue]:
-        """Return what the run that leases the server needs to know and does not record: its key."""
-        return {"key": self._server.key}
+        """There are none."""
+        return {}
 
     async def start(self) -> None:
         """Start the server and wait until it has answered a request. Raises EngineError."""

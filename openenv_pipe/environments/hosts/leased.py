@@ -15,7 +15,7 @@ from openenv_pipe.config.schema.host import SupervisedHostConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
-from openenv_pipe.system.http import OPEN
+from openenv_pipe.system.http import OPEN, Access, bearer
 from openenv_pipe.system.server_lease import Lessor, ServerLease
 
 POLL_S = 0.05
@@ -27,7 +27,7 @@ class LeasedHost:
     def __init__(self, env: EnvConfig, host: SupervisedHostConfig, lessor: Lessor) -> None:
         """Create the host; `start` takes the lease."""
         self.capacity = host.capacity
-        self.access = OPEN
+        self.access: Access = OPEN  # until the servers are there
         self._wanted = ServingConfig(env=env, host=host)
         self._lessor = lessor
         self._lease: ServerLease | None = None
@@ -50,6 +50,7 @@ class LeasedHost:
         try:
             wanted = self._wanted.model_dump(mode="json")
             self._lease = await self._lessor.lease("environment", wanted)
+            self.access = self._pool.access = bearer(self._lease.key)
             while not self._update(self._lease):  # A dead server is being restarted.
                 await asyncio.sleep(POLL_S)
             await self._pool.open_all(patience_s=self._wanted.env.reset_timeout_s)

@@ -46,7 +46,7 @@ class SessionPool:
     def __init__(self, env: "EnvConfig", sessions_per_server: int, access: Access) -> None:
         self._env = env
         self._sessions_per_server = sessions_per_server
-        self._access = access
+        self.access = access
         self.num_removed = 0  # servers removed so far
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -101,7 +101,7 @@ class SessionPool:
         """Open a session in every free slot. Return the error of a full server, if there is one."""
 
         async def open_one(slots: Slots) -> None:
-            slots.idle.append(await open_session(self._env, slots.url, self._access))
+            slots.idle.append(await open_session(self._env, slots.url, self.access))
 
         every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
         results = await asyncio.gather(*every, return_exceptions=True)
@@ -154,7 +154,7 @@ class SessionPool:
             try:
                 session = await self._idle_session(slots)
                 if session is None:
-                    session = await open_session(self._env, slots.url, self._access)
+                    session = await open_session(self._env, slots.url, self.access)
                 slots.lent.add(session)
                 return slots, session
             except SessionError:

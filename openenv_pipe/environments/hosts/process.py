@@ -1,6 +1,7 @@
 """Host `process`: environment servers as processes on this machine, without containers."""
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -20,9 +21,16 @@ from openenv_pipe.system.child_environment import (
     given_variables,
     names_left_out,
 )
+from openenv_pipe.system.http import bearer
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
-from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
+from openenv_pipe.system.readiness import (
+    NotReadyError,
+    check_health,
+    unless_dead,
+    wait_until_healthy,
+)
 from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.server_key import ENV_KEY, ENV_PORT, SERVER_SIDE, new_key
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
@@ -34,6 +42,14 @@ SERVE = Path(__file__).with_name("serve_package.py")
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
 VARIABLES = "env.variables"
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
+HEALTH_LIMIT_S = 5.0
+UNPROTECTED = (
+    "answers requests without a key, so every user of this machine can use it: it is no server of "
+    "uvicorn's, or its Python ignores PYTHONPATH; use host=docker, or let it reject requests whose "
+    f"header Authorization is not 'Bearer KEY' with the KEY of the variable {ENV_KEY}"
+)
+
+_log = logging.getLogger(__name__)
 
 
 class ProcessHost(SupervisedHost):
@@ -41,8 +57,9 @@ class ProcessHost(SupervisedHost):
 
     def __init__(self, env: "EnvConfig", config: "ProcessHostConfig", log_dir: Path) -> None:
         """Prepare the host without starting it. Raises ConfigError if it could not be started."""
+        key = new_key("an environment's servers")
         self._processes = [
-            EnvProcess(env, config, index, log_dir / f"env-{index}.log")
+            EnvProcess(env, config, index, log_dir / f"env-{index}.log", key)
             for index in range(config.num_servers)
         ]
         super().__init__(
@@ -50,7 +67,9 @@ class ProcessHost(SupervisedHost):
             self._processes,
             sessions_per_server=config.sessions_per_server,
             restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
+            access=bearer(key),
         )
+        self.key = key
         self._config = config
         self._package = None if env.command or env.package is None else find_env(env.package)
 
@@ -64,6 +83,15 @@ class ProcessHost(SupervisedHost):
             explained = HostError(f"{error}\ncreating it raised {why}")
             explained.log = error.log  # its last lines are in the message already
             raise explained from error
+        if not await self.is_protected():
+            _log.warning("env %r: the server at %s %s", self._env.name, self.urls[0], UNPROTECTED)
+
+    async def is_protected(self) -> bool:
+        """Whether the servers need the key, as the first one's answer to a request without shows.
+
+        Those of uvicorn get it by `system/server_side`, whatever their command is.
+        """
+        return await check_health(self._processes[0].url, HEALTH_LIMIT_S) is not None
 
     def launch(self) -> None:
         """Begin to start the servers, which `start` then waits for."""
@@ -110,9 +138,11 @@ class EnvProcess:
     """
 
     def __init__(
-        self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path
+        self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path, key: str
     ) -> None:
+        """key: that the server asks every request for."""
         self.log = log
+        self._key = key
         self._folder = log.with_suffix(".files")
         self.url = ""
         self._env = env
@@ -181,15 +211,26 @@ class EnvProcess:
         self._process = ManagedProcess(
             [filled_in(part, values) for part in self._command],
             log=self.log,
-            environment=self._environment,
+            environment=self._with_key(port),
             cwd=self._folder,
             grace_s=self._config.stop_timeout_s,
         )
 
+    def _with_key(self, port: int) -> dict[str, str]:
+        """Return the server's variables, with those by which it rejects other users' requests."""
+        paths = (str(SERVER_SIDE), self._environment.get("PYTHONPATH", ""))
+        return self._environment | {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            ENV_KEY: self._key,
+            ENV_PORT: str(port),
+        }
+
     async def _answers_at(self, port: int) -> None:
         """Wait until the server answers; stop it if it does not. Raises HostError."""
         try:
-            healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
+            healthy = wait_until_healthy(
+                self.url, timeout_s=self._config.start_timeout_s, access=bearer(self._key)
+            )
             await unless_dead(healthy, self.died())
         except BaseException as error:
             await self.stop()

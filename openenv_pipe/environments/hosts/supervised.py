@@ -37,6 +37,7 @@ class SupervisedHost:
         """restart: restarts a dead server, see `Supervisor`."""
         self.capacity = len(servers) * sessions_per_server
         self.access = access
+        self.key: str | None = None  # that of `access`, if this host has made one
         self._env = env
         self._servers = servers
         self._closing: asyncio.Task[None] | None = None

@@ -11,10 +11,10 @@ from openenv_pipe.config.schema import VllmJudgeConfig
 from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
 from openenv_pipe.engines.vllm.install import find_build, require_installed
-from openenv_pipe.engines.vllm.server_command import new_key
 from openenv_pipe.errors import EngineError, JudgeError
 from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.process import ManagedProcess, free_port
+from openenv_pipe.system.server_key import new_key
 
 HOST = "127.0.0.1"
 VARIABLES = "judge.variables"
@@ -77,7 +77,7 @@ class VllmJudgeClient:
             max_model_len=config.max_model_len,
             gpu_memory_share=config.gpu_memory_share,
         )
-        port, key = free_port(HOST), new_key()
+        port, key = free_port(HOST), new_key("a vLLM server")
         arguments = serving_arguments(served, installed.build, HOST, port, config.arguments)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         server = running(

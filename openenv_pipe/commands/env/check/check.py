@@ -22,6 +22,7 @@ from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.client.metadata import describe_unknown_paths, fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task
@@ -35,6 +36,7 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "speed": probe_speed,
     "memory": probe_memory,
 }
+PROTECTED = "other users of this machine cannot use the server: every request needs a random key"
 
 
 def probe_environment(
@@ -74,6 +76,10 @@ async def _check(
         )
         lines = [line async for line in _probed(subject)]
         unknown = await describe_unknown_paths(host.urls[0], host.access) if host.urls else None
+        if isinstance(host, ProcessHost):
+            protected = await host.is_protected()
+            result = Result.OK if protected else Result.WARN
+            lines.append(Line("key", result, PROTECTED if protected else f"it {UNPROTECTED}"))
         if unknown is not None:
             lines.append(Line("server", Result.OK, unknown))
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.hosts.package import manifest
+from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import read_json
@@ -21,20 +22,27 @@ from openenv_pipe.system.resources import find_env
 
 LIMIT_S = 120.0  # of one validation; it takes 6 s of computing time
 STATUSES = {"pass": Result.OK, "skip": Result.OK}  # of a check; any other is a warning
+LOGIN = "openenv-pipe"  # any name: only the password counts
 PACKAGE, SERVER, PIN = "OpenEnv: package", "OpenEnv: server", "judge pin"
 
 
 async def probe_validation(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Yield what OpenEnv says of the package, and of the server if it needs no key to be asked."""
+    """Yield what OpenEnv says of the package, and of the server if it can be asked.
+
+    That is one at a TCP port, without a key or with a key of this program's.
+    """
     package = find_env(subject.env.package) if subject.env.package else None
     if package:
         declared = manifest(package).get("validation")
         if (line := judge_pin(declared if isinstance(declared, Mapping) else {})) is not None:
             yield line
-    can_ask = not subject.host.access.headers
+    host = subject.host
+    key = host.key if isinstance(host, ProcessHost) else None
+    has_address = not host.urls[0].startswith("unix:")
+    can_ask = has_address and (key is not None or not host.access.headers)
     reports = await asyncio.gather(
         _validate([str(package), "--level", "static"]) if package else _nothing(),
-        _validate(["--url", subject.host.urls[0]]) if can_ask else _nothing(),
+        _validate(["--url", host.urls[0]], key) if can_ask else _nothing(),
     )
     for name, report in zip((PACKAGE, SERVER), reports, strict=True):
         if report is not None:
@@ -93,13 +101,21 @@ async def _nothing() -> None:
     return None
 
 
-async def _validate(arguments: Sequence[str]) -> dict[str, Any] | str:
-    """Return the report of `openenv validate` with these arguments, or why there is none."""
+async def _validate(arguments: Sequence[str], key: str | None = None) -> dict[str, Any] | str:
+    """Return the report of `openenv validate` with these arguments, or why there is none.
+
+    key: of the server. OpenEnv takes none, but it sends requests by a library that reads NETRC.
+    """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
-        report, log = Path(folder) / "report.json", Path(folder) / "log"
+        report, log, netrc = (Path(folder) / each for each in ("report.json", "log", "netrc"))
+        netrc.touch(mode=0o600)
+        if key is not None:
+            netrc.write_text(f"default login {LOGIN} password {key}\n")
         command = [sys.executable, "-m", "openenv.cli", "validate", *arguments]
         process = ManagedProcess(
-            [*command, "--output", str(report)], log=log, environment=child_environment()
+            [*command, "--output", str(report)],
+            log=log,
+            environment=child_environment() | {"NETRC": str(netrc)},
         )
         try:
             async with asyncio.timeout(LIMIT_S):

@@ -1,28 +1,31 @@
-"""Middleware of vLLM's API server that decides who may send which request.
+"""ASGI middleware that decides who may send which request to a server that a run starts.
 
-vLLM itself asks for the key in VLLM_API_KEY only at the paths of its public API, and leaves those
-of its development mode open, by which weights are replaced: also to other users of the machine, and
-to web pages that its browsers show. Here every request needs the key, whatever its path. A request
-that a page of another site may have sent is rejected even with it, and so are the paths that
-nobody uses.
+Other users of the machine, and web pages that its browsers show, reach every port of the loopback
+interface. So every request needs the server's key, whatever its path, and a request that a page of
+another site may have sent is rejected even with it.
 
-vLLM imports this module by `--middleware openenv_pipe_key.CLASS` in its own Python environment, so
-it imports nothing of openenv_pipe.
+vLLM imports this module by `--middleware openenv_pipe_key.CLASS`, and servers of environments by
+`sitecustomize.py` beside it. Both have Python environments of their own, from Python 3.9 on, so it
+imports nothing of openenv_pipe.
 """
 
+from __future__ import annotations
+
+import base64
+import binascii
 import hmac
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-KEY = "VLLM_API_KEY"
 HOSTS = "OPENENV_PIPE_HOSTS"  # names of the server beside its addresses; *: any
 GET, POST = "GET", "POST"
 
@@ -30,11 +33,15 @@ GET, POST = "GET", "POST"
 class _Access:
     """An ASGI application that passes on the requests that are allowed, and answers all others."""
 
+    VARIABLE: ClassVar = "VLLM_API_KEY"  # the environment variable with the key
+
     def __init__(self, app: App) -> None:
         """Raises RuntimeError if there is no key."""
-        key = os.environ.get(KEY, "")
+        key = os.environ.get(self.VARIABLE, "")
         if not key:
-            raise RuntimeError(f"{KEY} is not set: the server needs a key, which clients send")
+            raise RuntimeError(
+                f"{self.VARIABLE} is not set: the server needs a key, which clients send"
+            )
         self._app = app
         self._key = key.encode()
         self._hosts = {"localhost", *os.environ.get(HOSTS, "").lower().split(",")} - {""}
@@ -122,3 +129,56 @@ class OnlyClients(_Access):
     def serves(self, method: str, path: str) -> bool:
         is_public = path.startswith(self.PUBLIC) and path not in self.CHANGES
         return is_public or path in self.PATHS
+
+
+class OnlyTheHost(_Access):
+    """The access to an environment's server: every path, for the host that has started it.
+
+    A browser sends the key as a cookie, which it gets at the first request, `?key=KEY`. Programs
+    that cannot set a header send it as the password of HTTP's basic authentication.
+
+    Only the port of the environment is protected. A program that it serves for itself at another
+    port has clients that know no key.
+    """
+
+    VARIABLE = "OPENENV_PIPE_KEY"
+    PORT = "OPENENV_PIPE_PORT"
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app)
+        self._port = os.environ.get(self.PORT, "")
+        # Its name has the port, because browsers send a host's cookies to all ports.
+        self._cookie = f"openenv_pipe_key_{self._port}".encode()
+
+    def serves(self, method: str, path: str) -> bool:
+        return True
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        server = scope.get("server")
+        if scope["type"] == "lifespan" or (server and str(server[1]) != self._port):
+            await self._app(scope, receive, send)
+        elif self._is_in_query(scope):
+            cookie = self._cookie + b"=" + self._key + b"; Path=/; HttpOnly; SameSite=Strict"
+            page = quote(scope["path"]).encode()
+            headers = [(b"location", page), (b"set-cookie", cookie)]
+            await send({"type": "http.response.start", "status": 303, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _has_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        given = []
+        for name, value in headers:
+            if name == b"authorization" and value[:6].lower() == b"basic ":
+                with suppress(binascii.Error):
+                    given.append(base64.b64decode(value[6:]).partition(b":")[2])
+            elif name == b"cookie":
+                pairs = (each.strip().partition(b"=") for each in value.split(b";"))
+                given += [text for cookie, _, text in pairs if cookie == self._cookie]
+        return super()._has_key(headers) or any(
+            hmac.compare_digest(each, self._key) for each in given
+        )
+
+    def _is_in_query(self, scope: Message) -> bool:
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
+        return scope["type"] == "http" and hmac.compare_digest(given.encode(), self._key)
