@@ -1,6 +1,7 @@
 """Play 2048 by rules of one's own, and let the server train the model that plays.
 
-Start the server first: `openenv-pipe serve --train conf=client`. Several of these may play at once.
+Start the server first: `openenv-pipe serve --train conf=client`, with the environment variable
+OPENENV_PIPE_TOKEN as here, or with the token that it prints. Several of these may play at once.
 """
 
 import random

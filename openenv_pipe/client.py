@@ -11,6 +11,7 @@ package but its errors: no torch is loaded.
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
@@ -25,6 +26,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from openenv_pipe.errors import FailureError, PipeError
 
 MODEL = "policy"  # the name of the model that is trained
+TOKEN_VARIABLE = "OPENENV_PIPE_TOKEN"
 ASK_S = 20.0  # how long the server waits for an episode in one request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RETRY_S = 1.0  # between two tries
@@ -117,8 +119,8 @@ class AsyncClient:
     """Opens episodes of a training server, any number at once. Enter it before use."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """token: of the server, which needs one unless only its own machine reaches it."""
-        self._token = token
+        """token: of the server; None: that in the environment variable OPENENV_PIPE_TOKEN."""
+        self._token = token or os.environ.get(TOKEN_VARIABLE)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         is_near = urlsplit(url).hostname in LOOPBACK  # which no proxy can reach
         self._http = httpx.AsyncClient(
@@ -237,7 +239,7 @@ class Client:
     """As `AsyncClient`, for programs without an event loop. Several threads may use one."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """token: of the server, which needs one unless only its own machine reaches it."""
+        """token: as of `AsyncClient`."""
         self._client = AsyncClient(url, token)
         self._open = ExitStack()
 

@@ -1,6 +1,7 @@
 """Clients of a training server, and the server, in one process: only the engine is scripted."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from openenv_pipe.rollout.agents.client_player import serving_clients
 from openenv_pipe.types import Group
 
 CHAT = ChatFormat(build_tokenizer())
+TOKEN = "the-token-of-the-tests"
 
 
 def client_config(**changes: Any) -> ClientAgentConfig:
@@ -25,7 +27,7 @@ def client_config(**changes: Any) -> ClientAgentConfig:
         "type": "client",
         "host": "127.0.0.1",
         "port": lasting_port(),
-        "token": None,
+        "token": TOKEN,
         "group_timeout_s": 1000.0,
         "max_calls": 32,
         "max_tokens": None,
@@ -41,7 +43,7 @@ class Server:
         self.url = url
         self.engine = engine
 
-    def client(self, token: str | None = None) -> AsyncClient:
+    def client(self, token: str | None = TOKEN) -> AsyncClient:
         return AsyncClient(self.url, token)
 
     def collect(
@@ -67,6 +69,7 @@ async def training_server(
     changes: dict[str, Any] | None = None,
     capacity: int = 64,
     scorer: Any = None,
+    tell: Callable[[str], None] = lambda line: None,
     **agent: Any,
 ):
     """Yield a server whose model gives `replies`."""
@@ -76,6 +79,6 @@ async def training_server(
     if scorer is not None:
         context = replace(context, scorer=scorer)
     agent_config = client_config(**agent)
-    async with serving_clients(agent_config, config.reward, lambda line: None) as clients:
+    async with serving_clients(agent_config, config.reward, tell) as clients:
         url = f"http://127.0.0.1:{agent_config.port}"
         yield Server(replace(context, programs=clients), url, engine)

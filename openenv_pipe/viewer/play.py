@@ -16,7 +16,8 @@ from starlette.routing import Route
 from openenv_pipe.environments.pictures import find_references, reference_of
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.episodes import RecordedEpisode
-from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.foreign_json import parse_request
+from openenv_pipe.system.http_server import BodyError, read_body
 from openenv_pipe.types import Episode, Message, Picture
 from openenv_pipe.viewer.answers import Answer
 from openenv_pipe.viewer.episodes import content_of
@@ -24,6 +25,7 @@ from openenv_pipe.viewer.events import stream_changes
 from openenv_pipe.viewer.run_store import RunStore
 
 MAX_SENT_BYTES = 64 * 1024
+SENDING_S = 10.0  # for all of it
 MAX_INDEX = 10**9
 POLL_S = 0.2  # how often a page's connection looks whether the session has changed
 
@@ -189,13 +191,13 @@ def _picture(session: PlaySession, name: str) -> bytes | None:
 
 async def _sent(request: Request) -> Mapping[str, Any]:
     """Read what a page has sent. Raises ConfigError if it is not an object, or too long."""
-    content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_SENT_BYTES:
-            raise ConfigError(f"more than {MAX_SENT_BYTES} bytes were sent; write a shorter reply")
     try:
-        value = parse_foreign(content or b"{}")
+        content = await read_body(
+            request.scope, request.receive, max_bytes=MAX_SENT_BYTES, limit_s=SENDING_S
+        )
+        value = parse_request(content or b"{}")
+    except BodyError as error:
+        raise ConfigError(f"{error}; write a shorter reply, or try again") from error
     except ValueError as error:
         raise ConfigError(f"what was sent is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.http_server import BoundedServer
 from openenv_pipe.viewer import comparisons, episodes, run_page
 from openenv_pipe.viewer.access import Access
 from openenv_pipe.viewer.answers import Answer
@@ -135,22 +135,15 @@ def open_socket(host: str, port: int, *, is_fixed: bool) -> socket.socket:
 
 def serve(app: Starlette, listener: socket.socket) -> None:
     """Serve until Ctrl-C."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=END_WAIT_S,
-    )
-    _Server(config, app.state.has_ended).run(sockets=[listener])
+    _Server(app).run(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """Ends the streams of events, and checks twice a second, not ten times, whether to end."""
 
-    def __init__(self, config: uvicorn.Config, has_ended: asyncio.Event) -> None:
-        super().__init__(config)
-        self._has_ended = has_ended
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(app, log_level="warning", timeout_graceful_shutdown=END_WAIT_S)
+        self._has_ended: asyncio.Event = app.state.has_ended
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._has_ended.set()

@@ -6,7 +6,9 @@ import sys
 import threading
 from contextlib import contextmanager
 
-from openenv_pipe.client import Client, ClientError, TrainingEndedError
+import pytest
+
+from openenv_pipe.client import TOKEN_VARIABLE, Client, ClientError, TrainingEndedError
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -27,6 +29,12 @@ with Client(sys.argv[1]) as client, client.rollout({"number": 7}) as rollout:
     rollout.chat([{"role": "user", "content": "a"}])
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch):
+    """Of the server and its clients."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token-of-the-tests")
 
 
 @contextmanager

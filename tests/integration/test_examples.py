@@ -112,7 +112,8 @@ def roles_that_called(groups: list[Group]) -> set[str]:
     return called
 
 
-def test_game2048_client(tmp_path):
+def test_game2048_client(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENENV_PIPE_TOKEN", "a-token-of-the-tests")
     port = lasting_port()
     server = Command(tmp_path, "serve", "--train", f"--port={port}", "conf=client", *SMALL)
     try:

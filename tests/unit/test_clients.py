@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 
 import httpx
 import pytest
-from clients import training_server
+from clients import TOKEN, training_server
 from fakes import all_episodes
 
 from openenv_pipe.client import (
@@ -24,6 +25,7 @@ from openenv_pipe.types import Status
 from tests.judge_server import JudgeServer
 from tests.judged_groups import composed
 
+ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 USER = {"role": "user", "content": "a"}
 OTHER = "192.0.2.1"  # an address for documentation: nobody is there
 
@@ -144,7 +146,7 @@ async def test_whoever_finds_no_episode_is_told_to_come_again():
     async with (
         training_server(capacity=1) as server,
         server.client() as client,
-        httpx.AsyncClient(base_url=server.url) as http,
+        httpx.AsyncClient(base_url=server.url, headers=ALLOWED) as http,
     ):
         answer = await http.post("/rollouts", json={})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
@@ -245,7 +247,10 @@ async def test_a_report_that_means_nothing_is_refused_and_can_be_sent_again(body
     ],
 )
 async def test_a_request_that_means_nothing_opens_nothing(body, said):
-    async with training_server() as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        training_server() as server,
+        httpx.AsyncClient(base_url=server.url, headers=ALLOWED) as http,
+    ):
         answer = await http.post("/rollouts", json=body)
         assert (answer.status_code, said in answer.text) == (422, True), answer.text
         assert (await http.post("/rollouts", content=b"{")).status_code == 400
@@ -267,8 +272,25 @@ async def test_only_those_with_the_token_open_episodes():
 
 async def test_web_pages_open_nothing():
     async with training_server() as server, httpx.AsyncClient(base_url=server.url) as http:
-        answer = await http.post("/rollouts", json={}, headers={"Origin": "https://a.example"})
+        headers = ALLOWED | {"Origin": "https://a.example"}
+        answer = await http.post("/rollouts", json={}, headers=headers)
         assert answer.status_code == 403
+
+
+async def test_the_server_makes_a_token_that_clients_find_in_their_environment(monkeypatch):
+    told = []
+    async with training_server(token=None, tell=told.append) as server:
+        async with server.client(None) as client:
+            with pytest.raises(ClientError, match="needs its token"):
+                async with client.rollout():
+                    pass
+        (token,) = re.findall(r"token of this server, for clients: (\S+) ", "\n".join(told))
+        monkeypatch.setenv("OPENENV_PIPE_TOKEN", token)
+        async with server.client(None) as client:
+            collecting = server.collect()
+            for _ in range(2):
+                assert (await play(client)).status == "done"
+            await collecting
 
 
 async def test_a_lost_environment_is_no_fault_of_the_client():
@@ -310,7 +332,7 @@ async def test_a_server_that_is_not_there_is_named(tmp_path):
 
 async def test_programs_without_an_event_loop_play_too():
     def work(url):
-        with Client(url) as client, client.rollout() as rollout:
+        with Client(url, TOKEN) as client, client.rollout() as rollout:
             reply = rollout.chat([USER])
             first = rollout.step({"text": reply["content"]})
             rollout.step({"text": "two"})

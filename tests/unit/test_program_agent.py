@@ -320,7 +320,11 @@ async def test_a_lost_session_fails_the_episode_and_ends_the_program(tmp_path):
         ("ask([user('a')])\nwhile True: print('x' * 9999)", Status.OUTPUT_LIMIT, None),
         ("ask([user('a' * 500)])", Status.TOKEN_LIMIT, None),
         ("for _ in range(1000): ask([user('a')])", Status.TURN_LIMIT, None),
-        ("ask([user('a')], key='sk-' + 32 * '0')", Status.PROGRAM_FAILED, "401.*unknown API key"),
+        (
+            "ask([user('a')], key='sk-' + 32 * '0')",
+            Status.PROGRAM_FAILED,
+            "401.*the key is missing or wrong",
+        ),
     ],
 )
 async def test_the_ways_in_which_a_program_ends(tmp_path, script, status, error):

@@ -190,7 +190,7 @@ async def test_requests_without_an_answer_are_bad_requests(change, message):
 
 async def test_the_key_is_asked_for():
     async with openai_client(Replies("yes"), key="secret") as (client, _):
-        with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+        with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
             await client.models.list()
     async with openai_client(Replies("yes"), key="secret", client_key="secret") as (client, _):
         await client.chat.completions.create(model="m", messages=[ASKED])
@@ -199,9 +199,8 @@ async def test_the_key_is_asked_for():
 async def test_a_page_under_another_name_is_refused():
     """A name that somebody lets point to this machine is not one of this server's."""
     async with openai_client(Replies("yes")) as (client, _):
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.PermissionDeniedError, match="not a name of this machine"):
             await client.models.list(extra_headers={"Host": "rebound.example"})
-    assert refused.value.response.text == "Invalid host header"
 
 
 async def test_equal_requests_with_a_seed_have_equal_answers():

@@ -146,11 +146,12 @@ class ClientAgentConfig(CallingAgentConfig):
 
     type: Literal["client"]
     host: str = Field(
-        description="the address to listen at; any but one of this machine alone needs a token"
+        description="the address to listen at; one that other machines reach needs your own token"
     )
     port: Port = Field(description="the port to listen at")
     token: HeaderValue | None = Field(
-        description="what clients have to send as a bearer token; null: none"
+        description="what clients have to send as a bearer token; null: a random one, which is "
+        "printed"
     )
     group_timeout_s: Seconds = Field(
         description="how long after a group's first episode was opened its others may take; those "

@@ -58,12 +58,12 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     Raises:
         InvalidRequestError: It has no messages, or parts that are not text.
     """
-    given = body.get("messages")
-    if not isinstance(given, list) or not given or not all(isinstance(m, dict) for m in given):
+    sent = body.get("messages")
+    if not isinstance(sent, list) or not sent or not all(isinstance(m, dict) for m in sent):
         raise InvalidRequestError("messages has to be a list of at least one message")
     names: dict[str, str] = {}  # of called tools, by the id of the call
     messages: list[Message] = []
-    for message in given:
+    for message in sent:
         calls = _calls_of(message)
         names |= {str(call.get("id")): name for call, (name, _) in calls}
         written = [
@@ -71,12 +71,13 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         ]
         messages.append(_read_message(message, written, names))
     tools = [_tool(each) for each in _list_of(body, "tools") if _is_tool(each)]
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a number above 0")
+    given = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    limit = next((each for each in given if each is not None), None)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a whole number above 0")
     return ChatRequest(
         messages=messages,
-        sent=given,
+        sent=sent,
         tools=tools,
         takes_calls=bool(tools) and body.get("tool_choice") != "none",
         max_tokens=limit,

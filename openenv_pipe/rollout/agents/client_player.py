@@ -1,11 +1,13 @@
 """Play one episode by a client: wait until one opens it, and fill it in by what the client does."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from openenv_pipe.client import TOKEN_VARIABLE
 from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.desk import Desk, OpenRollout
@@ -32,14 +34,17 @@ async def serving_clients(
     terms = reward.terms.values()
     needs_reward = not any(term.asks_judge or term.type in JUDGING for term in terms)
     desk = Desk(config, needs_reward=needs_reward)
+    token = config.token or secrets.token_urlsafe(16)
     try:
-        gateway = Gateway(config.host, config.port, desk.routes)
+        gateway = Gateway(config.host, config.port, desk.routes, token=token)
     except OSError as error:
         raise ConfigError(
             f"agent.host={config.host} agent.port={config.port} cannot be listened at: {error}; "
             "set others"
         ) from error
     async with gateway.serving():
+        if config.token is None:
+            tell(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
         tell(f"waiting for clients at {gateway.url}")
         yield Clients(config=config, gateway=gateway, desk=desk)
         desk.end()

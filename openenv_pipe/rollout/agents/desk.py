@@ -6,7 +6,6 @@ POST  /rollouts/KEY/end    report a reward, ask for judging, or report a failure
 
 import asyncio
 import hashlib
-import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -19,9 +18,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from openenv_pipe.config.schema import ClientAgentConfig
-from openenv_pipe.rollout.agents.session_routes import UNKNOWN_KEY, error_response
+from openenv_pipe.rollout.agents.error_shapes import error_response
+from openenv_pipe.rollout.agents.gate import PARSED
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
-from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Group
 
@@ -183,10 +182,8 @@ class Desk:
 
     async def _open(self, request: Request) -> Response:
         """Answer with an episode, or with 429 if none waits for a client."""
-        if (refusal := self._refusal(request)) is not None:
-            return refusal
         try:
-            own, wait_s = _read_request(parse_foreign(await request.body() or b"{}"))
+            own, wait_s = _read_request(request.scope[PARSED])
         except ValueError as error:
             return error_response(422, str(error))
         latest = time.monotonic() + wait_s
@@ -204,27 +201,16 @@ class Desk:
             await asyncio.sleep(POLL_S)
         return error_response(410, "training has ended")
 
-    def _refusal(self, request: Request) -> Response | None:
-        """Refuse pages of browsers, and whoever lacks the token."""
-        if "origin" in request.headers:
-            return error_response(403, "web pages cannot open rollouts")
-        if self._config.token is None:
-            return None
-        given = request.headers.get("authorization", "").encode(errors="replace")
-        if hmac.compare_digest(given, f"Bearer {self._config.token}".encode()):
-            return None
-        return error_response(401, "this server needs its token, as `Authorization: Bearer TOKEN`")
-
     async def _end(self, request: Request) -> Response:
         """Take a client's report, and answer with the episode's status."""
         key = request.path_params["key"]
         found = [each for each in self._offers if each.rollout and each.rollout.key == key]
         if not found or found[0].report is not None:
-            return error_response(404, f"{UNKNOWN_KEY}, or its episode is over")
+            return error_response(404, "the episode is over")
         offer = found[0]
         assert offer.rollout is not None
         try:
-            report = read_report(parse_foreign(await request.body() or b"{}"))
+            report = read_report(request.scope[PARSED])
         except ValueError as error:
             return error_response(422, str(error))
         has_reward = report.reward is not None or bool(offer.rollout.steps.taken)

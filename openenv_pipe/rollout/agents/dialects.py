@@ -56,6 +56,13 @@ class _Noting:
     def transform_request(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
             ignored = find_ignored(self._dialect, body)
+            return {**self._transformer.transform_request(body), IGNORED: ignored}
+        except UpstreamRequestError:
+            raise
         except ValueError as error:
             raise UpstreamRequestError(str(error)) from error
-        return {**self._transformer.transform_request(body), IGNORED: ignored}
+        except (TypeError, AttributeError, LookupError) as error:
+            # A type that `check_shape` does not know, in what the proxy translates.
+            name = self._dialect.value
+            text = f"the request has not the form of {name}: {type(error).__name__}: {error}"
+            raise UpstreamRequestError(text) from error

@@ -11,17 +11,14 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any, Protocol
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError, TooLongError
 from openenv_pipe.rollout.agents.capture import (
@@ -29,20 +26,34 @@ from openenv_pipe.rollout.agents.capture import (
     UpstreamHTTPError,
     UpstreamPool,
     create_app,
-    extract_api_key,
     model_endpoint,
 )
 from openenv_pipe.rollout.agents.dialects import Dialects
-from openenv_pipe.rollout.agents.session_routes import error_response
-from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.rollout.agents.error_shapes import error_response
+from openenv_pipe.rollout.agents.gate import (
+    FIRST_ERROR,
+    MAX_CALL_BYTES,
+    MAX_MESSAGE_BYTES,
+    Admitted,
+    Gate,
+    ParsedRequest,
+    RejectedError,
+    connection,
+    error_text,
+)
+from openenv_pipe.rollout.agents.request_shapes import check_shape
+from openenv_pipe.system.http_server import BoundedServer
 
-MAX_BODY_BYTES = 64 * 2**20  # of one request
 END_LIMIT_S = 5.0
-QUEUE = 1024  # connections that wait to be accepted
-FIRST_ERROR = 400  # of the status codes
-RELAYED = "upstream returned 400: "  # what the proxy puts before our own reasons
-PARSED = "openenv_pipe.parsed"  # the key of a request's JSON in its scope
-_connection: ContextVar[Connection] = ContextVar("connection")
+MODELS = "/v1/models"
+# The ends of paths that clients call the model by, and what the proxy knows each by.
+CALLS = {
+    "/chat/completions": "v1/chat/completions",
+    "/responses": "v1/responses",
+    "/messages": "v1/messages",
+    "/messages/count_tokens": "v1/messages/count_tokens",
+}
+GOOGLE_CALLS = (":generatecontent", ":streamgeneratecontent", ":counttokens")
 
 
 class Answers(Protocol):
@@ -62,19 +73,19 @@ class Endpoint:
         *,
         model: str,
         find: Callable[[str], Answers | None],
+        admit: Callable[[Scope, Headers], Admitted],
         level: str,
         routes: Sequence[BaseRoute] = (),
-        middleware: Sequence[Middleware] = (),
         registry: Any = None,
         on_rejection: Callable[[str, str], None] = lambda key, reason: None,
     ) -> None:
         """
         listener: is closed when serving ends.
         model: the name that is listed.
+        admit, on_rejection: those of `Gate`.
         level: how much the proxy records of answers, `tokens` or `text`.
         routes: further addresses.
         registry: in the place of the proxy's own, which knows the keys that it is told.
-        on_rejection: receives the key and the reason of each call of the model that gets an error.
         """
         logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
         capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
@@ -83,20 +94,18 @@ class Endpoint:
         if registry is not None:
             capture.state.registry = registry
         self._registry = capture.state.registry
-        models = Route("/v1/models", _lister(model))
+        models = Route(MODELS, _lister(model))
         calls = Route("/{path:path}", _caller(model_endpoint(capture)), methods=["POST"])
-        app = Starlette(routes=[models, *routes, calls, Mount("/", capture)], middleware=middleware)
-        config = uvicorn.Config(
-            _Watched(app, on_rejection),
+        app = Starlette(routes=[models, *routes, calls])
+        self.gate = Gate(app, admit, on_rejection)
+        self._server = _Server(
+            self.gate,
             log_config=None,
             log_level="error",
-            access_log=False,
             lifespan="off",
-            ws_max_size=MAX_BODY_BYTES,
-            server_header=False,
+            ws_max_size=MAX_MESSAGE_BYTES,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
         self._listener = listener
 
     @contextlib.asynccontextmanager
@@ -144,7 +153,7 @@ class _Engine:
         if self._answers is None:
             raise UpstreamHTTPError(400, {"error": {"message": "the episode is over"}})
         try:
-            return await self._answers.complete(body, _connection.get())
+            return await self._answers.complete(body, connection.get())
         except TooLongError as error:
             # The proxy answers this code with a final message, which agents understand.
             body = {"message": str(error), "code": "context_length_exceeded"}
@@ -153,7 +162,7 @@ class _Engine:
             raise UpstreamHTTPError(400, {"error": {"message": str(error)}}) from error
 
 
-class _Server(uvicorn.Server):
+class _Server(BoundedServer):
     """Leaves the signals of this process alone."""
 
     @contextlib.contextmanager
@@ -161,114 +170,42 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Watched:
-    """Reads a request whole, within a limit, and notices when its client leaves before the answer.
+def admit_call(scope: Scope, key: str) -> Admitted:
+    """Admit a request of a client with a valid key, if it calls or lists the model.
 
-    The proxy alone would give the answer to nobody, and count it as one that the program used.
+    Raises RejectedError.
     """
-
-    def __init__(self, app: ASGIApp, on_rejection: Callable[[str, str], None]) -> None:
-        self._app = app
-        self._on_rejection = on_rejection
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        send = self._reporting(scope, send)
-        body = await _read(receive)
-        problem = "the request is too long" if body is None else ""
-        if body is not None and scope["method"] == "POST":
-            try:
-                scope[PARSED] = parse_foreign(body or b"{}")
-            except ValueError as error:
-                problem = f"the request is not JSON: {error}"
-        if problem:
-            await error_response(400, problem)(scope, receive, send)
-            return
-        connection, left = Connection(), asyncio.Event()
-        is_read = False
-        token = _connection.set(connection)
-
-        async def read_again() -> Message:
-            nonlocal is_read
-            if is_read:
-                await left.wait()
-                return {"type": "http.disconnect"}
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send_watched(message: Message) -> None:
-            is_last = message["type"] == "http.response.body" and not message.get("more_body")
-            connection.is_answered = is_last
-            await send(message)
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            connection.is_lost = not connection.is_answered
-            left.set()
-
-        watching = asyncio.create_task(watch())
-        try:
-            await self._app(scope, read_again, send_watched)
-        finally:
-            _connection.reset(token)
-            watching.cancel()
-
-    def _reporting(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that reports an error in the place of a completion."""
-        status = 0
-
-        async def report(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif status >= FIRST_ERROR and not scope["path"].startswith("/openenv/"):
-                key = extract_api_key(Headers(scope=scope))
-                reason = message.get("body", b"").decode(errors="replace")
-                self._on_rejection(key or "", f"{status}: {_error_text(reason)}")
-                status = 0
-            await send(message)
-
-        return report
+    path, method = scope["path"], scope.get("method")
+    if method in ("GET", "HEAD") and path == MODELS:
+        return Admitted(client=key, max_bytes=0)
+    if method == "POST" and _proxy_path(path) is not None:
+        return Admitted(client=key, max_bytes=MAX_CALL_BYTES)
+    known = ", ".join(f"/{each}" for each in CALLS.values())
+    text = f"{method} {path!r:.80} is not served; the model is called by POST {known}"
+    raise RejectedError(404, text)
 
 
-def _error_text(body: str) -> str:
-    """Return the message of an error in the form of OpenAI's interface, or the whole body."""
-    try:
-        return str(parse_foreign(body)["error"]["message"]).removeprefix(RELAYED)
-    except (ValueError, LookupError, TypeError):
-        return body
-
-
-async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request; None if it is too long, or its client has left."""
-    body = b""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body"):
-            return body
-
-
-class _ParsedRequest(Request):
-    """A request whose JSON has been parsed."""
-
-    async def json(self) -> Any:
-        return self.scope[PARSED]
+def _proxy_path(path: str) -> str | None:
+    """Return the path by which the proxy finds the dialect of a call; None if it is no call."""
+    if path.lower().endswith(GOOGLE_CALLS):
+        return path.removeprefix("/")
+    return next((known for end, known in CALLS.items() if path.endswith(end)), None)
 
 
 def _caller(
     endpoint: Callable[[str, Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
     async def call(request: Request) -> Response:
-        parsed = _ParsedRequest(request.scope, request.receive)
-        return await endpoint(request.path_params["path"], parsed)
+        path = _proxy_path(request.url.path)
+        assert path is not None  # It was admitted.
+        parsed = ParsedRequest(request.scope, request.receive)
+        if (problem := check_shape(await parsed.json())) is not None:
+            return error_response(400, problem, request.url.path)
+        answer = await endpoint(path, parsed)
+        if answer.status_code < FIRST_ERROR:
+            return answer
+        text = error_text(bytes(answer.body).decode(errors="replace"))
+        return error_response(answer.status_code, text, request.url.path)
 
     return call
 

@@ -6,23 +6,35 @@ other dialects take it where their clients send it; the addresses of a session h
 """
 
 import contextlib
+import hmac
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
+from starlette.types import Scope
 
 from openenv_pipe.rollout.agents.calls import MODEL, ModelCalls
 from openenv_pipe.rollout.agents.capture import Session as CaptureSession
-from openenv_pipe.rollout.agents.capture import Upstream
-from openenv_pipe.rollout.agents.endpoint import QUEUE, Endpoint
+from openenv_pipe.rollout.agents.capture import Upstream, extract_api_key
+from openenv_pipe.rollout.agents.endpoint import Endpoint, admit_call
+from openenv_pipe.rollout.agents.gate import (
+    MAX_MESSAGE_BYTES,
+    Admitted,
+    RejectedError,
+    reject_other_sites,
+)
 from openenv_pipe.rollout.agents.session_routes import SessionRoutes
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.system.foreign_text import for_people, visible
+from openenv_pipe.system.http_server import QUEUE
 
 ADDRESS = "127.0.0.1"
+ROLLOUTS = "/rollouts"  # where clients open episodes
+UNKNOWN_KEY = "the key is missing or wrong, or its episode is over"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,6 +66,7 @@ class Gateway(Endpoint):
         port: int = 0,
         routes: Sequence[BaseRoute] = (),
         *,
+        token: str | None = None,
         level: str = "tokens",
         path: Path | None = None,
         url: str = "",
@@ -61,6 +74,7 @@ class Gateway(Endpoint):
         """
         port: 0 for any free one.
         routes: further addresses.
+        token: what clients have to send to open episodes; None: there are no clients.
         level: how much the proxy records of answers, as of `Endpoint`.
         path: of a unix socket to listen at in the place of host and port, which everyone may use
             who can open its folder; `url` is then how programs reach it.
@@ -68,6 +82,8 @@ class Gateway(Endpoint):
         Raises OSError if it cannot listen there.
         """
         self._rollouts: dict[str, Rollout] = {}
+        self._token = token
+        self._host = host if path is None else None
         if path is None:
             listener = _listen(host, port)
             name = f"[{host}]" if ":" in host else host
@@ -78,6 +94,7 @@ class Gateway(Endpoint):
             listener,
             model=MODEL,
             find=self._calls,
+            admit=self._admit,
             level=level,
             routes=[*routes, *SessionRoutes(self._steps).routes],
             on_rejection=self._note_rejection,
@@ -97,16 +114,35 @@ class Gateway(Endpoint):
         try:
             yield rollout
         finally:
+            steps.has_ended.set()
             del self._rollouts[key]
             self._registry.delete(key)
+
+    def _admit(self, scope: Scope, headers: Headers) -> Admitted:
+        """Admit the token at the address where episodes open, and elsewhere the key of one."""
+        reject_other_sites(headers, self._host)
+        path: str = scope["path"]
+        if path == ROLLOUTS and self._token is not None:
+            given = headers.get("authorization", "").encode(errors="replace")
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                text = "this server needs its token, as `Authorization: Bearer TOKEN`"
+                raise RejectedError(401, text)
+            return Admitted(client=self._token, max_bytes=MAX_MESSAGE_BYTES)
+        room, _, rest = path.removeprefix("/").partition("/")
+        has_key = room in ("openenv", "rollouts")  # in its path
+        key = rest.partition("/")[0] if has_key else extract_api_key(headers)
+        if key not in self._rollouts:
+            raise RejectedError(404 if room == "rollouts" else 401, UNKNOWN_KEY)
+        return (
+            Admitted(client=key, max_bytes=MAX_MESSAGE_BYTES) if has_key else admit_call(scope, key)
+        )
 
     def _note_rejection(self, key: str, reason: str) -> None:
         if (rollout := self._rollouts.get(key)) is not None:
             rollout.calls.rejections.append(for_people(reason))
 
-    def _steps(self, key: str) -> EnvironmentSteps | None:
-        rollout = self._rollouts.get(key)
-        return None if rollout is None else rollout.steps
+    def _steps(self, key: str) -> EnvironmentSteps:
+        return self._rollouts[key].steps
 
     def _calls(self, key: str) -> ModelCalls | None:
         rollout = self._rollouts.get(key)

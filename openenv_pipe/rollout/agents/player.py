@@ -183,9 +183,11 @@ class ProgramPlayer(AgentPlayer):
         except ProgramStartError as error:
             episode.error = f"the program was not started: {error}"
             return Status.PROGRAM_FAILED
-        steps = rollout.steps
+        steps, gate = rollout.steps, programs.gateway.gate
         rollout.calls.settle = partial(
-            wait_until_settled, process.pid, lambda: steps.num_running > 0
+            wait_until_settled,
+            process.pid,
+            lambda: steps.num_running > 0 or gate.is_receiving(rollout.key),
         )
         try:
             limit = await _watch(process, programs.config, rollout, output_file(folder))

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from openenv_pipe.engines.base import Engine, TokenRequest
 from openenv_pipe.errors import ConfigError
@@ -24,11 +23,11 @@ from openenv_pipe.rollout.agents.chat_completions import (
     read_request,
     reply_message,
 )
-from openenv_pipe.rollout.agents.endpoint import QUEUE, Endpoint
+from openenv_pipe.rollout.agents.endpoint import Endpoint, admit_call
+from openenv_pipe.rollout.agents.gate import Admitted, RejectedError, reject_other_sites
 from openenv_pipe.rollout.agents.request_fields import IGNORED
-from openenv_pipe.rollout.agents.session_routes import error_response
 from openenv_pipe.rollout.context import Chat
-from openenv_pipe.system.http import LOOPBACK
+from openenv_pipe.system.http_server import QUEUE
 
 TEMPERATURE = 1.0  # of requests that name none
 MAX_TEMPERATURE = 2.0
@@ -128,11 +127,8 @@ class ModelEndpoint(Endpoint):
 
     def __init__(self, model: ServedModel, *, host: str, port: int, key: str) -> None:
         """Listen. Raises OSError."""
-        middleware = [Middleware(_Keyed, key=key)]
-        if host in LOOPBACK:  # A page in a browser cannot reach it under a name of its own.
-            # Starlette cuts the address of IPv6 at its first colon.
-            names = [*LOOPBACK, "[::1]", "["]
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
+        self._host = host
+        self._key = key
         super().__init__(
             socket.create_server(
                 (host, port),
@@ -141,10 +137,17 @@ class ModelEndpoint(Endpoint):
             ),
             model=model.name,
             find=lambda _: model,
+            admit=self._admit,
             level="text",
-            middleware=middleware,
             registry=_NoRegistry(),
         )
+
+    def _admit(self, scope: Scope, headers: Headers) -> Admitted:
+        reject_other_sites(headers, self._host)
+        given = (extract_api_key(headers) or "").encode(errors="replace")
+        if not hmac.compare_digest(given, self._key.encode()):
+            raise RejectedError(401, "the API key is missing or wrong")
+        return admit_call(scope, self._key)
 
 
 class _NoRegistry:
@@ -157,25 +160,6 @@ class _NoRegistry:
 
     def list_ids(self) -> list[str]:
         return []
-
-
-class _Keyed:
-    """Refuses requests without the key."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = {
-                name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
-            }
-            given = extract_api_key(headers) or ""
-            if not hmac.compare_digest(given.encode(), self._key):
-                await error_response(401, "the API key is wrong")(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def _temperature(body: Mapping[str, Any]) -> float:

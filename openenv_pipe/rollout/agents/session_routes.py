@@ -3,11 +3,13 @@
 POST  /openenv/KEY/reset, step;  GET state    as an environment's HTTP server
 WS    /openenv/KEY/ws                         for OpenEnv's own clients
 POST  /openenv/KEY/mcp                        tools of the environment, for MCP clients
+
+The gateway admits nobody without the key of an episode that is played.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -16,19 +18,25 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.rollout.agents.error_shapes import (
+    INVALID_PARAMETERS,
+    INVALID_REQUEST,
+    NO_METHOD,
+    error_response,
+    rpc_error,
+)
+from openenv_pipe.rollout.agents.gate import PARSED
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps, RefusedStepError
-from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.foreign_json import parse_request
 from openenv_pipe.system.tasks import awaited
 
 MCP_VERSION = "2025-06-18"  # if a client names none
-INVALID_REQUEST, NO_METHOD = -32600, -32601  # codes of JSON-RPC
-UNKNOWN_KEY = "unknown key"
 
 
 class SessionRoutes:
     """Handles the requests of all programs. `find` returns the steps of the episode with a key."""
 
-    def __init__(self, find: Callable[[str], EnvironmentSteps | None]) -> None:
+    def __init__(self, find: Callable[[str], EnvironmentSteps]) -> None:
         self._find = find
         self.routes = [
             WebSocketRoute("/openenv/{key}/ws", self._websocket),
@@ -38,51 +46,51 @@ class SessionRoutes:
 
     async def _http(self, request: Request) -> Response:
         steps = self._find(request.path_params["key"])
-        if steps is None:
-            return error_response(401, UNKNOWN_KEY)
         name = request.path_params["name"]
         if name == "health":
             return JSONResponse({"status": "healthy"})
         try:
-            body = parse_foreign(await request.body() or b"{}")
+            body = request.scope[PARSED]
             data = body.get("action") if name == "step" and isinstance(body, dict) else None
             return JSONResponse(await _answer(steps, name, data))
         except (RefusedStepError, ValueError) as error:
             return error_response(422, str(error))
 
     async def _websocket(self, socket: WebSocket) -> None:
-        """Answer OpenEnv's frames. Closing the socket ends nothing: the session is the run's."""
-        await socket.accept()
+        """Answer OpenEnv's frames until the client or the episode ends.
+
+        Closing the socket ends nothing: the session is the run's.
+        """
         steps = self._find(socket.path_params["key"])
-        with suppress(WebSocketDisconnect):
-            while (answer := await self._answer_frame(steps, await socket.receive_text())) != {}:
+        await socket.accept()
+        ended = asyncio.create_task(steps.has_ended.wait())
+        try:
+            while True:
+                receiving = asyncio.create_task(socket.receive())
+                await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not receiving.done():
+                    receiving.cancel()
+                    break
+                message = receiving.result()
+                if message["type"] == "websocket.disconnect":
+                    return
+                answer = await _answer_frame(steps, message.get("text"))
+                if answer == {}:
+                    break
                 await socket.send_text(json.dumps(answer))
             await socket.close()
-
-    async def _answer_frame(self, steps: EnvironmentSteps | None, text: str) -> dict[str, Any]:
-        """Return the frame that answers a frame; an empty one to close the socket."""
-        if steps is None:
-            return _error_frame("SESSION_ERROR", UNKNOWN_KEY)
-        try:
-            frame = parse_foreign(text)
-            kind = frame.get("type") if isinstance(frame, dict) else None
-            if kind == "close":
-                return {}
-            data = await _answer(steps, str(kind), frame.get("data") if kind else None)
-            return {"type": "state" if kind == "state" else "observation", "data": data}
-        except RefusedStepError as error:
-            return _error_frame("EXECUTION_ERROR", str(error))
-        except ValueError as error:
-            return _error_frame("VALIDATION_ERROR", str(error))
+        except WebSocketDisconnect:
+            return
+        finally:
+            ended.cancel()
 
     async def _mcp(self, request: Request) -> Response:
         """Answer one message of JSON-RPC, as an MCP server without sessions and streams does."""
         steps = self._find(request.path_params["key"])
-        if steps is None:
-            return error_response(401, UNKNOWN_KEY)
-        message = parse_foreign(await request.body())
+        message = request.scope[PARSED]
         if not isinstance(message, dict) or not isinstance(message.get("method"), str):
-            return error_response(400, "expected a message of JSON-RPC")
+            text = "expected one message of JSON-RPC, an object with a method"
+            return JSONResponse(rpc_error(None, INVALID_REQUEST, text), status_code=400)
         if "id" not in message:  # a notification
             return Response(status_code=202)
         parameters = message.get("params")
@@ -100,17 +108,34 @@ class SessionRoutes:
             case "tools/list":
                 answer["result"] = {"tools": _mcp_tools(steps)}
             case "tools/call":
-                answer["result"] = await _call_tool(steps, parameters)
+                try:
+                    answer["result"] = await _call_tool(steps, parameters)
+                except ValueError as error:
+                    answer = rpc_error(message["id"], INVALID_PARAMETERS, str(error))
             case method:
-                error = {"code": NO_METHOD, "message": f"there is no method {method!r:.40}"}
-                answer["error"] = error
+                text = f"there is no method {method!r:.40}"
+                answer = rpc_error(message["id"], NO_METHOD, text)
         return JSONResponse(answer)
 
 
-def error_response(status: int, message: str) -> JSONResponse:
-    """Return an error in the form of OpenAI's interface."""
-    error = {"message": message, "type": "invalid_request_error"}
-    return JSONResponse({"error": error}, status_code=status)
+async def _answer_frame(steps: EnvironmentSteps, text: str | None) -> dict[str, Any]:
+    """Return the frame that answers a frame; an empty one to close the socket.
+
+    text: None for a binary frame.
+    """
+    try:
+        if text is None:
+            raise ValueError("expected a text frame with JSON")
+        frame = await asyncio.to_thread(parse_request, text)
+        kind = frame.get("type") if isinstance(frame, dict) else None
+        if kind == "close":
+            return {}
+        data = await _answer(steps, str(kind), frame.get("data") if kind else None)
+        return {"type": "state" if kind == "state" else "observation", "data": data}
+    except RefusedStepError as error:
+        return _error_frame("EXECUTION_ERROR", str(error))
+    except ValueError as error:
+        return _error_frame("VALIDATION_ERROR", str(error))
 
 
 async def _answer(steps: EnvironmentSteps, kind: str, data: Any) -> dict[str, Any]:
@@ -152,10 +177,15 @@ def _mcp_tools(steps: EnvironmentSteps) -> list[dict[str, Any]]:
 
 
 async def _call_tool(steps: EnvironmentSteps, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = parameters.get("arguments") or {}
+    """Take the step of a tool's call. Raises ValueError for parameters that are no call."""
+    name, arguments = parameters.get("name"), parameters.get("arguments") or {}
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError(
+            f"expected the name of a tool and an object of arguments, got {name!r:.40} and "
+            f"{arguments!r:.40}"
+        )
     action = arguments
     if steps.opening.tools:
-        name = parameters.get("name")
         action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
     try:
         result = await steps.step(action)

@@ -49,7 +49,7 @@ class EnvironmentSteps:
         self._env = env
         self._last_call = last_call
         self._one_at_a_time = asyncio.Lock()
-        self._has_ended = False
+        self.has_ended = asyncio.Event()  # no further step is taken
 
     async def step(self, action: Mapping[str, Any]) -> StepResult:
         """Take a step. Raises RefusedStepError if it was not taken."""
@@ -86,7 +86,7 @@ class EnvironmentSteps:
 
     async def end(self) -> None:
         """Take no further step, and wait for the one under way."""
-        self._has_ended = True
+        self.has_ended.set()
         async with self._one_at_a_time:
             return
 
@@ -101,7 +101,7 @@ class EnvironmentSteps:
             self.num_running -= 1
 
     def _refuse_late(self) -> None:
-        if self.is_done or self._has_ended or self.failure is not None:
+        if self.is_done or self.has_ended.is_set() or self.failure is not None:
             raise RefusedStepError("the episode is over")
         if len(self.taken) >= self._env.max_turns:
             self.is_used_up = True
