@@ -61,7 +61,7 @@ def write_report(folder: RunFolder) -> Path:
         RunFolderError: A file of the run is damaged.
     """
     config = folder.written_config
-    records = read_metrics(folder.metrics_path)
+    records = read_metrics(folder.metrics_path, budget=None)
     stages, reports = read_stages(folder.path), read_reports(folder.path)
     sections = [
         f"# {folder.record.id}",

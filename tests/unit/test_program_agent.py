@@ -415,12 +415,12 @@ print(status, text)
     ("body", "reason"),
     [
         ({"messages": []}, "messages has to be a list of at least one message"),
-        ({"messages": [{"role": 3, "content": "x"}]}, "a message has the role 3"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "messages.0.role is 3; expected a text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "a message has a part of",
         ),
-        ({"messages": "x", "functions": [1]}, "functions is not supported: send tools instead"),
+        ({"messages": "x"}, "messages is 'x'; expected a list"),
         ("not an object", ""),
     ],
 )
