@@ -16,7 +16,7 @@ MAX_DEPTH = 80  # levels of JSON; an observation has at most 64, and its episode
 MAX_UNPACKED_MB = 1024  # of a step's episodes; 1,000 of 32,000 tokens have half of it
 # gzip saves 99 % of repetitive rows at best, and 99.9 % of what is made to be unpacked.
 MAX_PACKING_RATIO = 200
-FREE_UNPACKED_MB = 16  # of a file, before its ratio counts
+FREE_UNPACKED_MB = 64  # of a file, before its ratio counts
 MAX_ROWS = 100_000  # of a step's episodes, or of an evaluation's
 MAX_METRIC_NAMES = 10_000
 
@@ -38,7 +38,7 @@ REPORT = JsonBudget(max_mb=32, max_values=1_000_000, max_keys=10_000)
 REPORTS = JsonBudget(max_mb=64, max_values=2_000_000)  # all reports of a run
 EPISODE = JsonBudget(max_mb=32, max_values=2_000_000)  # a million tokens have half of each
 METRICS_LINE = JsonBudget(max_mb=1, max_values=10_000)
-METRICS = JsonBudget(max_mb=256, max_values=4_000_000)  # 40,000 steps of 100 metrics
+METRICS = JsonBudget(max_mb=128, max_values=2_000_000)  # 20,000 steps of 100 metrics
 
 
 class BudgetError(RunFolderError):

@@ -126,9 +126,9 @@ def test_a_step_of_256_episodes_is_quick_to_write(path):
 @pytest.mark.parametrize(
     ("piece", "times", "message"),
     [
-        (b"\0" * 2**20, 400, "unpacks to more than 200 times its size"),
+        (b"\0" * 2**20, 400, "has a line of more than 32 MB"),
         (b"[" + b"0," * (3 * 2**20), 1, "has more than 2,000,000 values"),
-        (b'{"a":"' + b"x" * 2000 + b'"}\n', 20_000, "unpacks to more than 200 times its size"),
+        (b'{"a":"' + b"x" * 2000 + b'"}\n', 40_000, "unpacks to more than 200 times its size"),
         (b"\n" * 2**20, 4, "has nothing in line 1"),
         (b"{}\n" * 2**10, 100, "has more than 100,000 lines"),
     ],
