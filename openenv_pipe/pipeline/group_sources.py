@@ -1,6 +1,8 @@
-"""Group sources: provide the scored groups that each step is trained on."""
+"""Group sources: the scored groups that each step is trained on, sampled with published weights."""
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,19 +12,31 @@ from openenv_pipe.config.schema import ClientAgentConfig, GroupRelativeAdvantage
 from openenv_pipe.environments.tasks import build_order
 from openenv_pipe.pipeline.components import with_scripted_player
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
-from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.types import Group
 
+_log = logging.getLogger(__name__)
+
 
 class GroupSource(Protocol):
-    """Provides the scored groups of each step."""
+    """Provides the scored groups of each step, and samples later ones with the new weights."""
+
+    version: int  # of the current weights: the step of GRPO that they come from
 
     async def demonstrations(self) -> list[Group]:
         """Return the groups that the warm start imitates."""
 
     async def groups(self, step: int) -> list[Group]:
         """Return the groups of a step of GRPO. Call it once for each step, in order."""
+
+    async def begin_update(self) -> None:
+        """Announce that the learner changes the weights until `publish` is called."""
+
+    async def publish(self, version: int) -> None:
+        """Sample later groups with the policy's current weights."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Return what sampling and publishing have measured since the last call."""
 
     async def settle(self) -> None:
         """Wait for groups that older weights began, and publish the current weights.
@@ -56,18 +70,19 @@ class PlayedGroups:
     s next steps are played while the learner works on this one. A step's groups begin only when
     the weights are at most s versions behind those that will learn from them, so no group is ever
     older. Steps use groups in the order of their tasks, because using those that are done first
-    would prefer short episodes.
+    would prefer short episodes. An engine that cannot change its weights during episodes gets them
+    when the episodes under way have ended.
 
     Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, for each group
     without a signal a further task is played, until enough have one or the rounds are used up.
     """
 
-    def __init__(
-        self, config: RunConfig, rollout: RolloutContext, publisher: EnginePublisher
-    ) -> None:
+    def __init__(self, config: RunConfig, rollout: RolloutContext) -> None:
+        self.version = 0
         self._config = config
         self._rollout = rollout
-        self._publisher = publisher
+        self._engine = rollout.engine
+        self._is_published = True  # False: `version` is not published to the engine yet
         self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
         self._num_taken: int | None = None  # see `OrderState`
         self._collections: dict[int, _Collection] = {}  # by step
@@ -92,7 +107,7 @@ class PlayedGroups:
             self._begin(step)
             groups = await asyncio.shield(self._collections[step].playing)
             del self._collections[step]
-        await self._publisher.publish_late()
+        await self._publish_late()
         trainer = self._config.trainer
         last = min(step + trainer.max_staleness, trainer.steps)
         for ahead in range(step + 1, last + 1):
@@ -101,10 +116,10 @@ class PlayedGroups:
 
     def _begin(self, step: int) -> None:
         if step not in self._collections and step not in self._restored:
-            playing = asyncio.create_task(self._collect(step))
-            self._publisher.track(playing)
             self._collections[step] = _Collection(
-                version=self._publisher.version, order=self._order_state(), playing=playing
+                version=self.version,
+                order=self._order_state(),
+                playing=asyncio.create_task(self._collect(step)),
             )
 
     async def _collect(self, step: int) -> list[Group]:
@@ -139,17 +154,47 @@ class PlayedGroups:
         self._order.record([group for group in groups if group.task.split == "train"])
         return groups
 
+    async def begin_update(self) -> None:
+        await self._engine.begin_update(idle=not self._under_way())
+
+    async def publish(self, version: int) -> None:
+        self.version = version
+        self._is_published = False
+        if self._engine.capabilities.publishes_in_flight or not self._under_way():
+            await self._publish_late()
+
+    async def _publish_late(self) -> None:
+        """Publish the weights that `publish` has deferred, if there are any."""
+        if not self._is_published:
+            await self._engine.publish(self.version)
+            _log.debug("published the weights of step %d", self.version)
+            self._is_published = True
+
+    async def clear_engine(self) -> None:
+        """Prepare the engine for an evaluation: wait for its episodes, publish late weights."""
+        under_way = self._under_way()
+        if under_way and not self._engine.capabilities.publishes_in_flight:
+            await asyncio.wait(under_way)
+        await self._publish_late()
+
+    async def metrics(self) -> Mapping[str, float]:
+        return await self._engine.metrics()
+
+    def _under_way(self) -> set[asyncio.Task[list[Group]]]:
+        """Return the tasks that still play groups."""
+        return {each.playing for each in self._collections.values() if not each.playing.done()}
+
     async def settle(self) -> None:
         older = [each.playing for each in self._collections.values() if self._is_older(each)]
         if isinstance(self._config.agent, ClientAgentConfig):
             return  # Clients may not come; what is not done by then is played again.
         if older:
             await asyncio.wait(older)
-        await self._publisher.publish_late()
+        await self._publish_late()
 
     def _is_older(self, collection: _Collection) -> bool:
         """Return whether older weights began it; groups of current weights can be replayed."""
-        return collection.version < self._publisher.version
+        return collection.version < self.version
 
     def save(self, folder: Path) -> None:
         self._state().write(folder)
@@ -168,7 +213,7 @@ class PlayedGroups:
         else:
             orders.append(self._order_state())
         return SourceState(
-            version=self._publisher.version,
+            version=self.version,
             ahead=ahead,
             order_before=orders[0],
             order_after=orders[-1],
@@ -181,7 +226,7 @@ class PlayedGroups:
         state = SourceState.read(folder)
         if state is None:
             return
-        self._publisher.version = state.version
+        self.version = state.version
         self._num_taken = state.order_after.num_taken
         self._order.restore(state.order_after.order)
         self._restored, self._restored_order = dict(state.ahead), state.order_before

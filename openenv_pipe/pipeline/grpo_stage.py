@@ -139,7 +139,7 @@ class GrpoStage:
         # While the policy is updated: the index is for readers, and training does not need it.
         indexing = asyncio.create_task(asyncio.to_thread(index_episodes, context.folder, path))
         metrics = summarise_groups(groups) | summarise_staleness(
-            groups, version=context.publisher.version
+            groups, version=context.source.version
         )
         self._warn_of_untrained(step, metrics["episodes/untrained"])
         metrics |= summarise_reported(groups, self._config.env.metrics)
@@ -155,16 +155,16 @@ class GrpoStage:
         samples, uncomputed = samples_of_step(advantages, self._trainer.loss)
         self._in_step = True
         if samples:
-            await context.publisher.begin_update()
+            await context.source.begin_update()
             metrics |= await context.components.compute(
                 self._learner.update, samples, step, uncomputed
             )
             check_mismatch({"step": step, **metrics}, self._trainer.max_mismatch)
-            await context.publisher.publish(step)
+            await context.source.publish(step)
             tokens = self._learner.trained_tokens
             await asyncio.to_thread(write_trained_tokens, tokens_path(path), samples, tokens)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
-        metrics |= await context.publisher.metrics()
+        metrics |= await context.source.metrics()
         await indexing
         self._step = step
         self._in_step = False

@@ -21,7 +21,6 @@ from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
-from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
@@ -127,16 +126,15 @@ async def play_and_learn(
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))
         folder.update(**facts)
-        publisher = EnginePublisher(rollout.engine)
+        source = PlayedGroups(config, rollout)
         evaluator: Evaluator = NoEvaluations()
         if evaluates and not isinstance(config.agent, ClientAgentConfig):
             evaluator = Evaluations(
-                *(config, rollout, folder, progress, publisher.clear_engine), attempt.trackers
+                *(config, rollout, folder, progress, source.clear_engine), attempt.trackers
             )
         runner = StageRunner(
             components,
-            PlayedGroups(config, rollout, publisher),
-            publisher,
+            source,
             folder,
             progress,
             evaluator=evaluator,

@@ -8,7 +8,6 @@ from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.metrics_log import MetricsLog
-from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import StageStep
 
 
@@ -31,7 +30,6 @@ class StageContext:
 
     components: Components
     source: GroupSource
-    publisher: WeightPublisher
     evaluator: Evaluator
     saver: Saver
     metrics_log: MetricsLog

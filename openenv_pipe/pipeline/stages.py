@@ -16,7 +16,6 @@ from openenv_pipe.pipeline.grpo_stage import GrpoStage
 from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.stage import Evaluator, Stage, StageContext
 from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
-from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import Progress
@@ -30,7 +29,6 @@ class StageRunner:
         self,
         components: Components,
         source: GroupSource,
-        publisher: WeightPublisher,
         folder: RunFolder,
         progress: Progress,
         *,
@@ -45,7 +43,6 @@ class StageRunner:
         self._context = StageContext(
             components=components,
             source=source,
-            publisher=publisher,
             evaluator=evaluator,
             saver=Saver(components.config, folder, components.policy, source, progress.note),
             metrics_log=MetricsLog(components.config, folder, progress, callbacks, trackers),
@@ -88,6 +85,6 @@ class StageRunner:
     async def _load(self, checkpoint: Path) -> None:
         """Load a checkpoint into policy and group source, and publish its weights."""
         context = self._context
-        await context.publisher.begin_update()
+        await context.source.begin_update()
         await context.components.compute(context.saver.load, checkpoint)
-        await context.publisher.publish(context.publisher.version)
+        await context.source.publish(context.source.version)

@@ -47,7 +47,7 @@ class WarmStartStage:
             await context.components.compute(self._load, checkpoint)
         samples = _build_samples(await self._demonstrations())
         context.metrics_log.begin("warm_start", self._num_steps)
-        await context.publisher.begin_update()
+        await context.source.begin_update()
         while self._step < self._num_steps and self.stop_reason is None:
             await finish_despite_cancel(self._imitate(samples))
             is_due = self._step % trainer.checkpoint.every == 0 or context.saver.is_overdue()
@@ -56,11 +56,11 @@ class WarmStartStage:
             self.stop_reason = await context.metrics_log.call_back()
         if self.stop_reason is not None:
             await finish_despite_cancel(self.save_unsaved())
-            await context.publisher.publish(0)
+            await context.source.publish(0)
             return StageStep("warm_start", self._step)
         save = context.components.compute(context.saver.save, WARM_START_END, None)
         await finish_despite_cancel(save)
-        await context.publisher.publish(0)
+        await context.source.publish(0)
         return WARM_START_END
 
     async def save_unsaved(self) -> None:

@@ -13,7 +13,6 @@ from openenv_pipe.environments.tasks import RangeTasks
 from openenv_pipe.pipeline import group_sources
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.source_state import AHEAD, SourceState
-from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.rollout.metrics import summarise_staleness
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.system.files import write_json
@@ -77,13 +76,8 @@ def made_up_groups(monkeypatch):
     monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
 
 
-def source_and_publisher(rollout):
-    publisher = EnginePublisher(rollout.engine)
-    return PlayedGroups(rollout.config, rollout, publisher), publisher
-
-
 def played_groups(rollout):
-    return source_and_publisher(rollout)[0]
+    return PlayedGroups(rollout.config, rollout)
 
 
 class Engine:
@@ -150,7 +144,7 @@ def test_groups_that_rounds_replace_are_not_part_of_the_mean():
         run_config({"trainer.max_sampling_rounds": 2})
 
 
-async def learn(source, publisher, steps):
+async def learn(source, steps):
     """Take the groups of these steps and publish after each; return metrics by step."""
     found = {}
     for step in steps:
@@ -159,15 +153,15 @@ async def learn(source, publisher, steps):
             "tasks": [group.task.index for group in groups]
         }
         await asyncio.sleep(0)  # stands for the learner's work
-        await publisher.publish(step)
+        await source.publish(step)
     return found
 
 
 @pytest.mark.parametrize(("staleness", "in_flight"), [(0, False), (1, False), (1, True), (3, True)])
 async def test_staleness_is_used_and_never_passes_the_bound(staleness, in_flight):
     rollout = Rollout(staleness=staleness, engine=Engine(in_flight=in_flight), duration_s=0.005)
-    source, publisher = source_and_publisher(rollout)
-    found = await learn(source, publisher, range(1, 10))
+    source = played_groups(rollout)
+    found = await learn(source, range(1, 10))
     ages = [metrics["staleness/max"] for metrics in found.values()]
     assert max(ages) == staleness
     assert ages[0] == 0
@@ -187,9 +181,9 @@ async def test_the_next_groups_are_played_while_the_learner_works():
 
 async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later():
     engine = Engine(in_flight=False)
-    source, publisher = source_and_publisher(Rollout(staleness=1, engine=engine, duration_s=0.01))
+    source = played_groups(Rollout(staleness=1, engine=engine, duration_s=0.01))
     await source.groups(1)
-    await publisher.publish(1)
+    await source.publish(1)
     assert engine.version == 0, "step 2 is being played"
     await source.settle()
     assert engine.version == 1
@@ -203,19 +197,19 @@ async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_p
 
     def begin():
         rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002)
-        return source_and_publisher(rollout)
+        return played_groups(rollout)
 
-    whole, publisher = begin()
-    await learn(whole, publisher, range(1, last + 1))
+    whole = begin()
+    await learn(whole, range(1, last + 1))
     await whole.settle()
     whole.save(tmp_path)
     assert (tmp_path / AHEAD).exists() == (last > 0)
-    resumed, resumed_publisher = begin()
+    resumed = begin()
     resumed.load(tmp_path)
-    assert resumed_publisher.version == last
-    await resumed_publisher.publish(last)
+    assert resumed.version == last
+    await resumed.publish(last)
     rest = range(last + 1, 10)
-    assert await learn(resumed, resumed_publisher, rest) == await learn(whole, publisher, rest)
+    assert await learn(resumed, rest) == await learn(whole, rest)
     await asyncio.gather(whole.close(), resumed.close())
 
 
@@ -238,19 +232,19 @@ async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_pa
 async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
     """The evaluation also waits if a step had no signal and so published no new weights."""
     rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
-    source, publisher = source_and_publisher(rollout)
+    source = played_groups(rollout)
     await source.groups(1)
     await asyncio.sleep(0)
     assert any(not each.playing.done() for each in source._collections.values())
-    await publisher.clear_engine()
+    await source.clear_engine()
     assert all(each.playing.done() for each in source._collections.values())
     await source.close()
 
 
 async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path):
     rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002)
-    source, publisher = source_and_publisher(rollout)
-    await learn(source, publisher, [1, 2])
+    source = played_groups(rollout)
+    await learn(source, [1, 2])
     await source.settle()
     source.save(tmp_path)
     await source.close()

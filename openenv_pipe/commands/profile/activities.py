@@ -54,7 +54,7 @@ THREAD_RULES = (
 )
 # Of coroutines: what they wait for, beyond this process or in another of its tasks.
 COROUTINE_RULES = (
-    Rule(PUBLISHING, "pipeline/weight_publisher.py", "EnginePublisher.publish"),
+    Rule(PUBLISHING, "pipeline/group_sources.py", "PlayedGroups.publish"),
     Rule(ENVIRONMENT, "environments/client/session.py"),
     Rule(REWARDS, "rewards/"),
     Rule(SAMPLING, "engines/vllm/"),

@@ -18,9 +18,10 @@ from openenv_pipe.types import Group
 
 
 class RecordedGroups:
-    """Provides the groups that another run has learned from. See `GroupSource`."""
+    """Provides the groups that another run has learned from, and samples none."""
 
     def __init__(self, folder: Path) -> None:
+        self.version = 0
         self._folder = folder
 
     async def demonstrations(self) -> list[Group]:
@@ -28,6 +29,15 @@ class RecordedGroups:
 
     async def groups(self, step: int) -> list[Group]:
         return await self._read(step)
+
+    async def begin_update(self) -> None:
+        """Do nothing: nothing is sampled."""
+
+    async def publish(self, version: int) -> None:
+        self.version = version
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
 
     async def settle(self) -> None:
         """Do nothing: nothing is played."""
@@ -51,22 +61,6 @@ class RecordedGroups:
         return await asyncio.to_thread(read_episodes, path)
 
 
-class NoSampler:
-    """Counts versions of the weights that nobody samples with. See `WeightPublisher`."""
-
-    def __init__(self) -> None:
-        self.version = 0
-
-    async def begin_update(self) -> None:
-        """Do nothing: nobody samples."""
-
-    async def publish(self, version: int) -> None:
-        self.version = version
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-
 def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
     """Trains as `attempt` says, on the episodes of another folder."""
     run(attempt, control, partial(_learn_again, recorded))
@@ -81,7 +75,6 @@ async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) ->
         runner = StageRunner(
             components,
             RecordedGroups(recorded),
-            NoSampler(),
             attempt.folder,
             control.progress,
             evaluator=NoEvaluations(),
