@@ -5,8 +5,8 @@ import io
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import torch
-from PIL import Image
 from tokenizers import AddedToken
 from transformers import (
     Qwen2_5_VLConfig,
@@ -108,7 +108,7 @@ def write_vision_model(
 def picture(seed: int, width: int = 24, height: int = 16) -> Picture:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    PIL.Image.fromarray(pixels).save(file, "PNG")
     name = hashlib.sha256(file.getvalue()).hexdigest()[:32]
     return Picture(name, width, height, file.getvalue())
 

@@ -190,11 +190,11 @@ def _from_text(text: str) -> Picture | None:
         "WEBP": WebPImageFile,
     }
     try:
-        with classes[kind](io.BytesIO(data)) as image:  # reads the header, which has the size
-            if image.width * image.height > MAX_PIXELS:
+        with classes[kind](io.BytesIO(data)) as file:  # reads the header, which has the size
+            if file.width * file.height > MAX_PIXELS:
                 return None
-            mode = "L" if image.mode in GRAY_MODES else "RGB"
-            return _picture(mode, image.width, image.height, image.convert(mode).tobytes())
+            mode = "L" if file.mode in GRAY_MODES else "RGB"
+            return _picture(mode, file.width, file.height, file.convert(mode).tobytes())
     except Exception:  # whatever Pillow raises for a damaged file
         return None
 
@@ -256,9 +256,9 @@ def _from_numbers(numbers: list[Any], height: int, width: int, channels: int) ->
 
 
 def _picture(mode: str, width: int, height: int, data: bytes) -> Picture:
-    from PIL import Image
+    import PIL.Image
 
     digest = hashlib.sha256(f"{mode} {width} {height} ".encode() + data).hexdigest()
     file = io.BytesIO()
-    Image.frombytes(mode, (width, height), data).save(file, "PNG", compress_level=COMPRESSION)
+    PIL.Image.frombytes(mode, (width, height), data).save(file, "PNG", compress_level=COMPRESSION)
     return Picture(digest[:NAME_LENGTH], width, height, file.getvalue())

@@ -6,8 +6,8 @@ The package places a picture's vectors, and computes positions, for rows that gr
 import io
 from itertools import pairwise
 
+import PIL.Image
 import torch
-from PIL import Image
 
 from openenv_pipe.models.vision_policy import VisionPolicy
 from openenv_pipe.types import Picture
@@ -44,7 +44,7 @@ def probe_pictures() -> list[Picture]:
 def _picture(number: int, width: int, height: int) -> Picture:
     data = bytes(index * (7 + number) % 256 for index in range(3 * width * height))
     file = io.BytesIO()
-    Image.frombytes("RGB", (width, height), data).save(file, "PNG")
+    PIL.Image.frombytes("RGB", (width, height), data).save(file, "PNG")
     return Picture(str(number) * NAME_LENGTH, width, height, file.getvalue())
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import torch
-from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
@@ -100,11 +100,11 @@ class PictureFormat:
         Raises:
             RunFolderError: a picture's file cannot be read.
         """
-        images = []
+        opened = []
         for picture in pictures:
-            with Image.open(io.BytesIO(picture.png), formats=["PNG"]) as image:
-                images.append(image.convert("RGB"))
-        patches: torch.Tensor = self._processor(images=images, return_tensors="pt")["pixel_values"]
+            with PIL.Image.open(io.BytesIO(picture.png), formats=["PNG"]) as file:
+                opened.append(file.convert("RGB"))
+        patches: torch.Tensor = self._processor(images=opened, return_tensors="pt")["pixel_values"]
         return patches
 
     def save(self, folder: Path) -> None:

@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
-from PIL import Image
 
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.evals import read_reports
@@ -16,7 +16,7 @@ from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 SERVER = """
 import asyncio, base64, io, json, sys
 from http import HTTPStatus
-from PIL import Image
+import PIL.Image
 from websockets.asyncio.server import serve
 
 def health(connection, request):
@@ -27,7 +27,7 @@ def frame(seed, number):
     colour = [50 * (seed % 3), 100, 200 * (number % 2)]
     if number % 2:
         file = io.BytesIO()
-        Image.new("RGB", (40, 32), tuple(colour)).save(file, "PNG")
+        PIL.Image.new("RGB", (40, 32), tuple(colour)).save(file, "PNG")
         return base64.b64encode(file.getvalue()).decode()
     return [[colour] * 40] * 32
 
@@ -93,8 +93,8 @@ def test_each_picture_is_kept_once_and_episodes_name_it(whole):
     assert len(seen) == 36 and 1 < len(files) <= 6
     assert {each["picture"].removeprefix("pictures/") for each in seen} <= files
     for picture in seen:
-        with Image.open(whole / picture["picture"]) as image:
-            assert image.size == (40, 32)
+        with PIL.Image.open(whole / picture["picture"]) as file:
+            assert file.size == (40, 32)
     assert "trained" in read_reports(whole)
     for page in (whole / "report.md", whole / "eval" / "trained.md"):
         (path, *_) = re.findall(r"!\[picture 1\]\((\S+)\)", page.read_text())

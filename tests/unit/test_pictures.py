@@ -6,8 +6,8 @@ import json
 import warnings
 from typing import Any
 
+import PIL.Image
 import pytest
-from PIL import Image
 
 from openenv_pipe.environments import pictures
 from openenv_pipe.environments.adapters.templates import (
@@ -23,19 +23,19 @@ from openenv_pipe.runs.transcript import in_markdown, transcript
 from openenv_pipe.types import Episode, Finish, Group, Picture, Status, Step, Task, Turn
 
 
-def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+def file_of(opened: PIL.Image.Image, kind: str = "PNG", **options: Any) -> str:
     """Return a picture as base64 of a file."""
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    opened.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()
 
 
-def gradient(width: int = 64, height: int = 48, mode: str = "RGB") -> Image.Image:
+def gradient(width: int = 64, height: int = 48, mode: str = "RGB") -> PIL.Image.Image:
     data = bytes(index * 7 % 256 for index in range(width * height * len(mode)))
-    return Image.frombytes(mode, (width, height), data)
+    return PIL.Image.frombytes(mode, (width, height), data)
 
 
-def rows_of(image: Image.Image) -> list:
+def rows_of(image: PIL.Image.Image) -> list:
     """Return the pixels as nested lists, as numpy's `tolist` does."""
     data, (width, height) = image.tobytes(), image.size
     if image.mode == "L":
@@ -47,7 +47,7 @@ def rows_of(image: Image.Image) -> list:
 RGB, GRAY = gradient(), gradient(mode="L")
 SIZE = "64 x 48 pixels"
 BOMB = base64.b64encode(
-    base64.b64decode(file_of(Image.new("L", (8, 8))))[:16] + (2**15).to_bytes(4) * 2 + bytes(90)
+    base64.b64decode(file_of(PIL.Image.new("L", (8, 8))))[:16] + (2**15).to_bytes(4) * 2 + bytes(90)
 ).decode()
 
 
@@ -107,8 +107,8 @@ async def test_equal_pictures_have_one_name_in_whatever_form_they_come(form, val
     assert isinstance(picture, Picture)
     assert picture == await taken(rows_of(RGB))
     assert (picture["width"], picture["height"]) == RGB.size
-    with Image.open(io.BytesIO(picture.png)) as image:
-        assert image.format == "PNG" and image.mode == "RGB" and image.tobytes() == RGB.tobytes()
+    with PIL.Image.open(io.BytesIO(picture.png)) as file:
+        assert file.format == "PNG" and file.mode == "RGB" and file.tobytes() == RGB.tobytes()
 
 
 async def test_other_forms_of_pictures_are_read():

@@ -88,7 +88,7 @@ async def test_other_engines_get_the_notes(engine, pictures):
     assert episode.first_observation["screen"].png == pictures[0].png
 
 
-def image(picture) -> dict:
+def part(picture) -> dict:
     url = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -115,7 +115,7 @@ def test_endpoints_get_each_picture_behind_its_note(pictures):
     assert sent == {
         "role": "user",
         "content": [
-            *(text(NOTES[1]), image(pictures[1]), text(f" and {NOTES[0]}"), image(pictures[0])),
+            *(text(NOTES[1]), part(pictures[1]), text(f" and {NOTES[0]}"), part(pictures[0])),
             text(": ?"),
         ],
     }
@@ -133,7 +133,7 @@ def test_pictures_of_a_tools_answer_follow_in_a_message_of_the_user(pictures):
     run(endpoint, story, pictures=True)
     *_, answer, shown = endpoint.bodies[1]["messages"]
     assert answer == {"role": "tool", "tool_call_id": "c1", "content": f"seen: {NOTES[0]}"}
-    assert shown == {"role": "user", "content": [text(NOTES[0]), image(pictures[0])]}
+    assert shown == {"role": "user", "content": [text(NOTES[0]), part(pictures[0])]}
 
 
 def test_pictures_are_sent_only_if_the_configuration_says_so(pictures):

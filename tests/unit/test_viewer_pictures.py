@@ -3,9 +3,9 @@
 import io
 from contextlib import closing
 
+import PIL.Image
 import pytest
 import run_samples
-from PIL import Image
 from starlette.testclient import TestClient
 
 from openenv_pipe.commands.reproduce.recording import record
@@ -47,8 +47,8 @@ def test_a_picture_is_shown_beside_its_observation(client):
     answer = client.get(f"/{picture['address']}")
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    with Image.open(io.BytesIO(answer.content)) as image:
-        assert image.size == (40, 32)
+    with PIL.Image.open(io.BytesIO(answer.content)) as file:
+        assert file.size == (40, 32)
 
 
 @pytest.mark.parametrize("name", ["../run.json", "run.json", "", "0" * 32 + ".png", "/etc/passwd"])

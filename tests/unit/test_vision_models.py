@@ -4,6 +4,7 @@ import io
 import json
 from dataclasses import replace
 
+import PIL.Image
 import pytest
 import torch
 from fakes import (
@@ -17,7 +18,6 @@ from fakes import (
     loss_and_gradients,
     run_config,
 )
-from PIL import Image
 from test_safetensors_only import hub_model
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -105,7 +105,7 @@ def own_inputs(policy, sample):
     shown, before = [], 0
     for each in sample.token_ids:
         if each >= PICTURE_IDS and each != before:
-            shown.append(Image.open(io.BytesIO(sample.pictures[each].png)).convert("RGB"))
+            shown.append(PIL.Image.open(io.BytesIO(sample.pictures[each].png)).convert("RGB"))
         before = each
     processor = policy.pictures._processor
     made = processor(images=shown, return_tensors="pt")
@@ -241,8 +241,8 @@ def test_prompts_are_those_of_the_models_own_processor(qwen2):
     processor = Qwen2VLImageProcessorPil.from_pretrained(qwen2)
     text = content
     for note, each in zip(notes, (one, two), strict=True):
-        image = Image.open(io.BytesIO(each.png))
-        num = int(processor(images=[image])["image_grid_thw"].prod()) // 4
+        file = PIL.Image.open(io.BytesIO(each.png))
+        num = int(processor(images=[file])["image_grid_thw"].prod()) // 4
         text = text.replace(note, note + MARKUP.replace("<|image_pad|>", "<|image_pad|>" * num))
     expected = build_tokenizer_of(qwen2)(f"<|user|>{text}<|assistant|>")["input_ids"]
     placeholder = chat.tokenizer.convert_tokens_to_ids("<|image_pad|>")
