@@ -36,6 +36,7 @@ from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
 from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.pipeline.build import prepare_thread
 from openenv_pipe.system.process import usable_cores
 
@@ -54,7 +55,7 @@ def build_engine(
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     policy.end_ids = {NO_END}
     if side == OWN:
-        policy.slow_forward_reason = "this side measures the model's own modules"
+        policy.sampler = Sampler.RAGGED
     prepare = partial(prepare_thread, num_threads if side == OWN else 1)
     executor = ThreadPoolExecutor(1 if side == OWN else num_threads, "sampler", prepare)
     return LocalEngine(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.models.architecture_check import find_decoder
 from openenv_pipe.models.flop_count import FlopCount
 from openenv_pipe.models.gated_mlp import LastLayer
 from openenv_pipe.models.quantization import num_values
@@ -17,15 +18,15 @@ NUM_TRIALS = 5
 def count_flops(model: Any) -> FlopCount:
     """Return the counter of a loaded model, whose adapters count too."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    decoder, config = inner.get_decoder(), inner.config.get_text_config()
+    decoder, config = find_decoder(inner), inner.config.get_text_config()
     last = [layer.mlp for layer in decoder.modules() if isinstance(layer, LastLayer)]
-    head_size = getattr(config, "head_dim", None)
-    head_size = head_size or config.hidden_size // config.num_attention_heads
+    num_heads: int = getattr(config, "num_attention_heads", 0)  # Mamba has no attention.
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
     return FlopCount(
         num_weights=_num_weights(decoder),
         num_last_weights=sum(map(_num_weights, last)),
         num_head_weights=inner.get_output_embeddings().weight.numel(),
-        attention_width=config.num_hidden_layers * config.num_attention_heads * head_size,
+        attention_width=config.num_hidden_layers * num_heads * head_size,
         trains_all=all(parameter.requires_grad for parameter in model.parameters()),
     )
 

@@ -1,8 +1,7 @@
-"""Reject architectures that the forward passes of this package do not compute, without weights.
+"""Reject architectures that no forward pass of this package computes, without weights.
 
-The local engine caches keys and values of rows that grow at different rates, with one mask for all
-layers, and the learner computes logprobs from the head's outputs. `check` and every load of a model
-ask here. `forward_check.py` then compares values, which also finds what no configuration says.
+`check` and every load of a model ask here. `forward_check.py` then compares values, which also
+finds what no configuration says.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from openenv_pipe.errors import ConfigError
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 CHANGING_ROPE = ("dynamic", "longrope")  # beyond a length that the configuration names
 MODEL = "of the model"
-ADVICE = "choose a model with full attention, such as Qwen3 or Llama"
+ADVICE = "choose another model, such as Qwen3 or Llama"
 
 
 def refuse_unsupported(model: Any) -> None:
@@ -25,25 +24,7 @@ def refuse_unsupported(model: Any) -> None:
     model: one without an adapter, also on torch's device `meta`.
     """
     config, name = model.config.get_text_config(), type(model).__name__
-    layers = _layer_kinds(config) - {"full_attention"}
-    if layers:
-        raise ConfigError(
-            f"model.path: {name} has layers of {', '.join(sorted(layers))}, but only "
-            f"full_attention is supported; {ADVICE}"
-        )
-    if getattr(model, "_is_stateful", False):
-        raise ConfigError(
-            f"model.path: {name} has recurrent layers, whose state the engine does not keep; "
-            f"{ADVICE}"
-        )
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap is not None or not model._supports_sdpa:
-        reason = f"attn_logit_softcapping={softcap}" if softcap is not None else "sinks or the like"
-        raise ConfigError(
-            f"model.path: the attention of {name} is more than scaled dot products ({reason}), "
-            f"which is not supported; {ADVICE}"
-        )
-    if not all(getattr(module, "is_causal", True) for module in model.get_decoder().modules()):
+    if not all(getattr(module, "is_causal", True) for module in find_decoder(model).modules()):
         raise ConfigError(
             f"model.path: {name} has attention that is not causal, which is not supported; {ADVICE}"
         )
@@ -58,6 +39,14 @@ def refuse_unsupported(model: Any) -> None:
             f"model.path: {name} scales or caps its logits behind the head, which the learner's "
             f"logprobs leave out; {ADVICE}"
         )
+
+
+def find_decoder(model: Any) -> Any:
+    """Return the part of a causal language model that has its layers."""
+    decoder = model.get_decoder()
+    if decoder is model:  # transformers 5.24 does not find Llama 4's by the name of its base model
+        decoder = getattr(model, "model", decoder)
+    return decoder
 
 
 def find_max_length(model: Any) -> tuple[int | None, str]:
@@ -76,11 +65,6 @@ def find_max_length(model: Any) -> tuple[int | None, str]:
                 rope_type = values["rope_type"]
                 return original, f"up to which rope_type={rope_type} does not change its angles"
     return length, MODEL
-
-
-def _layer_kinds(config: Any) -> set[str]:
-    default = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    return set(getattr(config, "layer_types", None) or [default])
 
 
 def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
@@ -115,7 +99,7 @@ def _logits_are_the_heads(model: Any) -> bool:
     head = model.get_output_embeddings()
     if head is None:
         return False
-    inner = model.base_model if model.base_model is not model else model.get_decoder()
+    inner = model.base_model if model.base_model is not model else find_decoder(model)
     device, size = head.weight.device, model.config.get_text_config().hidden_size
     hidden = torch.zeros(1, 1, size, device=device)
     logits = torch.zeros(1, 1, len(head.weight), device=device)

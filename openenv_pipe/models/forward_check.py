@@ -1,10 +1,12 @@
-"""Compares the package's forward passes with the model's own before anything is sampled.
+"""Chooses how a model is trained and sampled, by comparing with the model's own forward pass.
 
-`architecture_check.py` rejects what configurations say. A model may still attend, or use its
-adapter, in a way that the engine's cache or packed rows do not implement. A run would go on, with
-other logprobs than the model's. Therefore the passes are compared once, on a few tokens, with an
-adapter that has an effect. A model that packed rows do not fit is trained in padded rows; any other
-disagreement is an error.
+`architecture_check.py` rejects what configurations say. A model may still attend, keep a state, or
+use its adapter, in a way that packed rows or the engine's cache do not implement. A run would go
+on, with other logprobs than the model's. Therefore the passes are compared once, before anything
+is sampled, from the fastest to the slowest, on a few rows and with an adapter that has an effect.
+The first that agrees is used; a model that none agrees with is an error.
+
+Shape letters: T tokens of a row, N of all rows, K places that are compared, V vocabulary.
 """
 
 import contextlib
@@ -19,19 +21,24 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.architecture_check import ADVICE
 from openenv_pipe.models.attention.packed import UnsupportedAttentionError
+from openenv_pipe.models.forward_probe import Probe, build_probe, is_recurrent, probe_length
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.types import Sample
 
-NUM_TOKENS = 40  # of the probe, or fewer if the model has fewer positions
-NUM_STEPS = 7  # the engine gets so many of them one by one, behind the others
-NUM_SHARED = 7  # with which both samples of the packed row begin
 PROBE_SIZE = 0.02  # standard deviation of what is added to an adapter
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob's difference, in nats
+# Of a logprob's difference, in nats: between the model's own forward pass and the learner's, which
+# is rounding, and what any other pass may differ by, or NOISE times the learner's.
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+EXACT = {torch.float32: 1e-4, torch.bfloat16: 0.5}
+NOISE = 4
 
 
-def check_forward(policy: Policy) -> str | None:
-    """Compare the forward passes, and set `policy.packs_rows` and `policy.slow_forward_reason`.
+def check_forward(policy: Policy, max_tokens: int | None = None) -> str | None:
+    """Choose `policy.packs_rows` and `policy.sampler`; `policy.left_out` says why none is faster.
+
+    max_tokens: of an episode, if that is limited.
 
     Returns why samples are padded instead of packed; None if they are packed.
 
@@ -40,56 +47,122 @@ def check_forward(policy: Policy) -> str | None:
     """
     try:
         with torch.inference_mode(), _moved_adapter(policy):
-            return _check(policy)
+            return _check(policy, build_probe(probe_length(policy, max_tokens)))
     except ConfigError:
         raise
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
-        first_line = (str(error) or repr(error)).splitlines()[0]
         raise ConfigError(
             f"model.path: the forward pass of {type(policy.decoder).__name__} fails on a probe "
-            f"({type(error).__name__}: {first_line:.200}), so that it cannot be trained; {ADVICE}"
+            f"({_first_line(error)}), so that it cannot be trained; {ADVICE}"
         ) from error
 
 
-def _check(policy: Policy) -> str | None:
-    num_tokens = min(NUM_TOKENS, policy.max_length or NUM_TOKENS)
-    token_ids = torch.arange(1, num_tokens + 1, device=policy.device)[None]
-    expected = torch.log_softmax(policy.model_logits(token_ids).float(), dim=-1)[0]
-    bound = BOUNDS[policy.precision]
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]:.200}"
 
-    def difference(logits: torch.Tensor) -> float:
-        """Return the largest difference from the last of the expected logprobs."""
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        return (logprobs - expected[-len(logits) :]).abs().max().item()
 
-    if policy.is_fast and not difference(_row_logits(policy, token_ids)) <= bound:
-        policy.slow_forward_reason = "the fast forward pass differs from the model's own"
-    differences = [
-        ("the learner's", difference(policy.logits(policy.hidden(token_ids))[0])),
-        ("engine=local's", difference(_row_logits(policy, token_ids))),
-    ]
+def _check(policy: Policy, probe: Probe) -> str | None:
+    own_N, own_KV = _own_logprobs(policy, probe)
+    policy.packs_rows = False
+    differences = {"the learner's": _learner_difference(policy, probe, own_N)}
     if policy.pictures is not None:
         # Imported late, because they import Pillow, which few runs need.
         from openenv_pipe.models.picture_check import picture_differences
         from openenv_pipe.models.vision_policy import VisionPolicy
 
         assert isinstance(policy, VisionPolicy)
-        differences += [(f"{w} (with pictures)", d) for w, d in picture_differences(policy).items()]
-    for whose, found in differences:
-        if not found <= bound:  # also rejects NaN
-            raise ConfigError(
-                f"{whose} forward pass differs from the model's own by {found:.3g} in a logprob, "
-                f"where {bound:g} is allowed for {policy.precision}; this architecture "
-                f"({type(policy.decoder).__name__}) is not supported; {ADVICE}"
-            )
-    ids = token_ids[0].tolist()
-    reason = (
-        policy.padding_reason or _missing_argument(policy) or _packing_problem(policy, ids, bound)
-    )
-    policy.packs_rows = reason is None
+        found = picture_differences(policy)
+        differences |= {f"{whose} (with pictures)": value for whose, value in found.items()}
+    for whose, difference in differences.items():
+        if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
+            raise _rejection(policy, whose, _excess(policy, difference, BOUNDS[policy.precision]))
+    bound = max(EXACT[policy.precision], NOISE * differences["the learner's"])
+    reason = policy.padding_reason or _missing_argument(policy)
+    if reason is None:
+        policy.packs_rows = True
+        reason = _packing_problem(policy, probe, own_N, bound)
+        policy.packs_rows = reason is None
+    if reason is not None:
+        policy.left_out["packed"] = reason
+    _choose_sampler(policy, probe, own_KV, bound)
     return reason
+
+
+def _rejection(policy: Policy, whose: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{whose} forward pass {problem}; this architecture ({type(policy.decoder).__name__}) is "
+        f"not supported; {ADVICE}"
+    )
+
+
+def _excess(policy: Policy, difference: float, bound: float) -> str:
+    return (
+        f"differs from the model's own by {difference:.3g} in a logprob, where {bound:.3g} is "
+        f"allowed for {policy.precision}"
+    )
+
+
+def _choose_sampler(policy: Policy, probe: Probe, own_KV: torch.Tensor, bound: float) -> None:
+    """Set `policy.sampler` to the first that agrees with the model's own logprobs."""
+    for sampler in policy.samplers[policy.samplers.index(policy.sampler) :]:
+        policy.sampler = sampler
+        if sampler is Sampler.RAGGED and is_recurrent(policy):
+            policy.left_out[sampler] = "its recurrent layers keep a state"
+            continue
+        try:
+            logits_KV = probe.sample(policy)
+        except Exception as error:
+            if as_out_of_memory(error) is not None:
+                raise
+            problem = f"fails on a probe ({_first_line(error)})"
+        else:
+            found_KV = torch.log_softmax(logits_KV.float(), dim=-1)
+            difference = (found_KV - own_KV).abs().max().item()
+            if difference <= bound:
+                return
+            problem = _excess(policy, difference, bound)
+        policy.left_out[sampler] = f"it {problem}"
+    raise _rejection(policy, "engine=local's", problem)
+
+
+def _own_logprobs(policy: Policy, probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logprobs [N] of all targets, and those [K, V] of the vocabulary, of each row by
+    itself, as the model's authors compute them."""
+    of_targets, rows_TV = [], []
+    for row, ends in zip(probe.rows, probe.ends_by_row(), strict=True):
+        logits_TV = policy.model_logits(torch.tensor([row], device=policy.device))[0].float()
+        targets_T1 = torch.tensor(row[1:], device=policy.device)[:, None]
+        found = logits_TV[:-1].gather(1, targets_T1)[:, 0] - logits_TV[:-1].logsumexp(dim=-1)
+        of_targets.append(found)
+        places = torch.tensor([end - 1 for end in ends], device=policy.device)
+        rows_TV.append(torch.log_softmax(logits_TV[places], dim=-1))
+    return torch.cat(of_targets), probe.in_order_of_calls(rows_TV)
+
+
+def _learner_difference(policy: Policy, probe: Probe, own_N: torch.Tensor) -> float:
+    """Return the largest difference of the learner's logprobs from the model's own."""
+    samples = [_sample(row) for row in probe.rows]
+    batch = pack(samples, share=policy.packs_rows, device=policy.device)
+    return (policy.logprobs(batch, 1.0)[0] - own_N).abs().max().item()
+
+
+def _packing_problem(policy: Policy, probe: Probe, own_N: torch.Tensor, bound: float) -> str | None:
+    """Return why the probe's rows cannot be computed as one that shares prefixes."""
+    try:
+        difference = _learner_difference(policy, probe, own_N)
+    except UnsupportedAttentionError as error:
+        return str(error)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if policy.device.type == "cpu":
+            raise
+        return f"the GPU kernel of packed rows cannot be compiled: {error}"
+    if difference <= bound:
+        return None
+    return f"logprobs in packed rows differ by {difference:.3g}, and {bound:.3g} is allowed"
 
 
 @contextlib.contextmanager
@@ -124,31 +197,6 @@ def _missing_argument(policy: Policy) -> str | None:
     return None
 
 
-def _packing_problem(policy: Policy, ids: list[int], bound: float) -> str | None:
-    """Compare the logprobs of two samples that share a packed row with those of each by itself."""
-    rows = [ids, ids[:NUM_SHARED] + ids[: NUM_SHARED - 1 : -1]]
-    alone = []
-    for row in rows:
-        logits = policy.model_logits(torch.tensor([row], device=policy.device))[0, :-1].float()
-        targets = torch.tensor(row[1:], device=policy.device)[:, None]
-        alone.append(torch.log_softmax(logits, dim=-1).gather(1, targets)[:, 0])
-    batch = pack([_sample(row) for row in rows], share=True, device=policy.device)
-    try:
-        packed_N = policy.logprobs(batch, 1.0)[0]
-    except UnsupportedAttentionError as error:
-        return str(error)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if policy.device.type == "cpu":
-            raise
-        return f"the GPU kernel of packed rows cannot be compiled: {error}"
-    difference = (packed_N - torch.cat(alone)).abs().max().item()
-    if difference <= bound:
-        return None
-    return f"logprobs in packed rows differ by {difference:.3g}, and {bound:g} is allowed"
-
-
 def _sample(row: list[int]) -> Sample:
     """A sample that is trained on all but its first token."""
     mask = [False] + [True] * (len(row) - 1)
@@ -162,15 +210,3 @@ def _sample(row: list[int]) -> Sample:
         logprobs=zeros,
         advantages=zeros,
     )
-
-
-def _row_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return logits [K, V] of the last tokens as the engine computes them: all from its cache."""
-    (forward,) = policy.row_forwards(1)
-    forward.reserve_rows(1)
-    num_tokens = token_ids.shape[1]
-    logits = [forward.feed([token_ids[0, :-NUM_STEPS].tolist()], [0])]
-    for position in range(num_tokens - NUM_STEPS, num_tokens):
-        position_1 = torch.tensor([position], device=policy.device)
-        logits.append(forward.step(token_ids[0, position_1], position_1))
-    return torch.cat(logits)

@@ -9,29 +9,29 @@ import inspect
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openenv_pipe.models.architecture_check import find_max_length
+from openenv_pipe.models.architecture_check import find_decoder, find_max_length
 from openenv_pipe.models.attention.packed import PackedRow, own_attention
+from openenv_pipe.models.attention.reach import find_reaches
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.packed_decoder import PackedDecoder, unsupported_reason
+from openenv_pipe.models.plain_forward import PlainForward, WholeForward
 from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
-from openenv_pipe.models.row_forward import RowForward, TransformersForward
+from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import Batch
-
-if TYPE_CHECKING:
-    pass
 
 
 class Policy:
@@ -43,6 +43,8 @@ class Policy:
 
     # Why samples of this kind of model are never packed into one row; None: they may be.
     padding_reason: str | None = None
+    # The forward passes for sampling that this kind of policy has, fastest first.
+    samplers: tuple[Sampler, ...] = tuple(Sampler)
 
     def __init__(
         self,
@@ -61,18 +63,24 @@ class Policy:
         self.device = device
         self.end_ids = chat.ends.ids
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._inner, self.decoder = inner, inner.get_decoder()
+        self._inner, self.decoder = inner, find_decoder(inner)
         leave_out_unread_tokens(self.decoder)
         # transformers 5.24 renamed the argument, model by model.
         arguments = inspect.signature(self.decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
+        self._takes_positions = "position_ids" in arguments
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         self.max_length = find_max_length(inner)[0]
         self.num_layers: int = inner.config.get_text_config().num_hidden_layers
-        # `check_forward` clears it for architectures without packed rows.
+        self.reaches = find_reaches(inner.config.get_text_config())
+        # `check_forward` chooses how the model is trained and sampled, and says of each faster way
+        # that it leaves out why.
         self.packs_rows = self.padding_reason is None
-        # Why `row_forwards` uses transformers' modules; `check_forward` may set it.
-        self.slow_forward_reason = unsupported_reason(model, self.decoder)
+        self.sampler = self.samplers[0]
+        self.left_out: dict[str, str] = {}
+        if self.sampler is Sampler.FAST and (reason := unsupported_reason(model, self.decoder)):
+            self.sampler = Sampler.RAGGED
+            self.left_out[Sampler.FAST] = reason
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self._checkpointed: list[Any] = []
@@ -120,28 +128,38 @@ class Policy:
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         cache: Any = None,
     ) -> torch.Tensor:
         """Return the last hidden states [B, T, hidden size]; without a mask, causal attention."""
+        arguments = {"position_ids": positions} if self._takes_positions else {}
         with self._precision():
             return self.decoder(
                 input_ids=token_ids,
-                position_ids=positions,
                 attention_mask=mask,
                 use_cache=cache is not None,
                 **{self._cache_argument: cache},
+                **arguments,
             ).last_hidden_state
+
+    def new_cache(self) -> Any:
+        """Return an empty cache of the model's own kind, in which all rows grow at once."""
+        return DynamicCache(config=self.decoder.config)
 
     @property
     def is_fast(self) -> bool:
         """Whether `row_forwards` returns passes for one thread each, of several at once."""
-        return self.slow_forward_reason is None
+        return self.sampler is Sampler.FAST
 
     def row_forwards(self, num: int) -> list[RowForward]:
         """Return forward passes for sampling with the weights of now, with empty caches."""
-        if not self.is_fast:
+        if self.sampler is Sampler.RAGGED:
             return [TransformersForward(self) for _ in range(num)]
+        if self.sampler is Sampler.WHOLE:
+            return [WholeForward(self) for _ in range(num)]
+        if self.sampler is not Sampler.FAST:
+            pads_rows = self.sampler is Sampler.PLAIN
+            return [PlainForward(self, pads_rows=pads_rows) for _ in range(num)]
         weights = PackedDecoder(self.decoder, self._head, self.precision)
         return [FastForward(weights) for _ in range(num)]
 
@@ -185,13 +203,14 @@ class Policy:
         if not self.packs_rows:
             return self._padded_hidden(batch)
         no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # transformers uses 4-D masks as is
+        length = max(len(sample.token_ids) for sample in batch.samples)
         with self._precision(), self._checkpointing():
             return self.decoder(
                 inputs_embeds=embed(self._embedding, batch.token_ids[None]),
                 attention_mask=no_mask,
                 position_ids=batch.positions[None],
                 use_cache=False,
-                packed_row=PackedRow(batch.nodes, self.device, batch.finished),
+                packed_row=PackedRow(batch.nodes, self.device, length, batch.finished),
             ).last_hidden_state[0]
 
     @contextlib.contextmanager
@@ -236,7 +255,7 @@ class Policy:
         model = copy.deepcopy(self.model, memo)
         twin = self._like_this(model)
         twin.packs_rows = self.packs_rows
-        twin.slow_forward_reason = self.slow_forward_reason
+        twin.sampler = self.sampler
         return twin
 
     def with_own_gradients(self) -> "Policy":

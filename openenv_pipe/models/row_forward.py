@@ -4,12 +4,24 @@ Shape letters: R rows (conversations), Q new tokens of a forward pass, V vocabul
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Protocol
 
 import torch
 
+from openenv_pipe.models.attention.reach import Reach, layer_masks
 from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.types import NO_PICTURES, Pictures
+
+
+class Sampler(StrEnum):
+    """The forward passes for sampling, fastest first. `forward_check` chooses one by measuring."""
+
+    FAST = "fast"  # models.fast_forward
+    RAGGED = "ragged"  # the model's modules, with a cache in which rows grow at different rates
+    PLAIN = "plain"  # the model's own forward pass and cache; each turn computes its row again
+    PLAIN_EQUAL = "plain, rows of equal length"  # the same, without padding
+    WHOLE = "whole rows"  # no cache: each token computes its row again
 
 
 class RowForward(Protocol):
@@ -43,12 +55,13 @@ class CachedModel(Protocol):
 
     device: torch.device
     num_layers: int
+    reaches: dict[str, Reach]  # of each kind of layer
 
     def hidden(
         self,
         token_ids_RQ: torch.Tensor,
         positions_RQ: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor],
         cache: RaggedCache,
     ) -> torch.Tensor:
         """Compute the last hidden states, [R, Q, hidden size]."""
@@ -58,7 +71,7 @@ class CachedModel(Protocol):
 
 
 class TransformersForward:
-    """The forward pass of transformers' own modules, for every architecture and device."""
+    """The forward pass of transformers' own modules, for attention to earlier tokens."""
 
     def __init__(self, model: CachedModel) -> None:
         self._model = model
@@ -99,7 +112,8 @@ class TransformersForward:
         Padding has the position of its row's last token: behind it, rope types that depend on the
         highest position would give all tokens other angles.
         """
-        mask = self._cache.write_at(positions_RQ)
+        causal_R1QK = self._cache.write_at(positions_RQ)
+        mask = layer_masks(self._model.reaches, causal_R1QK, positions_RQ)
         highest_R1 = positions_RQ[self._tensor(range(len(positions_RQ))), last_R][:, None]
         positions_RQ = torch.minimum(positions_RQ, highest_R1)
         hidden_RQ = self._model.hidden(ids_RQ, positions_RQ, mask, self._cache)

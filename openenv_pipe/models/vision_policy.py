@@ -16,7 +16,7 @@ from openenv_pipe.models.attention.packed import own_attention
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.row_forward import RowForward, TransformersForward
+from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
 from openenv_pipe.types import NO_PICTURES, PICTURE_IDS, Batch, Pictures
 
 
@@ -24,6 +24,7 @@ class VisionPolicy(Policy):
     """A vision-language model, its chat format and its picture processor on one device."""
 
     padding_reason = "tokens of pictures have positions in three dimensions"
+    samplers = (Sampler.RAGGED,)
 
     def __init__(self, model: Any, chat: ChatFormat, **options: Any) -> None:
         """options: those of `Policy`."""
@@ -37,7 +38,7 @@ class VisionPolicy(Policy):
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         cache: Any = None,
         pictures: Pictures = NO_PICTURES,
     ) -> torch.Tensor:

@@ -247,11 +247,9 @@ def _load_checked(
     if reason is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
-    if isinstance(config.engine, LocalEngineConfig) and policy.slow_forward_reason is not None:
-        _log.info(
-            "the local engine samples with the model's own modules, because %s",
-            policy.slow_forward_reason,
-        )
+    if isinstance(config.engine, LocalEngineConfig) and not policy.is_fast:
+        skipped = [f"{name}: {why}" for name, why in policy.left_out.items() if name != "packed"]
+        _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     refuse_long_episodes(config, policy.model)
     return policy
 

@@ -84,6 +84,11 @@ def policy_facts(policy: Policy) -> dict[str, JsonValue]:
         "device": str(policy.device),
         "num_threads": torch.get_num_threads(),
         "num_parameters": policy.num_parameters,
+        "forward": {
+            "sampler": policy.sampler,
+            "learner": "packed" if policy.packs_rows else "padded",
+            "left_out": dict(policy.left_out),
+        },
         "model_digest": _digest_of_tensors(policy.named_weights()),
         "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
     }

@@ -8,12 +8,12 @@ from fakes import random_samples
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models import load
 from openenv_pipe.models.attention import packed
+from openenv_pipe.models.attention.reach import find_reaches, layer_masks
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.load import check_architecture, load_policy
-from openenv_pipe.models.row_forward import TransformersForward
-from tests.families import family_policy, family_run, make_family
+from openenv_pipe.models.row_forward import Sampler
+from tests.families import SIZES, family_policy, family_run, make_family
 
 FULL = ["full_attention", "full_attention"]
 MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
@@ -51,23 +51,44 @@ LONGROPE = {
     "original_max_position_embeddings": ORIGINAL_LENGTH,
     "factor": 32.0,
 }
-REJECTED = {
-    "a window": ("MistralConfig", {"sliding_window": 16}, "layers of sliding_attention"),
-    "windows and full": ("Gemma3TextConfig", MIXED, "layers of sliding_attention"),
-    "chunks": (
-        "Llama4TextConfig",
-        {**EXPERTS, "layer_types": ["chunked_attention", "full_attention"]},
-        "layers of chunked_attention",
-    ),
-    "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
-    "a recurrent state": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]}, "layers of linear"),
-    "recurrent and full": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 128}, "layers of hybrid"),
-    "sinks": ("GptOssConfig", {**EXPERTS, "layer_types": FULL}, "the attention of GptOss"),
+QWEN_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+CHUNKS = {
+    **EXPERTS,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 128,
+    "attention_chunk_size": 16,
+    "no_rope_layers": [1, 0],
+    "floor_scale": 16,
+    "layer_types": ["chunked_attention", "full_attention"],
+}
+MINIMAX = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_local_experts": 4,
+    "block_size": 16,
+}
+# Of each kind of layer: a family, and how it is sampled.
+SAMPLED = {
+    "a window": ("MistralConfig", {"sliding_window": 16}, Sampler.RAGGED),
+    "windows and full": ("Gemma3TextConfig", MIXED, Sampler.RAGGED),
+    "sinks": ("GptOssConfig", {**EXPERTS, **MIXED}, Sampler.RAGGED),
     "capped scores": (
-        "Gemma3TextConfig",
-        {"layer_types": FULL, "attn_logit_softcapping": 20.0},
-        "attn_logit_softcapping=20",
+        "Gemma2Config",
+        {"attn_logit_softcapping": 2.0, "final_logit_softcapping": None},
+        Sampler.RAGGED,
     ),
+    "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}, Sampler.PLAIN),
+    "a recurrent state": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]}, Sampler.PLAIN),
+    "gated deltas": ("Qwen3_5TextConfig", QWEN_DELTA, Sampler.PLAIN),
+    "chunks and scales by position": ("Llama4TextConfig", CHUNKS, Sampler.PLAIN_EQUAL),
+    "a cache of its own": ("MiniMaxConfig", MINIMAX, Sampler.WHOLE),
+}
+REJECTED = {
     "scaled logits": ("GraniteConfig", {"logits_scaling": 4.0}, "scales or caps its logits"),
     "other scaled logits": ("CohereConfig", {"logit_scale": 0.25}, "scales or caps its logits"),
     "attention to later tokens": ("BertConfig", {}, "not causal"),
@@ -110,7 +131,7 @@ def engine_difference(policy, folder, lengths):
     rows = [torch.randint(5, 250, (length,), generator=draw).tolist() for length in lengths]
     expected = [own_logprobs(folder, row) for row in rows]
     firsts = [len(row) // 2 for row in rows]
-    forward = TransformersForward(policy)
+    (forward,) = policy.row_forwards(1)
     forward.reserve_rows(len(rows))
 
     def difference(logits, ends):
@@ -134,8 +155,13 @@ def test_values_of_another_size_than_keys_are_cached_and_trained_in_padded_rows(
     assert "keys of size 24 and values of size 16" in check_forward(policy)
     assert engine_difference(policy, folder, [40, 23, 61]) < 1e-4
 
+    assert learner_difference(policy, folder) < 1e-4
+
+
+def learner_difference(policy, folder):
+    """Return the largest difference of the learner's logprobs from transformers'."""
     samples = random_samples(0)
-    batch = pack(samples, share=False, device=policy.device)
+    batch = pack(samples, share=policy.packs_rows, device=policy.device)
     with torch.inference_mode():
         learned = policy.logprobs(batch, 1.0)[0]
     rows = [(sample, own_logprobs(folder, sample.token_ids)) for sample in samples]
@@ -145,7 +171,37 @@ def test_values_of_another_size_than_keys_are_cached_and_trained_in_padded_rows(
         for place, is_trained in enumerate(sample.loss_mask)
         if is_trained
     ]
-    torch.testing.assert_close(learned, torch.stack(expected), atol=1e-4, rtol=0)
+    return (learned - torch.stack(expected)).abs().max().item()
+
+
+@pytest.mark.parametrize(("config", "options", "sampler"), SAMPLED.values(), ids=SAMPLED)
+def test_each_kind_of_layer_is_sampled_and_trained_as_transformers_computes_it(
+    config, options, sampler, tmp_path
+):
+    """Rows are longer than two windows or chunks."""
+    folder = make_family(tmp_path, config, **options)
+    policy = family_policy(folder)
+    assert check_forward(policy) is not None
+    assert policy.sampler is sampler
+    assert not policy.packs_rows
+    assert engine_difference(policy, folder, [61, 23, 40]) < 1e-4
+    assert learner_difference(policy, folder) < 1e-4
+
+
+def test_a_window_as_long_as_episodes_is_trained_in_packed_rows(tmp_path):
+    policy = family_policy(make_family(tmp_path, "MistralConfig", sliding_window=30))
+    assert check_forward(policy, max_tokens=30) is None
+    assert "sliding_window=30, and rows have 31 tokens" in check_forward(policy, max_tokens=31)
+
+
+def test_chunks_of_any_row_begin_at_its_own_positions():
+    reaches = find_reaches(transformers.Llama4TextConfig(**SIZES | CHUNKS))
+    positions = torch.tensor([[14, 15, 16], [31, 32, 33]])
+    causal = (torch.arange(34) <= positions[:, :, None])[:, None]
+    masks = layer_masks(reaches, causal, positions)
+    assert torch.equal(masks["full_attention"], causal)
+    first_seen = masks["chunked_attention"].int().argmax(-1)[:, 0]
+    assert first_seen.tolist() == [[0, 0, 16], [16, 32, 32]]
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +232,12 @@ def test_vllm_gets_no_longer_rows_than_those_whose_angles_do_not_change(longrope
         check_architecture(family_run(longrope, *few, "engine.max_model_len=65"))
 
 
-def test_a_window_longer_than_the_probe_that_no_check_of_the_configuration_saw_is_found(tmp_path):
-    folder = make_family(tmp_path, "MistralConfig", sliding_window=None)
-    policy = family_policy(folder)
-    assert check_forward(policy) is None
-    policy.model.config.sliding_window = 1024  # longer than the probe
-    with pytest.raises(ConfigError, match="its attention has sliding_window=1024"):
-        check_forward(policy)
-
-
 def test_the_forward_check_compares_with_the_models_own_attention(tmp_path, monkeypatch):
     """transformers' attention of scaled dot products leaves out sinks without a word."""
-    monkeypatch.setattr(load, "refuse_unsupported", lambda model: None)
-    monkeypatch.setattr(packed, "UNSUPPORTED", ())
+    attend = packed.sdpa_attention_forward
+    monkeypatch.setattr(
+        packed, "_alone", lambda *given, s_aux=None, **options: attend(*given, **options)[0]
+    )
     folder = make_family(tmp_path, "GptOssConfig", layer_types=FULL, **EXPERTS)
     with pytest.raises(ConfigError, match="the learner's forward pass differs"):
         check_forward(family_policy(folder))

@@ -14,6 +14,8 @@ from fakes import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed import build as policy_build
 from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.kv_cache import RaggedCache
+from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.pipeline import build
 
 
@@ -43,22 +45,42 @@ def test_a_decoder_that_the_fast_pass_does_not_implement_is_sampled_with_its_own
     assert policy.is_fast
     check_forward(policy)
     assert not policy.is_fast
-    assert policy.slow_forward_reason == "the fast forward pass differs from the model's own"
+    assert policy.sampler is Sampler.RAGGED
+    assert "differs from the model's own by" in policy.left_out[Sampler.FAST]
 
 
-def test_attention_that_the_cache_does_not_know_is_refused():
+def test_a_decoder_whose_cache_is_inexact_is_sampled_without_one():
     policy = tiny_policy()
-    policy.slow_forward_reason = "the engine is to use the decoder's own modules"
+    policy.sampler = Sampler.RAGGED
     decoder = policy.model.get_decoder()
 
     def forget_the_past(module, args, kwargs):
-        mask = kwargs["attention_mask"]
-        if mask is not None:
-            kwargs["attention_mask"] = mask & torch.eye(*mask.shape[-2:], dtype=torch.bool)
+        if kwargs["use_cache"]:
+            mask = kwargs["attention_mask"].clone()
+            mask[..., 0] = 0
+            kwargs["attention_mask"] = mask
         return args, kwargs
 
     decoder.register_forward_pre_hook(forget_the_past, with_kwargs=True)
-    with pytest.raises(ConfigError, match="engine=local"):
+    check_forward(policy)
+    assert policy.sampler is Sampler.WHOLE
+    for skipped in (Sampler.RAGGED, Sampler.PLAIN, Sampler.PLAIN_EQUAL):
+        assert "differs from the model's own by" in policy.left_out[skipped]
+
+
+def test_a_decoder_that_no_sampler_agrees_with_is_rejected(monkeypatch):
+    write_at = RaggedCache.write_at
+
+    def forget(cache, positions):
+        mask = write_at(cache, positions)
+        mask[..., 0] &= positions[:, None] == 0
+        return mask
+
+    monkeypatch.setattr(RaggedCache, "write_at", forget)
+    policy = tiny_policy()
+    policy.sampler = Sampler.RAGGED
+    policy.samplers = (Sampler.RAGGED,)
+    with pytest.raises(ConfigError, match=r"engine=local's forward pass differs .* by \d"):
         check_forward(policy)
 
 
@@ -120,7 +142,7 @@ def with_capped_attention(own_forward):
     [
         (with_fixed_arguments, "Qwen3Model.forward does not take packed_row"),
         (without_packed_rows, "differ"),
-        (with_capped_attention, "softcap=30.0"),
+        (with_capped_attention, "capped scores (softcap)"),
     ],
 )
 def test_a_model_that_packed_rows_do_not_fit_is_trained_in_padded_ones(forward, reason):
@@ -149,7 +171,7 @@ def test_an_error_inside_the_forward_pass_is_not_taken_for_a_missing_argument(er
 
 def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
     reason = "its attention has softcap=30.0"
-    monkeypatch.setattr(policy_build, "check_forward", lambda policy: reason)
+    monkeypatch.setattr(policy_build, "check_forward", lambda policy, max_tokens: reason)
     notes = []
     build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
     (note,) = notes

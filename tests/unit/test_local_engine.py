@@ -29,6 +29,7 @@ from openenv_pipe.engines import TokenRequest, local
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.models.fast_forward import FastForward
+from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # limit for each wait, so that no test hangs
@@ -229,7 +230,7 @@ async def test_very_different_reply_lengths_equal_episodes_played_alone(in_lanes
     monkeypatch.setattr(local, "_NEIGHBOURS", 2)
     policy = tiny_policy()
     if not in_lanes:
-        policy.slow_forward_reason = "transformers' modules sample in one lane"
+        policy.sampler = Sampler.RAGGED
     lengths = [1, 100, 2, 3, 40, 1, 20, 5]
     first = [
         request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from openenv_pipe.models import fast_forward, packed_decoder, row_store
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.row_forward import TransformersForward
+from openenv_pipe.models.row_forward import Sampler, TransformersForward
 from openenv_pipe.models.row_store import RowStore
 from openenv_pipe.system.malloc import keep_freed_memory
 
@@ -25,7 +25,7 @@ def policy_of(kind, autocast="float32"):
     policy = tiny_policy(autocast=autocast)
     assert policy.is_fast
     if kind == "transformers":
-        policy.slow_forward_reason = "this test is about transformers' modules"
+        policy.sampler = Sampler.RAGGED
     return policy
 
 
@@ -239,7 +239,7 @@ def test_other_models_use_their_own_modules(changes, reason, monkeypatch):
     found = packed_decoder.unsupported_reason(policy.model, policy.decoder)
     assert found is not None
     assert reason in found
-    policy.slow_forward_reason = found
+    policy.sampler = Sampler.RAGGED
     assert isinstance(policy.row_forwards(1)[0], TransformersForward)
 
 

@@ -55,9 +55,9 @@ def load_checked_policy(
             num_replicas=config.trainer.replicas,
             checkpoint=checkpoint,
         )
-        return policy, policy.check_forward()
+        return policy, policy.check_forward(config.env.max_episode_tokens)
     whole = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
-    return whole, check_forward(whole)
+    return whole, check_forward(whole, config.env.max_episode_tokens)
 
 
 def build_learner(

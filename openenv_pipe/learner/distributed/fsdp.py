@@ -106,13 +106,14 @@ def shard(model: Any, ranks: Ranks, device: torch.device, *, num_replicas: int) 
 class ShardedPolicy(Policy):
     """A policy of which each rank holds a shard. It is trained, and plays with all ranks' help."""
 
+    samplers = Policy.samplers[1:]  # the fast forward pass copies whole weights
+
     def __init__(self, root: Any, ranks: Ranks, chat: ChatFormat, **options: Any) -> None:
         """root: from `shard`, with values. options: those of `Policy`. A collective."""
         self._root = root
         self._ranks = ranks
         self._is_gathered = False
         super().__init__(root.model, chat, **options)
-        self.slow_forward_reason = "each rank holds a shard of it"
         # FSDP keeps tensors from the first pass, which must not be those of inference mode.
         self.pass_along()
 
@@ -168,9 +169,9 @@ class ShardedPolicy(Policy):
         return torch.autocast(self.device.type, dtype=self._autocast, cache_enabled=False)
 
     @collective("policy")
-    def check_forward(self) -> str | None:
+    def check_forward(self, max_tokens: int) -> str | None:
         """Check the forward passes on every rank, see `models.forward_check`."""
-        return check_forward(self)
+        return check_forward(self, max_tokens)
 
     @collective("policy")
     def whole(self, name: str) -> torch.Tensor:

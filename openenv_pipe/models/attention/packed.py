@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import dropout
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -20,7 +21,8 @@ from openenv_pipe.models.attention.tree import AttentionPlan, plan_attention, tr
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
+# Options of attention that packed rows do not have.
+UNSUPPORTED = {"softcap": "capped scores", "s_aux": "sinks", "position_bias": "biases of positions"}
 
 
 def use_packed_attention(model: Any) -> None:
@@ -52,10 +54,16 @@ class PackedRow:
     """The layout of one packed row, passed as `packed_row` to each layer of a forward pass."""
 
     def __init__(
-        self, nodes: Sequence[Node], device: torch.device, read: torch.Tensor | None = None
+        self,
+        nodes: Sequence[Node],
+        device: torch.device,
+        length: int,
+        read: torch.Tensor | None = None,
     ) -> None:
-        """read: the tokens, each once, whose last hidden states are read; None: all of them."""
+        """length: of the longest sample. read: the tokens, each once, whose last hidden states are
+        read; None: all of them."""
         self.read = read
+        self.length = length
         self.plan: AttentionPlan | None = None
         self.block_mask: Any = None
         if device.type == "cpu":
@@ -85,23 +93,54 @@ def _attention(
     """Attend as transformers calls it; query, key and value are [B, heads, T, head size].
 
     Raises:
-        UnsupportedAttentionError: an option is given that scaled dot products leave out.
+        UnsupportedAttentionError: an option is given that packed rows leave out.
     """
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise UnsupportedAttentionError(f"its attention has {name}={options[name]!r:.40}")
     dtype = query.dtype
     if packed_row is None and query.device.type != "cpu":
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return _alone(module, query, key, value, attention_mask, **options), None
     precision = torch.float32 if query.device.type == "cpu" else value.dtype
     query, key, value = (x.to(precision) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         if packed_row is None:
-            given = (query, key, value, attention_mask)
-            output, _ = sdpa_attention_forward(module, *given, **options)
+            output = _alone(module, query, key, value, attention_mask, **options)
         else:
             output = _packed(query, key, value, packed_row, **options)
     return output.to(dtype), None
+
+
+def _alone(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Attend in rows that are not packed; the mask includes a sliding window.
+
+    softcap: scores are capped smoothly at this value (Gemma 2).
+    s_aux: sinks, a score for each head beside those of its keys (gpt-oss).
+    """
+    if softcap is None and s_aux is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
+    repeats = query.shape[1] // key.shape[1]
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    scores = query @ repeat_kv(key, repeats).transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is None and scores.shape[2] > 1:
+        mask = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if s_aux is not None:
+        sinks = s_aux.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores.float(), dim=-1)[..., : key.shape[2]].to(value.dtype)
+    weights = dropout(weights, options.get("dropout", 0.0), module.training)
+    return (weights @ repeat_kv(value, repeats)).transpose(1, 2)
 
 
 def _packed(
@@ -111,8 +150,16 @@ def _packed(
     row: PackedRow,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **options: Any,
 ) -> torch.Tensor:
+    for name, meaning in UNSUPPORTED.items():
+        if options.get(name) is not None:
+            raise UnsupportedAttentionError(f"its attention has {meaning} ({name})")
+    if sliding_window is not None and sliding_window < row.length:
+        raise UnsupportedAttentionError(
+            f"its attention has sliding_window={sliding_window}, and rows have {row.length} tokens"
+        )
     if query.shape[-1] != value.shape[-1]:
         sizes = f"keys of size {query.shape[-1]} and values of size {value.shape[-1]}"
         raise UnsupportedAttentionError(f"its attention has {sizes}")

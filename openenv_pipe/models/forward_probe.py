@@ -1,0 +1,128 @@
+"""The rows that a model's forward passes are compared on, and the calls that sample them.
+
+The rows have different lengths and a common beginning, and are sampled in two turns, between which
+one of them is done early, and another one goes back to an earlier token. They cross a sliding
+window, or the end of a chunk, where the model has them and episodes may be as long.
+
+Shape letters: K places that are compared, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from openenv_pipe.models.policy import Policy
+
+NUM_TOKENS = 40  # of the longest row, or fewer if the model has fewer positions
+RECURRENT_TOKENS = 160  # recurrent layers compute chunks, which their code may name alone: of 64
+MAX_TOKENS = 4608  # more than the window of Mistral 7B; attention takes their square of memory
+MIN_TOKENS = 16
+SMALL_ID = 41  # ids below it are ordinary tokens of every vocabulary
+CHUNKS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
+NUM_STEPS = 3  # in which all rows get a token
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the forward pass: each of these rows, in this order, gets tokens up to its end."""
+
+    order: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    is_step: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Rows of token ids, and the calls that sample them."""
+
+    rows: list[list[int]]
+    calls: list[_Call]
+
+    def ends_by_row(self) -> list[list[int]]:
+        """Return, for each row, after how many tokens each of its calls gives logits."""
+        ends: list[list[int]] = [[] for _ in self.rows]
+        for call in self.calls:
+            for row, end in zip(call.order, call.ends, strict=True):
+                ends[row].append(end)
+        return ends
+
+    def in_order_of_calls(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return [K, V] from what belongs to `ends_by_row`."""
+        iterators = [iter(values) for values in rows]
+        return torch.stack([next(iterators[row]) for call in self.calls for row in call.order])
+
+    def sample(self, policy: Policy) -> torch.Tensor:
+        """Return the logits [K, V] of the engine's forward pass."""
+        (forward,) = policy.row_forwards(1)
+        forward.reserve_rows(len(self.rows))
+        order, logits = self.calls[0].order, []
+        for call in self.calls:
+            if call.order != order[: len(call.order)]:
+                goal = [*call.order, *(row for row in order if row not in call.order)]
+                moved = [index for index, row in enumerate(goal) if row != order[index]]
+                forward.copy_rows([order.index(goal[index]) for index in moved], moved)
+                order = goal
+            new = [
+                self.rows[r][a:b]
+                for r, a, b in zip(call.order, call.starts, call.ends, strict=True)
+            ]
+            if call.is_step:
+                ids = torch.tensor([token_id for (token_id,) in new], device=policy.device)
+                starts = torch.tensor(call.starts, device=policy.device)
+                logits.append(forward.step(ids, starts))
+            else:
+                logits.append(forward.feed(new, call.starts))
+        return torch.cat(logits)
+
+
+def is_recurrent(policy: Policy) -> bool:
+    """Return whether the model has layers that keep a state instead of keys and values."""
+    return bool(getattr(policy.model, "_is_stateful", False))
+
+
+def probe_length(policy: Policy, max_tokens: int | None) -> int:
+    """Return how many tokens the longest row has: more than two windows or chunks of the model.
+
+    max_tokens: of an episode; what happens in longer rows does not matter.
+    """
+    config: Any = policy.model.config.get_text_config()
+    sizes = [getattr(config, name, None) for name in CHUNKS]
+    spans = [size for size in sizes if type(size) is int]
+    lengths = [NUM_TOKENS, *(2 * size + NUM_TOKENS // 2 for size in spans)]
+    if is_recurrent(policy):
+        lengths.append(RECURRENT_TOKENS)
+    limits = [each for each in (policy.max_length, max_tokens) if each is not None]
+    return max(MIN_TOKENS, min(max(lengths), MAX_TOKENS, *limits))
+
+
+def build_probe(length: int) -> Probe:
+    """Build three rows, the longest of this length; the others begin as it does."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = [length, length * 5 // 8, length * 7 // 8]
+    shared = torch.randint(1, SMALL_ID, (length // 4,), generator=draw).tolist()
+    rows = [
+        shared + torch.randint(1, SMALL_ID, (each - len(shared),), generator=draw).tolist()
+        for each in lengths
+    ]
+    tail = length // 8
+    done = [each - 2 * NUM_STEPS - tail for each in lengths]
+    calls = [_Call([0, 1, 2], [0, 0, 0], list(done), False)]
+
+    def steps(order: list[int], number: int) -> None:
+        for _ in range(number):
+            starts = [done[row] for row in order]
+            calls.append(_Call(order, starts, [start + 1 for start in starts], True))
+            for row in order:
+                done[row] += 1
+
+    steps([0, 1, 2], NUM_STEPS)
+    steps([2, 1], 1)  # Row 0 is done, and changes places with the last one.
+    starts = [done[2] - 2, done[1], done[0]]
+    ends = [lengths[row] - 1 for row in (2, 1, 0)]
+    calls.append(_Call([2, 1, 0], starts, ends, False))
+    done = [lengths[row] - 1 for row in range(3)]
+    steps([2, 1, 0], 1)
+    return Probe(rows, calls)
