@@ -44,7 +44,7 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode
@@ -85,7 +85,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
     with ThreadPoolExecutor(1) as executor:
         async with open_engine(
             config.engine,
-            Publication(policy),
+            PolicyWeights(policy),
             source=None,
             footprint=LearnerFootprint(on_gpu=policy.device.type == "cuda"),
             logs=logs,
@@ -105,7 +105,7 @@ def served(model: Sequence[str], transfers: Sequence[str] = ()) -> Iterator[str]
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
-        Publication(policy).write_base(base)
+        PolicyWeights(policy).write_base(base)
         spec = ServerSpec(
             model=str(base),
             revision=None,
@@ -238,7 +238,7 @@ async def publishing(config: RunConfig, num_published: int) -> dict[str, float]:
             if engine.facts()["engine"]["publish"] == "adapter":
                 sent = [values for _, values in policy.trained_parameters()]
             else:
-                sent = list(Publication(policy).weights().values())
+                sent = list(PolicyWeights(policy).tensors().values())
             times, checks = [], []
             for version in range(1, num_published + NUM_WARMUPS + 1):
                 for _, parameter in policy.trained_parameters():

@@ -244,8 +244,8 @@ def _of_workers(result: dict[str, Any]) -> web.Response:
     return web.json_response({"results": [{"problem": "", **result}]})
 
 
-class SmallPolicySource:
-    """Stands in for `engines.vllm.policy_source.PolicySource`: its policy is a number."""
+class SmallPolicyWeights:
+    """Stands in for `engines.vllm.weights.PolicyWeights`: its policy is a number."""
 
     lora_rank = 8
     num_freed = 0

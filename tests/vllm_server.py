@@ -27,7 +27,7 @@ from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 
 MOST_AT_ONCE = 1 << 16  # bytes per read
 COMPLETION = b"POST /inference/v1/generate "  # how a request begins
@@ -172,7 +172,7 @@ async def opened(
     with ThreadPoolExecutor(1) as executor:
         async with open_engine(
             config.engine,
-            Publication(policy),
+            PolicyWeights(policy),
             source=None,
             footprint=LearnerFootprint(on_gpu=False),
             logs=logs,
@@ -188,7 +188,7 @@ def vllm_server(
 ) -> Iterator[Served]:
     """Run the server for the length of the block. overrides: choose another model, and others."""
     config, base = small_config(*overrides), folder / "base"
-    Publication(small_policy(config)).write_base(base)
+    PolicyWeights(small_policy(config)).write_base(base)
     spec = ServerSpec(
         model=str(base),
         revision=None,

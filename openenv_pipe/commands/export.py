@@ -23,7 +23,7 @@ from openenv_pipe.models.served_template import (
 )
 from openenv_pipe.models.template_probes import Probe
 from openenv_pipe.models.template_rendering import TemplateRenderer
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import new_folder, write_text
@@ -77,8 +77,8 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     )
     sees = policy.pictures is not None
     template = None if sees else served_template(policy.chat)  # It is for messages of text.
-    publication = Publication(policy)
-    publication.write_weights(folder)
+    weights = PolicyWeights(policy)
+    weights.write_weights(folder)
     policy.save_tokenizer(folder)
     if template is not None:
         write_text(folder / TEMPLATE_FILE, template)
@@ -86,9 +86,9 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
     write_text(folder / "README.md", card)
     prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]
-    expected_PV = publication.next_logprobs(prompts, temperature=1.0)
+    expected_PV = weights.next_logprobs(prompts, temperature=1.0)
     bound = BOUNDS[policy.precision]
-    del policy, publication  # so that one copy of the weights is in memory, not two
+    del policy, weights  # so that one copy of the weights is in memory, not two
     return _compare(folder, prompts, expected_PV, bound)
 
 

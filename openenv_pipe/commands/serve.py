@@ -21,7 +21,7 @@ from openenv_pipe.models.served_template import (
     served_template,
 )
 from openenv_pipe.models.template_probes import Probe, probes
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import write_text
 
@@ -124,7 +124,7 @@ def _served(
         elif is_tuned:
             path = str(scratch / "base")
             policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
-            Publication(policy).write_base(Path(path))
+            PolicyWeights(policy).write_base(Path(path))
         yield Served(
             name=subject.folder.record.id.replace("/", "-"),
             model=path,

@@ -37,8 +37,8 @@ class Factors:
     is_transposed: bool
 
 
-class Publication:
-    """Implements `engines.vllm.policy_source.PolicySource` for a policy.
+class PolicyWeights:
+    """Implements `engines.vllm.weights.PolicyWeights` for a policy.
 
     All methods block and must run in torch's thread.
     """
@@ -74,7 +74,7 @@ class Publication:
         """Write all weights with the adapter merged in. The policy's own weights do not change."""
         self._write_model(folder, with_adapter=True)
 
-    def weights(self) -> Mapping[str, torch.Tensor]:
+    def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return what `write_weights` writes, on the learner's device.
 
         Weights without a merged adapter are the policy's own tensors, not copies.

@@ -45,7 +45,7 @@ from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import PipeError
 from openenv_pipe.learner.distributed.build import (
-    build_publication,
+    build_policy_weights,
     build_workers,
     load_checked_policy,
 )
@@ -58,7 +58,7 @@ from openenv_pipe.models.load import (
 )
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer, open_scorer
@@ -116,9 +116,9 @@ async def assembled(
         )
         loading = in_thread(torch_thread, _load_checked, config, device, workers, checkpoint, tell)
         policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
-        publication = build_publication(policy, workers) if policy else None
+        weights = build_policy_weights(policy, workers) if policy else None
         opened = _opened_engine(
-            config, policy, publication, torch_thread, logs, checkpoint, tell, servers
+            config, policy, weights, torch_thread, logs, checkpoint, tell, servers
         )
         async with (
             opened as engine,
@@ -258,7 +258,7 @@ def _load_checked(
 async def _opened_engine(
     config: RunConfig,
     policy: Policy | None,
-    publication: Publication | None,
+    weights: PolicyWeights | None,
     torch_thread: ThreadPoolExecutor,
     logs: Path,
     checkpoint: Path | None,
@@ -280,14 +280,14 @@ async def _opened_engine(
         async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
             yield OpenAIEngine(engine, client)
         return
-    assert policy is not None and publication is not None
+    assert policy is not None and weights is not None
     if isinstance(engine, LocalEngineConfig):
         with _local_engine(config, engine, policy, torch_thread) as local:
             yield local
     elif isinstance(engine, VllmEngineConfig):
         async with open_engine(
             engine,
-            publication,
+            weights,
             source=_base_model(config, checkpoint),
             footprint=_footprint(config, policy),
             logs=logs,

@@ -1,4 +1,4 @@
-"""Server providers: a run starts its own servers, or leases those that a sweep shares.
+"""Server providers: a run starts its own servers, or uses those that a sweep's worker keeps.
 
 The caller that starts a run creates its provider. `assembled` gets the environment's host from it,
 and the vLLM engine its server processes.
@@ -9,9 +9,9 @@ from typing import Protocol
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema.host import SupervisedHostConfig
+from openenv_pipe.engines.vllm.kept import KeptProcesses
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
-from openenv_pipe.engines.vllm.shared_server import leased_processes
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.early import EarlyHost
@@ -25,7 +25,7 @@ class ServerProvider(Protocol):
     def host(self, config: RunConfig, logs: Path) -> Host:
         """Make the host of the environment servers. Raises ConfigError."""
 
-    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
         """Make the vLLM servers of `engine.launch=managed`. Raises ConfigError."""
 
 
@@ -40,15 +40,17 @@ class OwnServers:
         host = self._early.take(logs) if self._early else None
         return host or build_host(config, logs)
 
-    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        return own_processes(launch)
+    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        return await own_processes(launch)
 
 
 class LeasedServers:
     """Servers that several runs of this process share, one run at a time."""
 
-    def __init__(self, lessor: Lessor) -> None:
+    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
+        """lessor: of the environments' servers. kept: the vLLM servers."""
         self._lessor = lessor
+        self._kept = kept
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """See `ServerProvider.host`. A host that starts no servers is not leased."""
@@ -56,5 +58,5 @@ class LeasedServers:
             return build_host(config, logs)
         return LeasedHost(config.env, config.host, self._lessor)
 
-    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        return leased_processes(launch, self._lessor)
+    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        return await self._kept.servers(launch)

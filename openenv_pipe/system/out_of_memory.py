@@ -49,7 +49,7 @@ STAGES = {
     "engines/lane": SAMPLING,
     "engines/eager": SAMPLING,
     "engines/vllm": PUBLISHING,
-    "learner/distributed/publication": PUBLISHING,
+    "learner/distributed/sharded_weights": PUBLISHING,
     "learner/distributed/build": LOADING,
     "learner/distributed/sharded_load": LOADING,
     "learner": UPDATE,

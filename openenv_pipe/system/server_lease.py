@@ -32,8 +32,8 @@ class ServerLease(Protocol):
 class Lessor(Protocol):
     """Owns servers, and leases them."""
 
-    async def lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerLease:
-        """Wait for servers that fit `wanted`, of the kind "environment" or "vllm".
+    async def lease(self, wanted: Mapping[str, Any]) -> ServerLease:
+        """Wait for servers that fit `wanted`.
 
         Raises:
             PipeError: They do not start.

@@ -22,7 +22,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.learner.distributed.build import (
     build_learner,
-    build_publication,
+    build_policy_weights,
     build_workers,
     load_checked_policy,
 )
@@ -220,7 +220,7 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
             learner = build_learner(policy, config, workers)
             seen.append([learner.update(samples, step) for step in (1, 2)])
             if workers:
-                assert_published_here(build_publication(policy, workers), tmp_path)
+                assert_published_here(build_policy_weights(policy, workers), tmp_path)
         finally:
             if workers:
                 workers.close()
@@ -238,7 +238,7 @@ def assert_published_here(publication, folder):
     finally:
         os.close(descriptor)
     written = load_file(folder / "published" / "model.safetensors")
-    wanted = publication.weights()
+    wanted = publication.tensors()
     assert written.keys() == wanted.keys()
     for name, values in written.items():
         assert torch.equal(values, wanted[name].full_tensor()), name

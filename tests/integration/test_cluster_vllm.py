@@ -13,11 +13,11 @@ from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer
-from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
+from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
-from openenv_pipe.engines.vllm.servers import placed_servers
+from openenv_pipe.engines.vllm.servers import remote_servers
 from openenv_pipe.errors import HostError
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.run import Attempt, RunControl
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -86,7 +86,7 @@ def node_of(cluster, process):
 
 def placed_of(folder):
     """Return Ray's processes of the vLLM server, the rollout worker and the second rank."""
-    names = ("ray::NodeServer", "ray::RolloutWorker", "ray::Worker")
+    names = ("ray::NodeProcess", "ray::RolloutWorker", "ray::Worker")
     return [process for name in names for process in processes_of(folder, name)]
 
 
@@ -148,11 +148,11 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
     given = ('engine.arguments=["--tensor-parallel-size=2"]',)
     config = compose([*SMALL, *on_nodes(cluster, *given)]).config
     root, log = tmp_path / "run", tmp_path / "engine.log"
-    Publication(small_policy(config)).write_base(root / "base")
+    PolicyWeights(small_policy(config)).write_base(root / "base")
     spec = ServerSpec(
         model=str(root / "base"), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK
     )
-    (server,) = placed_servers(config.engine, spec, config.cluster, logs=tmp_path, weights_dir=root)
+    (server,) = remote_servers(config.engine, spec, config.cluster, logs=tmp_path, weights_dir=root)
     try:
         await server.start()
         async with VllmClient(server.url, api_key=server.key, request_timeout_s=60) as client:
@@ -184,7 +184,7 @@ async def test_a_cluster_without_room_says_what_is_missing(cluster, tmp_path):
     more = ("cluster.cpus_per_vllm_server=64", "cluster.start_timeout_s=2")
     config = compose(["conf=smoke", *SMALL, *on_nodes(cluster, *more)]).config
     spec = ServerSpec(model="", revision=None, build="cpu", dtype="float32", lora_rank=0)
-    server = PlacedVllmServer(
+    server = RemoteVllmServer(
         spec, config.engine, config.cluster, is_written=False, log=tmp_path / "engine.log"
     )
     with pytest.raises(HostError, match=r"found no node within .*cpus_per_vllm_server=64.*free"):

@@ -6,7 +6,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import JudgeError
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
 from tests.vllm_server import installed_vllm, small_config, small_policy
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(isinstance(installed_vllm(), str), reason=str(in
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge") / "base"
-    Publication(small_policy(small_config())).write_base(folder)
+    PolicyWeights(small_policy(small_config())).write_base(folder)
     return folder
 
 

@@ -30,12 +30,12 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.distributed.build import (
     build_learner,
-    build_publication,
+    build_policy_weights,
     build_warm_start,
     load_checked_policy,
 )
-from openenv_pipe.learner.distributed.publication import WholeOnDemand
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
+from openenv_pipe.learner.distributed.sharded_weights import WholeOnDemand
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import load_policy
 
@@ -284,11 +284,11 @@ def test_publishing(groups, num_ranks, tmp_path, lora_rank):
     for size, folder in zip((1, num_ranks), folders, strict=True):
         config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size)
         policy = policy_of(config, groups, tmp_path / "start")
-        publication = build_publication(policy, groups[size])
+        publication = build_policy_weights(policy, groups[size])
         for kind, write in (("base", publication.write_base), ("all", publication.write_weights)):
             (folder / kind).mkdir(parents=True)
             write(folder / kind)
-        weights = publication.weights()
+        weights = publication.tensors()
         on_demand = [each for each in weights.values() if isinstance(each, WholeOnDemand)]
         assert len(on_demand) == (len(weights) if size > 1 else 0)
         if on_demand:

@@ -180,7 +180,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
             completions = await asyncio.gather(*playing)
             assert {version for each in completions for version in each.policy_versions} == {1}
             assert_same(await engine.generate(request(16, seed=0, max_tokens=200)), completions[0])
-            while engine.replicas[0].is_up:
+            while engine.replicas[0].client:
                 await asyncio.sleep(0.01)
             await first.open()
             change(policy)
@@ -200,12 +200,12 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             change(policy, 0.01 * version)
             await engine.publish(version)
             assert (await engine.metrics())["canary/difference"] < 1e-4
-        client = engine.replicas[0].supervisor.client
+        client = engine.replicas[0].client
         names = await client.adapters()
-        kept, root = engine._publisher._adopted, engine._publisher._root
+        kept, root = engine._versions._adopted, engine._versions.transfer._root
         served = [name for name in names if name.startswith(root.name)]
         assert served == [published.name for published in kept]
-        assert [published.version for published in kept] == [3, 4, 5]
+        assert [published.step for published in kept] == [3, 4, 5]
         folders = sorted(root.glob("*-step-*"))
         assert [folder.name for folder in folders] == served
 
@@ -305,7 +305,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
             change(policy)
             await engine.publish(1)
             await proxy.close()
-            while engine.replicas[0].is_up:
+            while engine.replicas[0].client:
                 await asyncio.sleep(0.01)
             url, key = vllm_served.url, vllm_served.key
             async with VllmClient(url, api_key=key, request_timeout_s=60) as client:
@@ -395,9 +395,9 @@ async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch)
     """Trap 16, provoked: a new adapter name serves the old weights. The error gives both
     logprobs."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
-        client = engine.replicas[0].supervisor.client
+        client = engine.replicas[0].client
         load = client.load_adapter
-        (old,) = engine._publisher._root.glob("*-step-0")
+        (old,) = engine._versions.transfer._root.glob("*-step-0")
         monkeypatch.setattr(client, "load_adapter", lambda name, folder: load(name, old))
         change(policy)
         with pytest.raises(TrainingError, match=r"-\d+\.\d+ there and -\d+\.\d+ here"):

@@ -26,7 +26,7 @@ from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.attention import flex
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.row_forward import TransformersForward
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 
 CUDA = torch.device("cuda")
 NUM_TOKENS = 5
@@ -180,8 +180,8 @@ def test_logprobs_of_packed_rows(real, gpu, monkeypatch):
 
 def test_publication(real, gpu):
     """With an adapter, its product is added to each matrix. Weights are packed where they are."""
-    publication = Publication(on_gpu(real))
-    weights = publication.weights()
+    publication = PolicyWeights(on_gpu(real))
+    weights = publication.tensors()
     assert {each.device.type for each in weights.values()} == {"cuda"}
     chunks = divide(weights, 10_000)
     buffer = buffer_for(chunks, device_of(weights))

@@ -17,7 +17,7 @@ from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.models import load
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.system.out_of_memory import STAGES, as_out_of_memory
 from openenv_pipe.system.tasks import in_thread
 
@@ -86,7 +86,7 @@ def out_of_memory(*arguments, **options):
 
 def test_the_advice_is_for_the_stage(monkeypatch, tmp_path):
     policy = tiny_policy()
-    publication = Publication(policy)
+    publication = PolicyWeights(policy)
     monkeypatch.setattr(load, "build_tiny", out_of_memory)
     loading = caught(load.load_policy, tiny_model(), seed=0, device=CPU)
     assert "loading the model" in str(as_out_of_memory(loading))
@@ -116,7 +116,7 @@ async def test_a_sampler_that_has_no_memory_says_what_to_do(monkeypatch):
 
 async def test_work_in_torchs_thread_that_has_no_memory_says_what_to_do(monkeypatch, tmp_path):
     """A publication, here: whoever asked for it gets the advice, not only the end of a run."""
-    publication = Publication(tiny_policy())
+    publication = PolicyWeights(tiny_policy())
     monkeypatch.setattr(publication, "_plain_weights", out_of_memory)
     with ThreadPoolExecutor(1) as executor:
         publishing = in_thread(executor, publication.write_weights, tmp_path)

@@ -29,7 +29,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.memory_estimate import memory_bytes, num_in_layers, tiny_shape
 from openenv_pipe.models.quantization import dense_state, load_bitsandbytes
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.build import _base_model
 
 needs_bitsandbytes = pytest.mark.skipif(
@@ -137,7 +137,7 @@ def test_it_learns_and_its_reference_does_not(autocast):
 @needs_bitsandbytes
 def test_published_and_exported_are_the_weights_written_out(tmp_path):
     policy = policy_of()
-    publication = Publication(policy)
+    publication = PolicyWeights(policy)
     publication.write_weights(tmp_path / "merged")
     publication.write_base(tmp_path / "base")
     publication.write_adapter(tmp_path / "adapter")

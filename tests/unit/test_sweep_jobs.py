@@ -289,7 +289,7 @@ def request_of(block: str = "env", **changes: Any) -> dict:
 
 
 async def lease_once(shared: SharedServers, block: str = "env", **changes: Any) -> str:
-    leased = await shared.lease("environment", request_of(block, **changes))
+    leased = await shared.lease(request_of(block, **changes))
     shared.take_back(leased)
     return leased.servers.urls[0]
 
@@ -301,13 +301,13 @@ async def test_jobs_in_turn_have_the_same_servers(shared):
 
 async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(shared):
     await lease_once(shared)
-    leased = await shared.lease("environment", request_of())
+    leased = await shared.lease(request_of())
     assert FakeServers.made[0].num_clears == 2  # once at the start and once between the jobs
     assert leased.num_jobs == 2
 
 
 async def test_two_leases_at_a_time_share_no_server(shared):
-    leases = await asyncio.gather(*(shared.lease("environment", request_of()) for _ in range(2)))
+    leases = await asyncio.gather(*(shared.lease(request_of()) for _ in range(2)))
     assert len({lease.servers.urls[0] for lease in leases}) == 2
 
 
@@ -327,15 +327,15 @@ async def test_another_need_gets_another_server(shared, block, changes):
 def test_the_code_of_an_environment_is_in_the_key(tmp_path):
     (tmp_path / "mine").mkdir()
     wanted = request_of(package=str(tmp_path / "mine"))
-    before = server_key("environment", wanted)
+    before = server_key(wanted)
     (tmp_path / "mine" / "app.py").write_text("another = 1\n")
-    assert server_key("environment", wanted) != before
+    assert server_key(wanted) != before
 
 
 def test_what_says_nothing_of_servers_is_not_in_the_key():
     assert set(EnvConfig.model_fields) >= shared_servers_module.CLIENT_KEYS
     changes: list[dict[str, Any]] = [{}, {"max_turns": 2}, {"tasks": {}}]
-    assert len({server_key("environment", request_of(**each)) for each in changes}) == 1
+    assert len({server_key(request_of(**each)) for each in changes}) == 1
 
 
 async def test_servers_that_cannot_be_cleared_are_ended(shared):
@@ -353,7 +353,7 @@ async def test_servers_that_have_failed_are_not_leased_again(shared):
 
 async def test_a_job_that_is_stopped_while_it_waits_leaves_the_servers_to_the_next(shared):
     await lease_once(shared)
-    waiting = asyncio.create_task(shared.lease("environment", request_of()))
+    waiting = asyncio.create_task(shared.lease(request_of()))
     while not shared._sets[0].is_leased:  # until it waits for the servers to be cleared
         await asyncio.sleep(0)
     waiting.cancel()
@@ -416,13 +416,11 @@ async def test_idle_servers_that_are_leased_while_others_stop_stay(shared, monke
         if not self.closed:
             self.closed = True
             if not leases:
-                leases.append(
-                    await shared.lease("environment", request_of(variables={"SIZE": "1"}))
-                )
+                leases.append(await shared.lease(request_of(variables={"SIZE": "1"})))
 
     for size in range(5):
         await lease_once(shared, variables={"SIZE": str(size)})
-    monkeypatch.setitem(shared_servers_module.MAX_IDLE, "environment", 1)
+    monkeypatch.setattr(shared_servers_module, "MAX_IDLE", 1)
     monkeypatch.setattr(FakeServers, "close", close)
     await lease_once(shared, variables={"SIZE": "another"})
     assert leases[0].servers.urls == ["http://server/1"]
@@ -435,7 +433,7 @@ async def test_a_start_that_fails_is_told(shared, monkeypatch):
 
     monkeypatch.setattr(FakeServers, "start", fail)
     with pytest.raises(HostError, match="no such program"):
-        await shared.lease("environment", request_of())
+        await shared.lease(request_of())
 
 
 # --- search and watch --------------------------------------------------------------------------

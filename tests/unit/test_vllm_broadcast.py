@@ -21,22 +21,23 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
 from openenv_pipe.engines.vllm.ownership import Owner
-from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher
 from openenv_pipe.engines.vllm.publish_mode import refuse_transfer
-from openenv_pipe.engines.vllm.transfer import GlooLink
+from openenv_pipe.engines.vllm.transfer_link import GlooLink
+from openenv_pipe.engines.vllm.transfer_memory import MemoryTransfer
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, OutOfMemoryError
 
 CPU = torch.device("cpu")
 PATIENCE_S = 60.0
 
 
-class FakePolicySource:
+class FakePolicyWeights:
     """A policy whose only weight is a number."""
 
     def __init__(self) -> None:
         self.value = 0.0
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         return {"value": torch.tensor([self.value])}
 
 
@@ -69,9 +70,6 @@ class FakeServer:
     async def leave_broadcast(self) -> None:
         self._receiver.close()
 
-    async def reset_prefix_cache(self) -> None:
-        self.calls.append("reset")
-
     async def receive_weights(self, version: str) -> None:
         self.calls.append("receive")
         if self.failure is not None:
@@ -84,27 +82,24 @@ class FakeServer:
 
 @pytest.fixture
 def parts(tmp_path):
-    """Return a publisher, its policy source, and the executor of torch's thread."""
-    policy_source = FakePolicySource()
+    """Return the versions, the weights, and the executor of torch's thread."""
+    weights = FakePolicyWeights()
     with ThreadPoolExecutor(1) as executor:
         numbers = itertools.count(1)
-        publisher = MemoryPublisher(
-            policy_source,
-            executor,
-            lambda _: GlooLink(tmp_path / f"meeting-{next(numbers)}"),
-            Owner.new("a test"),
+        transfer = MemoryTransfer(
+            weights, executor, lambda _: GlooLink(tmp_path / f"meeting-{next(numbers)}")
         )
-        yield publisher, policy_source, executor
-        publisher.close()
+        yield Versions(transfer, Owner.new("a test"), "run"), weights, executor
+        transfer.close()
 
 
-async def published(publisher, policy_source, version: int, *servers: FakeServer) -> None:
-    """Publish as the engine does; the policy's number is its version."""
-    policy_source.value = float(version)
-    policy = await publisher.write(version, np.zeros((1, 1)))
-    publisher.adopt(policy)
+async def published(versions, weights, step: int, *servers: FakeServer) -> None:
+    """Publish as the engine does; the policy's number is its step."""
+    weights.value = float(step)
+    policy = await versions.adopt(step, np.zeros((1, 1)))
+    sending = (versions.transfer.send(each, policy, paused=False) for each in servers)
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(*(publisher.send(each, policy, paused=False) for each in servers))
+        await asyncio.gather(*sending)
 
 
 def test_what_is_received_is_what_was_sent(tmp_path):
@@ -144,7 +139,7 @@ async def test_a_server_on_another_kind_of_device_is_told(tmp_path):
     sender = broadcast.Sender(tmp_path / "meeting")
     ends = await asyncio.gather(
         asyncio.to_thread(broadcast.Receiver, sender.meeting, 0, 1, torch.device("cuda")),
-        asyncio.to_thread(sender.send, FakePolicySource().weights()),
+        asyncio.to_thread(sender.send, FakePolicyWeights().tensors()),
         return_exceptions=True,
     )
     for error in ends:
@@ -161,108 +156,129 @@ def test_a_meeting_is_for_its_user_and_where_the_server_sees_it(tmp_path):
 
 
 async def test_each_server_gets_each_version_and_joins_once(parts):
-    publisher, policy_source, _ = parts
+    versions, weights, _ = parts
     servers = [FakeServer(), FakeServer()]
     for version in (0, 1):
-        publisher.begin_update()
-        await published(publisher, policy_source, version, *servers)
+        versions.transfer.begin_update()
+        await published(versions, weights, version, *servers)
     for server in servers:
         assert server.received == [(0.0, "0"), (1.0, "1")]
         assert server.calls == ["pause", "join", "receive", "resume", "pause", "receive", "resume"]
-        assert publisher.model(publisher.latest) == BASE
+        assert versions.latest.model == BASE
 
 
 async def test_a_restarted_server_gets_the_policy_as_it_is(parts):
-    publisher, policy_source, _ = parts
-    assert await publisher.restore(FakeServer()) is None
-    await published(publisher, policy_source, 3)
+    versions, weights, _ = parts
+    assert await versions.restore(FakeServer()) is None
+    await published(versions, weights, 3)
     restarted = FakeServer()
-    assert await publisher.restore(restarted) is publisher.latest
+    assert await versions.restore(restarted) is versions.latest
     assert restarted.received == [(3.0, "3")]
-    # the logprob check may have cached old keys and values
-    assert restarted.calls == ["join", "receive", "reset"]
+    assert restarted.calls == ["pause", "join", "receive", "resume"]
 
 
 async def test_a_server_that_restarts_amid_an_update_waits_for_the_next_policy(parts):
     """During an update the last policy no longer exists, and the next one does not exist yet."""
-    publisher, policy_source, _ = parts
-    await published(publisher, policy_source, 1)
-    publisher.begin_update()
-    policy_source.value = 1.5
+    versions, weights, _ = parts
+    await published(versions, weights, 1)
+    versions.transfer.begin_update()
+    weights.value = 1.5
     restarted = FakeServer()
-    restoring = asyncio.create_task(publisher.restore(restarted))
+    restoring = asyncio.create_task(versions.restore(restarted))
     await asyncio.sleep(0.05)
     assert restarted.calls == []
-    await published(publisher, policy_source, 2)
+    await published(versions, weights, 2)
     async with asyncio.timeout(PATIENCE_S):
-        assert await restoring is publisher.latest
+        assert await restoring is versions.latest
+    assert restarted.received == [(2.0, "2")]
+
+
+async def test_a_server_that_pauses_when_an_update_begins_waits_for_the_next_policy(parts):
+    versions, weights, _ = parts
+    await published(versions, weights, 1)
+    restarted = FakeServer()
+    replacing = restarted.replacing_weights
+
+    @contextlib.asynccontextmanager
+    async def pausing_long():
+        async with replacing():
+            if restarted.calls == ["pause"]:
+                versions.transfer.begin_update()
+                weights.value = 1.5
+            yield
+
+    restarted.replacing_weights = pausing_long
+    restoring = asyncio.create_task(versions.restore(restarted))
+    while not restarted.calls:
+        await asyncio.sleep(0)
+    await published(versions, weights, 2)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await restoring is versions.latest
     assert restarted.received == [(2.0, "2")]
 
 
 async def test_an_update_waits_for_what_is_being_sent(parts):
     """Both use one thread: the policy is read before the learner changes it."""
-    publisher, policy_source, executor = parts
-    await published(publisher, policy_source, 1)
+    versions, weights, executor = parts
+    await published(versions, weights, 1)
     server = FakeServer()
-    restoring = asyncio.create_task(publisher.restore(server))
-    while not publisher._links:
+    restoring = asyncio.create_task(versions.restore(server))
+    while not versions.transfer._links:
         await asyncio.sleep(0)
-    publisher.begin_update()
-    update = asyncio.get_running_loop().run_in_executor(
-        executor, setattr, policy_source, "value", 1.5
-    )
+    versions.transfer.begin_update()
+    update = asyncio.get_running_loop().run_in_executor(executor, setattr, weights, "value", 1.5)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(restoring, update)
     assert server.received == [(1.0, "1")]
 
 
 async def test_a_server_that_goes_away_is_told_as_such_and_met_anew(parts):
-    publisher, policy_source, _ = parts
+    versions, weights, _ = parts
     server = FakeServer()
-    await published(publisher, policy_source, 0, server)
+    await published(versions, weights, 0, server)
     server.failure = ServerGoneError("no answer")
     with pytest.raises(ServerGoneError, match="no answer"):
-        await published(publisher, policy_source, 1, server)
-    await published(publisher, policy_source, 1, server)
+        await published(versions, weights, 1, server)
+    await published(versions, weights, 1, server)
     assert server.calls[-4:] == ["pause", "join", "receive", "resume"]
     assert server.received == [(0.0, "0"), (1.0, "1")]
 
 
 async def test_nobody_waits_for_a_server_that_does_not_come(parts, monkeypatch):
     """The publish fails at once, and the next one uses another meeting point."""
-    publisher, policy_source, _ = parts
+    versions, weights, _ = parts
     monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
     server = FakeServer()
     server.absence = ServerGoneError("no answer")
     with pytest.raises(ServerGoneError, match="no answer"):
-        await published(publisher, policy_source, 1, server)
-    await published(publisher, policy_source, 1, server)
+        await published(versions, weights, 1, server)
+    await published(versions, weights, 1, server)
     assert server.received == [(1.0, "1")]
     assert server.calls == ["pause", "join", "pause", "join", "receive", "resume"]
 
 
 async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
     """Ctrl-C while weights are merged: the server is not asked to receive them."""
-    publisher, policy_source, executor = parts
+    versions, weights, executor = parts
     monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
     is_merging, may_go_on = threading.Event(), threading.Event()
-    weights = policy_source.weights
+    tensors = weights.tensors
 
     def slow() -> dict[str, torch.Tensor]:
         is_merging.set()
         may_go_on.wait(PATIENCE_S)
-        return weights()
+        return tensors()
 
-    monkeypatch.setattr(policy_source, "weights", slow)
+    monkeypatch.setattr(weights, "tensors", slow)
     server = FakeServer()
-    publishing = asyncio.create_task(published(publisher, policy_source, 1, server))
+    publishing = asyncio.create_task(published(versions, weights, 1, server))
     await asyncio.to_thread(is_merging.wait, PATIENCE_S)
     publishing.cancel()
     await asyncio.wait([publishing], timeout=PATIENCE_S)
     assert publishing.cancelled()
     may_go_on.set()
     async with asyncio.timeout(PATIENCE_S):  # torch's thread is free again
-        await asyncio.get_running_loop().run_in_executor(executor, weights)
+        await asyncio.get_running_loop().run_in_executor(executor, tensors)
     assert server.calls == ["pause"]
 
 
@@ -276,15 +292,15 @@ async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
 async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(
     parts, monkeypatch, failure, error, message
 ):
-    publisher, policy_source, _ = parts
+    versions, weights, _ = parts
 
     def fail() -> None:
         raise RuntimeError(failure)
 
-    monkeypatch.setattr(policy_source, "weights", fail)
+    monkeypatch.setattr(weights, "tensors", fail)
     server = FakeServer()
     with pytest.raises(error, match=message):
-        await published(publisher, policy_source, 1, server)
+        await published(versions, weights, 1, server)
     assert server.calls == ["pause"]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import json
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,6 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
-from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.rewards.judges import vllm_server
 from openenv_pipe.system.secrets import redact
@@ -295,26 +293,6 @@ async def test_a_container_gets_its_variables_by_a_file_that_only_this_user_read
 def test_a_value_of_several_lines_cannot_be_given_to_a_container():
     with pytest.raises(ConfigError, match=r"engine\.variables\.PEM has several lines"):
         launch_docker.variables_file({"PEM": "a\nb"})
-
-
-async def test_a_leased_server_s_key_comes_from_its_owner_and_not_from_the_request(tmp_path):
-    requests = []
-
-    class Owner:
-        async def lease(self, kind, wanted):
-            requests.append(wanted)
-            facts = {"shared_servers": {"logs": str(tmp_path)}}
-            lease = SimpleNamespace(urls=["http://a"], key="the-owner-s", facts=facts)
-            lease.release = lambda: None
-            return lease
-
-    config = CONFIG.model_copy(update={"api_key": "a-user-s"})
-    server = LeasedVllmServer(SPEC, config, "digest", Owner())
-    await server.start()
-    await server.stop()
-    assert server.key == "the-owner-s"
-    assert "a-user-s" not in json.dumps(requests)
-    assert "the-owner-s" not in json.dumps(server.about)  # which is recorded
 
 
 def test_the_command_for_an_attached_server_asks_for_a_key_and_prints_none():

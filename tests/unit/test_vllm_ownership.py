@@ -9,12 +9,13 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
 from openenv_pipe.engines.vllm import ownership
-from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
+from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.inside.openenv_pipe_claims import Claims
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer
 from openenv_pipe.engines.vllm.ownership import Owner
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError
-from tests.small_vllm import TOKENS, SmallPolicySource, SmallServer
+from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
 LIMIT_S = 120.0  # of every test, so that none waits for ever
 WAYS = ("adapter", "full")
@@ -45,16 +46,23 @@ async def run_at(
     given = ("engine.launch=attach", f"engine.url={server.url}", "engine.max_restarts=1")
     small = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64")
     config = compose([*small, *given]).config.engine
-    source = SmallPolicySource()
+    source = SmallPolicyWeights()
     source.value = value
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
-            owner = Owner.new(name)
-            publisher = build_publisher(config, way, source, root, executor, owner)
-            setup = _EngineSetup(config, source, publisher, root, executor, sleep_level)
+            transfer = build_transfer(config, way, source, root, executor)
             told = []
-            attached = AttachedVllmServer(server.url, config)
-            async with setup.running([attached], {}, tell or told.append) as engine:
+            async with running(
+                config,
+                source,
+                Versions(transfer, Owner.new(name), root.name),
+                [AttachedVllmServer(server.url, config)],
+                root=root,
+                executor=executor,
+                sleep_level=sleep_level,
+                facts={},
+                tell=tell or told.append,
+            ) as engine:
                 engine.told, engine.source = told, source
                 yield engine
 
@@ -141,7 +149,7 @@ async def test_a_run_whose_server_was_taken_over_ends_and_names_the_other(server
             if deed == "publish":
                 await engine.publish(1)
             else:
-                while engine.replicas[0].supervisor.failure is None:
+                while engine.replicas[0].failure is None:
                     await asyncio.sleep(0.01)
                 await sample(engine)
     assert "/pause" not in server.calls[-2:]  # the other's server was left alone
@@ -173,7 +181,7 @@ async def test_tokens_of_two_versions_of_the_run_s_own_are_its_own(server, tmp_p
         await engine.publish(1)
 
         def halves(answer):
-            owner = engine.replicas[0]._publisher.owner
+            owner = engine.replicas[0]._versions.owner
             spans = [(owner.label(version), version) for version in (0, 1)]
             answer["choices"][0]["weight_versions"] = [
                 {"version": label, "start": n, "end": n + 1} for label, n in spans
@@ -184,7 +192,7 @@ async def test_tokens_of_two_versions_of_the_run_s_own_are_its_own(server, tmp_p
 
 
 async def restarted(server, _):
-    """Restart the server between two looks of the supervisor: it has its first weights again."""
+    """Restart the server between two looks of its replica: it has its first weights again."""
     server.values, server.version, server.claims = {"base": 0.0}, "default", Claims()
 
 
@@ -205,7 +213,7 @@ async def test_a_server_that_has_lost_the_policy_gets_it_again(server, tmp_path,
         assert await sample(engine) == [1]
         assert server.values[engine.replicas[0].model] == 0.5
         assert any("has lost the policy" in text for text in engine.told)
-        assert engine.replicas[0].supervisor.num_restarts == 1
+        assert engine.replicas[0].num_restarts == 1
 
 
 async def test_a_server_that_loses_the_policy_again_and_again_ends_the_run(server, tmp_path):

@@ -12,13 +12,13 @@ from openenv_pipe.engines.vllm.picture_features import PictureEncoder
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.errors import EngineMissingError
 from openenv_pipe.types import Picture
-from tests.small_vllm import SmallPolicySource
+from tests.small_vllm import SmallPolicyWeights
 
 PLACEHOLDER = 9
 RED, BLUE = Picture("0" * 31 + "1", 4, 4, b"red"), Picture("f" * 32, 4, 4, b"blue")
 
 
-class SeeingPolicySource(SmallPolicySource):
+class SeeingPolicyWeights(SmallPolicyWeights):
     """Reads a picture as two patches of three numbers."""
 
     placeholder_id = PLACEHOLDER
@@ -33,8 +33,8 @@ class SeeingPolicySource(SmallPolicySource):
 
 
 @pytest.fixture
-def source() -> SeeingPolicySource:
-    return SeeingPolicySource()
+def source() -> SeeingPolicyWeights:
+    return SeeingPolicyWeights()
 
 
 PROMPT = [PLACEHOLDER, *[BLUE.token_id] * 2, 5, RED.token_id, 6, BLUE.token_id, BLUE.token_id]

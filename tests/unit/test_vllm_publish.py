@@ -1,15 +1,16 @@
 """How adapters are published to a server and removed; a list replaces the server."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
-from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.ownership import Owner
-from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
+from openenv_pipe.engines.vllm.transfer import AdapterFiles, PolicyVersion
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
 
 OWNER = Owner.new("a test")
@@ -20,11 +21,9 @@ class FakeClient:
 
     def __init__(self, *there: str) -> None:
         self.names = list(there)
-        self.on_load = lambda name: None
         self.unload_error: Exception | None = None
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        self.on_load(name)
         if name in self.names:
             raise EngineError(f"The lora adapter '{name}' has already been loaded.")
         self.names.append(name)
@@ -39,63 +38,99 @@ class FakeClient:
 
 
 @pytest.fixture
-def publisher(tmp_path) -> AdapterPublisher:
-    return AdapterPublisher(None, tmp_path, None, OWNER)
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
 
 
-def adopted(publisher: AdapterPublisher, version: int) -> Published:
-    published = Published(
-        name=f"step-{version}", version=version, label="", expected=np.zeros((1, 1))
-    )
-    publisher.adopt(published)
-    return published
+@pytest.fixture
+def versions(tmp_path, executor) -> Versions:
+    return Versions(AdapterFiles(lambda folder: None, tmp_path, executor), OWNER, "run")
 
 
-async def test_a_restore_gives_all_that_requests_may_ask_for(publisher):
-    versions = [adopted(publisher, version) for version in range(3)]
-    another = FakeClient("step-0")
-    assert await publisher.restore(another) is versions[-1]
-    assert another.names == ["step-0", "step-1", "step-2"]
-    assert publisher.model(versions[-1]) == "step-2"
+def name_of(step: int) -> str:
+    return f"run-{step + 1}-step-{step}"
 
 
-async def test_a_restore_ends_with_what_was_adopted_meanwhile(publisher):
-    adopted(publisher, 0)
+async def adopted(versions: Versions, *steps: int) -> list[PolicyVersion]:
+    return [await versions.adopt(step, np.zeros((1, 1))) for step in steps]
+
+
+async def test_a_restore_gives_all_that_requests_may_ask_for(versions):
+    known = await adopted(versions, 0, 1, 2)
+    another = FakeClient(name_of(0))
+    assert await versions.restore(another) is known[-1]
+    assert another.names == [name_of(0), name_of(1), name_of(2)]
+    assert known[-1].model == name_of(2)
+
+
+async def test_a_restore_ends_with_what_was_adopted_meanwhile(versions):
+    await adopted(versions, 0)
     late = []
     client = FakeClient()
-    client.on_load = lambda name: late or late.append(adopted(publisher, 1))
-    assert await publisher.restore(client) is late[0]
-    assert client.names == ["step-0", "step-1"]
+
+    async def load_adapter(name: str, folder: Path) -> None:
+        client.names.append(name)
+        if not late:
+            late.extend(await adopted(versions, 1))
+
+    client.load_adapter = load_adapter
+    assert await versions.restore(client) is late[0]
+    assert client.names == [name_of(0), name_of(0), name_of(1)]
 
 
-async def test_a_server_that_has_no_version_yet_keeps_the_base(publisher):
-    assert await publisher.restore(FakeClient()) is None
-    assert publisher.model(None) == BASE
+async def test_a_version_that_is_retired_during_a_restore_is_not_missed(versions):
+    """Its file is gone when the server wants to read it."""
+    await adopted(versions, *range(MAX_ADAPTERS))
+    client = FakeClient()
+
+    async def load_adapter(name: str, folder: Path) -> None:
+        if name == name_of(0):
+            await adopted(versions, MAX_ADAPTERS)
+            await versions.retire([])
+            raise EngineError("no such file")
+        client.names.append(name)
+
+    client.load_adapter = load_adapter
+    assert await versions.restore(client) is versions.latest
+    assert client.names[-1] == name_of(MAX_ADAPTERS)
 
 
-async def test_old_versions_go_from_all_servers_before_their_folders(publisher, tmp_path):
-    names = [f"step-{version}" for version in range(MAX_ADAPTERS + 2)]
-    for version, name in enumerate(names):
-        (tmp_path / name).mkdir()
-        adopted(publisher, version)
+async def test_a_version_that_a_server_rejects_ends_its_restore(versions):
+    await adopted(versions, 0)
+    client = FakeClient()
+
+    async def load_adapter(name: str, folder: Path) -> None:
+        raise EngineError("status 500")
+
+    client.load_adapter = load_adapter
+    with pytest.raises(EngineError, match="500"):
+        await versions.restore(client)
+
+
+async def test_a_server_that_has_no_version_yet_keeps_the_base(versions):
+    assert await versions.restore(FakeClient()) is None
+
+
+async def test_old_versions_go_from_all_servers_before_their_folders(versions, tmp_path):
+    names = [name_of(step) for step in range(MAX_ADAPTERS + 2)]
+    await adopted(versions, *range(MAX_ADAPTERS + 2))
     clients = [FakeClient(*names), FakeClient(*names)]
-    await publisher.retire(clients)
+    await versions.retire(clients)
     assert [client.names for client in clients] == [names[2:]] * 2
     assert sorted(folder.name for folder in tmp_path.iterdir()) == names[2:]
 
 
-async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
-    for version in range(MAX_ADAPTERS + 1):
-        (tmp_path / f"step-{version}").mkdir()
-        adopted(publisher, version)
+async def test_a_folder_stays_while_a_server_may_have_it(versions, tmp_path):
+    await adopted(versions, *range(MAX_ADAPTERS + 1))
     silent = FakeClient()
     silent.unload_error = ServerGoneError("no answer")
-    await publisher.retire([silent, FakeClient("step-0")])
-    assert (tmp_path / "step-0").exists()
+    await versions.retire([silent, FakeClient(name_of(0))])
+    assert (tmp_path / name_of(0)).exists()
     silent.unload_error = EngineError("status 500")
-    adopted(publisher, 9)
+    await adopted(versions, 9)
     with pytest.raises(EngineError, match="500"):
-        await publisher.retire([silent])
+        await versions.retire([silent])
 
 
 async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
@@ -115,5 +150,5 @@ async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
         return there
 
     client.adapters = adapters
-    await AdapterPublisher(None, ours, None, OWNER).clear(client)
+    await AdapterFiles(None, ours, None).clear(client)
     assert client.names == ["run-alive-1-step-0", "a-user-s", "elsewhere"]

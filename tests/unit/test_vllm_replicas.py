@@ -10,12 +10,13 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
-from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
+from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import placements
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
-from tests.small_vllm import TOKENS, SmallPolicySource, SmallServer
+from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
 LIMIT_S = 120.0  # of every test, so that none waits for ever
 
@@ -30,9 +31,7 @@ def configured(*overrides: str):
 
 def stubs(count: int):
     return [
-        SimpleNamespace(
-            number=number, may_play=True, is_late=False, supervisor=SimpleNamespace(failure=None)
-        )
+        SimpleNamespace(number=number, may_play=True, is_late=False, failure=None)
         for number in range(count)
     ]
 
@@ -97,7 +96,7 @@ def test_a_server_without_the_last_policy_is_not_asked_even_when_the_other_is_do
 def test_one_that_is_down_for_good_ends_it_all():
     replicas = stubs(2)
     router = Router(replicas)
-    replicas[1].supervisor.failure = EngineError("restarts are used up")
+    replicas[1].failure = EngineError("restarts are used up")
     with pytest.raises(EngineError, match="used up"):
         router.replica_of(0, None)
 
@@ -109,19 +108,26 @@ def test_one_that_is_down_for_good_ends_it_all():
 async def two_servers(tmp_path, *overrides: str):
     """Run an engine on two servers that have the current policy."""
     servers = [SmallServer(tmp_path / f"engine-{number}.log") for number in range(2)]
-    policy_source = SmallPolicySource()
+    weights = SmallPolicyWeights()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
             root = tmp_path / "weights"
             root.mkdir()
             config = configured(*overrides)
-            publisher = build_publisher(
-                config, "adapter", policy_source, root, executor, Owner.new("a test")
-            )
-            opening = _EngineSetup(config, policy_source, publisher, root, executor, 0)
+            transfer = build_transfer(config, "adapter", weights, root, executor)
             told: list[str] = []
-            async with opening.running(servers, {}, told.append) as engine:
-                yield engine, servers, policy_source, told
+            async with running(
+                config,
+                weights,
+                Versions(transfer, Owner.new("a test"), "run"),
+                servers,
+                root=root,
+                executor=executor,
+                sleep_level=0,
+                facts={},
+                tell=told.append,
+            ) as engine:
+                yield engine, servers, weights, told
 
 
 def request(episode: int, turn: int = 0, group: int | None = None, member: int = 0) -> TokenRequest:
@@ -143,8 +149,8 @@ async def until(condition) -> None:
 
 
 async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
-    async with two_servers(tmp_path) as (engine, servers, policy_source, told):
-        policy_source.value = 0.5
+    async with two_servers(tmp_path) as (engine, servers, weights, told):
+        weights.value = 0.5
         await engine.publish(1)
         for server, replica in zip(servers, engine.replicas, strict=True):
             assert server.values[replica.model] == 0.5
@@ -153,7 +159,7 @@ async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
         for number, server in enumerate(servers):
             assert any(text.startswith(f"engine {number}: ready at {server.url}") for text in told)
         servers[1].loads_old_policies = True
-        policy_source.value = 0.75
+        weights.value = 0.75
         with pytest.raises(TrainingError, match=f"the server at {servers[1].url} has another"):
             await engine.publish(2)
 
@@ -174,12 +180,12 @@ async def test_an_adapter_must_count_on_every_server(tmp_path, monkeypatch):
 
 
 async def test_turns_carry_the_version_of_their_own_server(tmp_path):
-    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, weights, _):
         engine.begin_collection(2, 2)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [0]
         servers[1].may_load.clear()
-        policy_source.value = 0.5
+        weights.value = 0.5
         publishing = asyncio.create_task(engine.publish(1))
         await until(lambda: engine.replicas[0].model != engine.replicas[1].model)
         versions = [
@@ -192,8 +198,8 @@ async def test_turns_carry_the_version_of_their_own_server(tmp_path):
 
 
 async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_policy(tmp_path):
-    async with two_servers(tmp_path) as (engine, servers, policy_source, told):
-        policy_source.value = 0.5
+    async with two_servers(tmp_path) as (engine, servers, weights, told):
+        weights.value = 0.5
         await engine.publish(1)
         engine.begin_collection(8, 8)
         for server in servers:  # drop the requests of the readiness probe
@@ -209,7 +215,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
         assert sorted(servers[1].seeds) == [0, 1, 2, 3, 100, 101, 102, 103]
         assert servers[0].seeds == []
         servers[0].may_sample.set()
-        await until(lambda: engine.replicas[0].is_up)
+        await until(lambda: engine.replicas[0].client)
         assert servers[0].num_starts == 2
         assert servers[0].values[engine.replicas[0].model] == 0.5
         servers[0].seeds.clear()
@@ -223,13 +229,13 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
 
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
     """The restarted server plays after it has received the latest policy, and not before."""
-    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, weights, _):
         engine.begin_collection(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
-        await until(lambda: not engine.replicas[0].is_up)
+        await until(lambda: not engine.replicas[0].client)
         for version in (1, 2):
-            policy_source.value = 0.5 * version
+            weights.value = 0.5 * version
             await engine.publish(version)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [2]
@@ -239,16 +245,16 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
         assert servers[0].values[engine.replicas[0].model] == 1.0
         assert (await engine.generate(request(2))).policy_versions == [2]
         assert len(servers[0].seeds) == 1
-        policy_source.value = 1.5
+        weights.value = 1.5
         await engine.publish(3)
         assert servers[0].values[engine.replicas[0].model] == 1.5
 
 
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
     """The server came up just after the publish had skipped it."""
-    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, weights, _):
         engine.begin_collection(2, 2)
-        policy_source.value = 0.5
+        weights.value = 0.5
         replica = engine.replicas[0]
         replica.is_late = True
         servers[0].seeds.clear()
@@ -260,12 +266,12 @@ async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path)
 
 
 async def test_when_all_are_down_a_publish_waits(tmp_path):
-    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, weights, _):
         for server in servers:
             server.may_start.clear()
             await server.stop()
-        await until(lambda: not any(replica.is_up for replica in engine.replicas))
-        policy_source.value = 0.5
+        await until(lambda: not any(replica.client for replica in engine.replicas))
+        weights.value = 0.5
         publishing = asyncio.create_task(engine.publish(1))
         done, _ = await asyncio.wait([publishing], timeout=0.05)
         assert not done
@@ -285,7 +291,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path
         engine.begin_collection(2, 2)
         servers[0].starts_dead = True
         await servers[0].stop()
-        await until(lambda: engine.replicas[0].supervisor.failure)
+        await until(lambda: engine.replicas[0].failure)
         with pytest.raises(EngineError, match=r"max_restarts=1 are used up") as caught:
             await engine.generate(request(0))
         assert "| ImportError: no such kernel" in str(caught.value)

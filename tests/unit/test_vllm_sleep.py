@@ -15,14 +15,15 @@ from fakes import tiny_policy
 from transformers import GPT2Config
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
+from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import build as assembly
-from tests.small_vllm import SmallPolicySource, SmallServer
+from tests.small_vllm import SmallPolicyWeights, SmallServer
 
 LIMIT_S = 120.0  # of every test, so that none waits for ever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
@@ -122,29 +123,36 @@ def test_a_server_that_shall_sleep_is_started_so():
 @asynccontextmanager
 async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     """Run an engine with one server that may sleep, after its first publish."""
-    server, policy_source = SmallServer(tmp_path / "engine.log"), SmallPolicySource()
+    server, weights = SmallServer(tmp_path / "engine.log"), SmallPolicyWeights()
     root = tmp_path / "weights"
     root.mkdir()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
             config = configured(*overrides)
-            publisher = build_publisher(
-                config, way, policy_source, root, executor, Owner.new("a test")
-            )
-            opening = _EngineSetup(config, policy_source, publisher, root, executor, level)
-            async with opening.running([server], {}, lambda _: None) as engine:
+            transfer = build_transfer(config, way, weights, root, executor)
+            async with running(
+                config,
+                weights,
+                Versions(transfer, Owner.new("a test"), "run"),
+                [server],
+                root=root,
+                executor=executor,
+                sleep_level=level,
+                facts={},
+                tell=lambda _: None,
+            ) as engine:
                 server.calls.clear()
-                policy_source.num_freed = 0
-                yield engine, server, policy_source
+                weights.num_freed = 0
+                yield engine, server, weights
 
 
 async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
     """Trap 18: the server's weights wake first, then it loads the adapter, then its cache wakes."""
-    async with sleeping(tmp_path, "adapter", 1) as (engine, server, policy_source):
+    async with sleeping(tmp_path, "adapter", 1) as (engine, server, weights):
         await engine.begin_update(idle=True)
         assert server.asleep == {"weights", "kv_cache"}
-        assert policy_source.num_freed == 0
-        policy_source.value = 0.5
+        assert weights.num_freed == 0
+        weights.value = 0.5
         await engine.publish(1)
         assert server.calls == [
             "/sleep?level=1&mode=wait",
@@ -152,17 +160,17 @@ async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
             "/v1/load_lora_adapter",
             "/wake_up?tags=kv_cache",
         ]
-        assert policy_source.num_freed == 1
+        assert weights.num_freed == 1
         measured = await engine.metrics()
         assert measured["canary/difference"] < 1e-9 and measured["time/sleep_s"] > 0
 
 
 async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
-    async with sleeping(tmp_path, "full", 2) as (engine, server, policy_source):
+    async with sleeping(tmp_path, "full", 2) as (engine, server, weights):
         for version in (1, 2):
             await engine.begin_update(idle=True)
             assert server.values["base"] != server.values["base"]
-            policy_source.value = 0.5 * version
+            weights.value = 0.5 * version
             await engine.publish(version)
             assert server.values == {"base": 0.5 * version}
         once = [
@@ -177,19 +185,19 @@ async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
 
 async def test_what_sleep_has_spoilt_stops_the_run(tmp_path):
     """Trap 18: the server fails to load new weights after its sleep."""
-    async with sleeping(tmp_path, "full", 2) as (engine, server, policy_source):
+    async with sleeping(tmp_path, "full", 2) as (engine, server, weights):
         await engine.begin_update(idle=True)
         server.loads_old_policies = True  # level 2 has dropped the old weights
-        policy_source.value = 0.5
+        weights.value = 0.5
         with pytest.raises(TrainingError, match=r"is nan there and -\d+\.\d+ here"):
             await engine.publish(1)
 
 
 async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path):
-    async with sleeping(tmp_path, "adapter", 1) as (engine, server, policy_source):
+    async with sleeping(tmp_path, "adapter", 1) as (engine, server, weights):
         await engine.begin_update(idle=True)
         await server.stop()
-        policy_source.value = 0.5
+        weights.value = 0.5
         await engine.publish(1)
         assert server.num_starts == 2
         assert server.values[engine.replicas[0].model] == 0.5
@@ -197,11 +205,11 @@ async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path
 
 
 async def test_awake_means_never_asked(tmp_path):
-    async with sleeping(tmp_path, "adapter", 0) as (engine, server, policy_source):
+    async with sleeping(tmp_path, "adapter", 0) as (engine, server, weights):
         await engine.begin_update(idle=True)
         await engine.publish(1)
         assert server.calls == ["/v1/load_lora_adapter"]
-        assert policy_source.num_freed == 0
+        assert weights.num_freed == 0
 
 
 ATTACHED = ("engine.launch=attach", "engine.url=http://a:1", "engine.sleep=level1")

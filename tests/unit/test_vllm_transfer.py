@@ -14,8 +14,8 @@ import torch
 from vllm_transfer import NUM_WORKERS, UNIQUE_ID, TransferServer, pretend_gpu
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import publish_memory
-from openenv_pipe.engines.vllm.build import build_publisher
+from openenv_pipe.engines.vllm import transfer_memory
+from openenv_pipe.engines.vllm.build import build_transfer
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside import openenv_pipe_ipc as ipc
 from openenv_pipe.engines.vllm.install import find_build, find_installed, python_path
@@ -23,6 +23,7 @@ from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.transfer_packing import divide
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError, RankLostError
 
 PATIENCE_S = 60.0
@@ -59,7 +60,7 @@ class Source:
         self.gathered: list[str] = []
         self.failure: Exception | None = None
 
-    def weights(self):
+    def tensors(self):
         if self.failure is not None:
             raise self.failure
         return {
@@ -80,28 +81,25 @@ def backend(request) -> str:
 
 @pytest.fixture
 async def parts(backend, tmp_path, monkeypatch):
-    """A server, its client, the policy and a publisher."""
+    """A server, its client, the policy and its versions."""
     server, source = TransferServer(), Source()
     pretend_gpu(monkeypatch, server, CHUNK_BYTES)
     with ThreadPoolExecutor(1) as executor:
         config = engine_config(backend)
-        publisher = build_publisher(
-            config, "full", source, tmp_path, executor, Owner.new("a test"), backend
-        )
+        transfer = build_transfer(config, "full", source, tmp_path, executor, backend)
         async with (
             server.running() as url,
             VllmClient(url, api_key=None, request_timeout_s=PATIENCE_S) as client,
         ):
-            yield server, client, source, publisher
-        publisher.close()
+            yield server, client, source, Versions(transfer, Owner.new("a test"), "run")
+        transfer.close()
 
 
-async def publish(publisher, client, version: int) -> None:
-    publisher.begin_update()
-    published = await publisher.write(version, np.zeros((1, 1)))
-    publisher.adopt(published)
+async def publish(versions, client, step: int) -> None:
+    versions.transfer.begin_update()
+    version = await versions.adopt(step, np.zeros((1, 1)))
     async with asyncio.timeout(PATIENCE_S):
-        await publisher.send(client, published, paused=False)
+        await versions.transfer.send(client, version, paused=False)
 
 
 def assert_equal(received, source: Source) -> None:
@@ -112,13 +110,13 @@ def assert_equal(received, source: Source) -> None:
 
 
 async def test_a_server_gets_each_version_by_the_documented_requests(parts, backend):
-    server, client, source, publisher = parts
-    await publish(publisher, client, 0)
+    server, client, source, versions = parts
+    await publish(versions, client, 0)
     assert_equal(server.received, source)
     first = server.paths
     server.requests.clear()
     source.whole["embed"] += 1.0
-    await publish(publisher, client, 1)
+    await publish(versions, client, 1)
     assert_equal(server.received, source)
     update = ["/update_weights"] if backend == "nccl" else 3 * ["receive_shared"]
     changing = ["/start_weight_update", *update, "/finish_weight_update"]
@@ -127,14 +125,14 @@ async def test_a_server_gets_each_version_by_the_documented_requests(parts, back
     joining = ["check_transfer", *leaving, "/init_weight_transfer_engine"]  # once
     assert first == ["/pause", *joining, *changing, *CACHES]
     bodies = dict(server.requests)
-    label = publisher.owner.label(1)
+    label = versions.owner.label(1)
     assert bodies["/finish_weight_update"] == {"weight_version": label}
     assert source.gathered == ["head", "head"]  # once each time, when it was sent
 
 
 async def test_what_connects_the_two_ends(parts, backend):
-    server, client, _, publisher = parts
-    await publish(publisher, client, 0)
+    server, client, _, versions = parts
+    await publish(versions, client, 0)
     given = dict(server.requests)["/init_weight_transfer_engine"]["init_info"]
     if backend == "ipc":
         assert given == {"packed": True}
@@ -149,73 +147,72 @@ async def test_what_connects_the_two_ends(parts, backend):
 
 
 async def test_a_server_that_cannot_receive_is_left_as_it_is(parts):
-    server, client, source, publisher = parts
+    server, client, source, versions = parts
     server.problem = "another GPU"
     with pytest.raises(EngineError, match=r"check_transfer at .*: another GPU"):
-        await publish(publisher, client, 0)
+        await publish(versions, client, 0)
     assert server.paths == ["/pause", "check_transfer", "/resume"]
-    await publish(publisher, client, 1)
+    await publish(versions, client, 1)
     assert_equal(server.received, source)
 
 
 @pytest.mark.parametrize("path", ["/init_weight_transfer_engine", "/finish_weight_update"])
 async def test_a_refused_update_is_told(parts, path):
     """The next publish connects anew."""
-    server, client, source, publisher = parts
+    server, client, source, versions = parts
     server.refuses = path
     with pytest.raises(EngineError, match=f"{path} answered with status 500.*no such weight"):
-        await publish(publisher, client, 0)
+        await publish(versions, client, 0)
     assert server.paths[-1] == "/resume"
     server.refuses = None
     server.sent.queue.clear()
-    await publish(publisher, client, 1)
+    await publish(versions, client, 1)
     assert server.paths.count("check_transfer") == 2
     assert_equal(server.received, source)
 
 
 async def test_a_learner_that_fails_is_told(parts, monkeypatch):
-    server, client, source, publisher = parts
+    server, client, source, versions = parts
     source.failure = RuntimeError("CUDA error")
     with pytest.raises(EngineError, match=r"cannot be sent to .*: CUDA error"):
-        await publish(publisher, client, 0)
+        await publish(versions, client, 0)
     assert server.paths == ["/pause", "/resume"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory is left"), RankLostError("rank 1")])
 async def test_a_learner_that_fails_while_it_sends_is_told(parts, monkeypatch, error):
     """The server's workers go on waiting for NCCL, so that its answer does not come."""
-    server, client, _, publisher = parts
+    server, client, _, versions = parts
 
     def fail(self) -> None:
         raise error
 
     monkeypatch.setattr(Gathered, "full_tensor", fail)
-    monkeypatch.setattr(publish_memory, "REASON_LIMIT_S", 0.2)
+    monkeypatch.setattr(transfer_memory, "REASON_LIMIT_S", 0.2)
     expected = RankLostError if isinstance(error, RankLostError) else EngineError
     try:
         with pytest.raises(expected, match=str(error)):
-            await publish(publisher, client, 0)
+            await publish(versions, client, 0)
     finally:
         server.sent.put(None)
-    assert not publisher._links
+    assert not versions.transfer._links
 
 
 async def test_an_old_version_cannot_be_sent(parts):
     """Only the learner's current weights are in its memory."""
-    server, client, _, publisher = parts
-    old = await publisher.write(0, np.zeros((1, 1)))
-    publisher.adopt(old)
-    publisher.begin_update()
+    server, client, _, versions = parts
+    old = await versions.adopt(0, np.zeros((1, 1)))
+    versions.transfer.begin_update()
     with pytest.raises(EngineError, match="version 0 has left the learner's memory"):
-        await publisher.send(client, old, paused=True)
+        await versions.transfer.send(client, old, paused=True)
     assert server.paths == []
 
 
 async def test_a_server_that_runs_on_is_left(parts, backend):
-    server, client, _, publisher = parts
-    await publish(publisher, client, 0)
+    server, client, _, versions = parts
+    await publish(versions, client, 0)
     server.requests.clear()
-    await publisher.withdraw(client)
+    await versions.withdraw(client)
     assert server.paths == (["/shutdown_weight_transfer_engine"] if backend == "nccl" else [])
 
 
@@ -263,8 +260,8 @@ async def test_vllm_itself_takes_these_requests(parts, backend):
     installed = find_installed(find_build())
     if installed is None:
         pytest.skip("vLLM is not installed: openenv-pipe engine install vllm")
-    server, client, source, publisher = parts
-    await publish(publisher, client, 3)
+    server, client, source, versions = parts
+    await publish(versions, client, 3)
     of_vllm = [each for each in server.requests if "weight" in each[0] or "rpc" in each[0]]
     replayed = subprocess.run(
         [installed.python, REPLAY, backend, str(CHUNK_BYTES)],
@@ -276,7 +273,7 @@ async def test_vllm_itself_takes_these_requests(parts, backend):
     )
     assert replayed.returncode == 0, replayed.stderr
     found = json.loads(replayed.stdout.splitlines()[-1])
-    sizes = [chunk.num_bytes for chunk in divide(source.weights(), CHUNK_BYTES)]
+    sizes = [chunk.num_bytes for chunk in divide(source.tensors(), CHUNK_BYTES)]
     assert found["problems"] == []
     assert found["version"].split(":")[2] == "3"  # of the label
     assert found["world"] == {"world_size": NUM_WORKERS}

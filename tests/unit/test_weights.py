@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from openenv_pipe.commands.export import PROBES, _compare
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from tests.families import EXPERTS, family_policy, family_run, make_family
 from tests.vllm_server import small_config, small_policy
@@ -24,11 +24,11 @@ def test_weights_are_those_of_the_files_and_an_adapter_is_merged_into_them(tmp_p
     for _, parameter in policy.trained_parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
     before = {name: values.clone() for name, values in policy.model.state_dict().items()}
-    publication = Publication(policy)
+    publication = PolicyWeights(policy)
     publication.write_base(tmp_path / "base")
     publication.write_weights(tmp_path / "written")
 
-    weights, written = publication.weights(), load_file(tmp_path / "written/model.safetensors")
+    weights, written = publication.tensors(), load_file(tmp_path / "written/model.safetensors")
     base = load_file(tmp_path / "base/model.safetensors")
     assert weights.keys() == written.keys() == base.keys()
     assert all(torch.equal(weights[name], written[name]) for name in written)
@@ -49,7 +49,7 @@ def mixture(tmp_path_factory):
 
 def test_adapters_of_experts_are_merged_and_all_names_are_the_base_models(mixture, tmp_path):
     policy = family_policy(mixture, "model.lora.rank=2")
-    publication = Publication(policy)
+    publication = PolicyWeights(policy)
     publication.write_weights(tmp_path)
     written = load_file(tmp_path / "model.safetensors")
     base = load_file(mixture / "model.safetensors")
@@ -59,7 +59,7 @@ def test_adapters_of_experts_are_merged_and_all_names_are_the_base_models(mixtur
     changed = {name for name in base if not torch.equal(base[name], written[name])}
     for part in ("q_proj", "experts.0.gate_proj", "experts.3.down_proj", "mlp.gate.weight"):
         assert any(part in name for name in changed), part
-    sent = publication.weights()
+    sent = publication.tensors()
     assert all(torch.equal(sent[name], written[name]) for name in written)
 
     model, found = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -86,7 +86,7 @@ def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixt
     for fitting in ("engine.publish=merged", "model.lora.target_modules=[q_proj,v_proj]"):
         REQUIREMENTS["model"](family_run(mixture, "model.lora.rank=2", "engine=vllm", fitting))
     with pytest.raises(TrainingError, match=r"experts.*engine\.publish=merged"):
-        Publication(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
+        PolicyWeights(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
@@ -107,7 +107,7 @@ def test_an_adapter_on_one_of_two_modules_that_share_a_matrix_is_rejected(target
 
 def test_an_adapter_on_a_head_of_its_own_is_merged_into_it(mixture, tmp_path):
     adapter = ("model.lora.rank=2", "model.lora.target_modules=[lm_head,embed_tokens,o_proj]")
-    publication = Publication(family_policy(mixture, *adapter))
+    publication = PolicyWeights(family_policy(mixture, *adapter))
     publication.write_weights(tmp_path)
     prompts = [PROMPT[:num] for num in PROBES]
     expected = publication.next_logprobs(prompts, 1.0)
@@ -116,21 +116,21 @@ def test_an_adapter_on_a_head_of_its_own_is_merged_into_it(mixture, tmp_path):
 
 def test_weights_with_other_names_or_shapes_are_not_written(tmp_path):
     policy = small_policy(small_config())
-    publication = Publication(policy)
+    publication = PolicyWeights(policy)
     norm = policy.model.model.norm
     norm.weight = torch.nn.Parameter(norm.weight[:-1])
     with pytest.raises(TrainingError, match=r"norm\.weight has shape \[127\] instead of \[128\]"):
         publication.write_weights(tmp_path)
     norm.renamed = norm.weight
     del norm.weight
-    for publish in (lambda: publication.write_weights(tmp_path), publication.weights):
+    for publish in (lambda: publication.write_weights(tmp_path), publication.tensors):
         with pytest.raises(TrainingError, match=r"missing model\.norm\.weight, unknown .*renamed"):
             publish()
     assert not list(tmp_path.iterdir())
 
 
 def test_an_export_that_computes_something_else_fails(tmp_path):
-    publication = Publication(small_policy(small_config()))
+    publication = PolicyWeights(small_policy(small_config()))
     publication.write_weights(tmp_path)
     prompts = [PROMPT[:num] for num in PROBES]
     expected = publication.next_logprobs(prompts, 1.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import RayClusterConfig, RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.server_command import ServerSpec
-from openenv_pipe.engines.vllm.servers import placed_servers
+from openenv_pipe.engines.vllm.servers import remote_servers
 from openenv_pipe.errors import HostError
 from openenv_pipe.learner.distributed.build import build_workers
 from openenv_pipe.models.load import is_vision_model, select_device
@@ -87,7 +87,7 @@ async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
         sees_pictures=is_vision_model(config.model),
     )
     soon = nodes.model_copy(update={"start_timeout_s": min(ROOM_WAIT_S, nodes.start_timeout_s)})
-    servers = placed_servers(engine, spec, soon, logs=logs, weights_dir=logs)
+    servers = remote_servers(engine, spec, soon, logs=logs, weights_dir=logs)
     try:
         await run_all(server.place() for server in servers)
         found = Counter(f"{server.node} with vLLM {server.about['vllm']}" for server in servers)

@@ -7,8 +7,8 @@ take what `memory_estimate` says. Servers that run already are not counted: thei
 from dataclasses import dataclass
 
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.publish import MAX_WEIGHTS_FOLDERS
 from openenv_pipe.engines.vllm.sleep_mode import sleep_level
+from openenv_pipe.engines.vllm.transfer import MAX_WEIGHTS_FOLDERS
 from openenv_pipe.models.memory_estimate import BYTES, Shape, server_bytes
 
 

@@ -47,7 +47,7 @@ THREAD_RULES = (
     Rule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
     Rule(CHECKPOINT, "pipeline/checkpoints.py"),
     Rule(PUBLISHING, "models/policy.py", "Policy.follow"),
-    Rule(PUBLISHING, "engines/vllm/publish"),
+    Rule(PUBLISHING, "engines/vllm/transfer"),
     Rule(PUBLISHING, "models/weights.py"),
     Rule(REWARDS, "rewards/"),
     Rule(FILES, "runs/"),

@@ -1,11 +1,11 @@
 """Shares servers among the jobs of a worker: those of environments, and vLLM's.
 
-They run on an event loop in a thread of its own. A job leases them (`system/server_lease.py`) and
-has them to itself until it ends. They are then cleared of what the job left behind: every session
-of an environment is opened once, which shows that the server answers and that all its sessions are
-free; a vLLM server drops its adapters and its prefix cache. The next job with the same needs gets
-them. Servers that cannot be cleared or have failed for good are stopped, and the next job gets new
-ones. All of them end with the worker.
+Those of environments run on an event loop in a thread of its own. A job leases them
+(`system/server_lease.py`) and has them to itself until it ends. They are then cleared of what the
+job left behind: every session is opened once, which shows that the server answers and that all its
+sessions are free. The next job with the same needs gets them. Servers that cannot be cleared or
+have failed for good are stopped, and the next job gets new ones. All of them end with the worker.
+`engines/vllm/kept.py` does the same for vLLM's.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import ServingConfig
+from openenv_pipe.engines.vllm.kept import KeptProcesses
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
@@ -29,9 +30,9 @@ from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.server_lease import ServerLease
 
-# How many idle sets of servers, per kind, stay for a later job when a new set is started; those
-# that were idle longest are stopped first. vLLM servers take all memory that there is.
-MAX_IDLE = {"environment": 4, "vllm": 0}
+# How many idle sets of servers stay for a later job when a new set is started; those that were idle
+# longest are stopped first.
+MAX_IDLE = 4
 # Keys of `env` that have no effect on its servers. Every other key, also a future one, has.
 CLIENT_KEYS = {
     *("adapter", "tasks", "baselines", "success_reward", "step_timeout_s", "step_exception"),
@@ -71,7 +72,6 @@ class ShareableServers(Protocol):
 class ServerSet:
     """Servers that are leased together, and their state."""
 
-    kind: str
     key: str  # see `server_key`
     servers: ShareableServers
     logs: Path
@@ -117,9 +117,11 @@ def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerPr
         return
     with start_blocking_portal() as portal:
         shared = SharedServers(logs, report)
+        kept = KeptProcesses(logs, lambda is_new: report("lease", "vllm", is_new))
         try:
-            yield LeasedServers(PortalLessor(portal, shared))
+            yield LeasedServers(PortalLessor(portal, shared), kept)
         finally:
+            portal.call(kept.close)
             portal.call(shared.close)
 
 
@@ -131,8 +133,8 @@ class PortalLessor:
         self._portal = portal
         self._servers = servers
 
-    async def lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerLease:
-        leasing = self._portal.start_task_soon(self._servers.lease, kind, wanted)
+    async def lease(self, wanted: Mapping[str, Any]) -> ServerLease:
+        leasing = self._portal.start_task_soon(self._servers.lease, wanted)
         try:
             leased = await asyncio.wrap_future(leasing)
         except asyncio.CancelledError:
@@ -160,14 +162,14 @@ class SharedServers:
         await asyncio.gather(*clearings, return_exceptions=True)
         await asyncio.gather(*(self._stop(each) for each in list(self._sets)))
 
-    async def lease(self, kind: str, wanted: Mapping[str, Any]) -> ServerSet:
+    async def lease(self, wanted: Mapping[str, Any]) -> ServerSet:
         """Lease an idle set that fits, or start one. Raises PipeError."""
-        key = await asyncio.to_thread(server_key, kind, wanted)
+        key = await asyncio.to_thread(server_key, wanted)
         while True:
             idle = (each for each in self._sets if each.key == key and not each.is_leased)
             found = next(idle, None)
             if found is None:
-                return await self._start(kind, key, wanted)
+                return await self._start(key, wanted)
             found.is_leased = True
             try:
                 if found.clearing is not None:
@@ -177,7 +179,7 @@ class SharedServers:
                 raise
             if found in self._sets:  # else it could not be cleared
                 found.num_jobs += 1
-                self._report("lease", kind, False)
+                self._report("lease", "environment", False)
                 return found
 
     def take_back(self, leased: ServerSet) -> None:
@@ -187,12 +189,12 @@ class SharedServers:
         self._sets.remove(leased)
         self._sets.append(leased)
 
-    async def _start(self, kind: str, key: str, wanted: Mapping[str, Any]) -> ServerSet:
-        while len(idle := self._idle(kind)) > MAX_IDLE[kind]:  # others may lease while one stops
+    async def _start(self, key: str, wanted: Mapping[str, Any]) -> ServerSet:
+        while len(idle := self._idle()) > MAX_IDLE:  # others may lease while one stops
             await self._stop(idle[0])
-        self._report("lease", kind, True)
-        logs = self._new_folder(kind)
-        started = ServerSet(kind=kind, key=key, servers=_build(kind, wanted, logs), logs=logs)
+        self._report("lease", "environment", True)
+        logs = self._new_folder()
+        started = ServerSet(key=key, servers=_build(wanted, logs), logs=logs)
         self._sets.append(started)
         try:
             await started.servers.start()
@@ -202,15 +204,15 @@ class SharedServers:
             raise
         return started
 
-    def _new_folder(self, kind: str) -> Path:
+    def _new_folder(self) -> Path:
         """Make a folder for logs. Workers before this one may have made some."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        logs = self._logs / f"{kind}_{len(list(self._logs.glob(f'{kind}_*'))) + 1}"
+        logs = self._logs / f"environment_{len(list(self._logs.glob('environment_*'))) + 1}"
         logs.mkdir()
         return logs
 
-    def _idle(self, kind: str) -> list[ServerSet]:
-        return [each for each in self._sets if each.kind == kind and not each.is_leased]
+    def _idle(self) -> list[ServerSet]:
+        return [each for each in self._sets if not each.is_leased]
 
     async def _clear(self, idle: ServerSet) -> None:
         """Clear a set for its next job, or stop it if that fails."""
@@ -227,31 +229,22 @@ class SharedServers:
         await stopped.servers.close()
 
 
-def server_key(kind: str, wanted: Mapping[str, Any]) -> str:
+def server_key(wanted: Mapping[str, Any]) -> str:
     """Return a digest that is equal for requests that the same servers can serve.
 
-    It covers the code or the model, command, variables and limits.
+    It covers the code, command, variables and limits.
 
     Raises:
         ConfigError: there is no package `env.package`.
     """
-    if kind == "vllm":
-        # The digest of the model's content counts, and not the folder that a run has it in.
-        spec = {**wanted["spec"], "model": wanted["model"]}
-        described: dict[str, Any] = {**wanted, "spec": spec}
-    else:
-        env = {key: value for key, value in wanted["env"].items() if key not in CLIENT_KEYS}
-        code = code_digest(find_env(env["package"])) if env["package"] else None
-        described = {"env": env, "host": wanted["host"], "code": code}
-    return digest_of_bytes(json.dumps([kind, described], sort_keys=True).encode())
+    env = {key: value for key, value in wanted["env"].items() if key not in CLIENT_KEYS}
+    code = code_digest(find_env(env["package"])) if env["package"] else None
+    described = {"env": env, "host": wanted["host"], "code": code}
+    return digest_of_bytes(json.dumps(described, sort_keys=True).encode())
 
 
-def _build(kind: str, wanted: Mapping[str, Any], logs: Path) -> ShareableServers:
+def _build(wanted: Mapping[str, Any], logs: Path) -> ShareableServers:
     """Raises ConfigError if the servers cannot be started as wanted."""
-    if kind == "vllm":
-        from openenv_pipe.engines.vllm.shared_server import SharedVllmServer
-
-        return SharedVllmServer(wanted, logs)
     host = build_host(ServingConfig.model_validate(wanted), logs)
     assert isinstance(host, SupervisedHost), "only hosts that start servers are leased"
     return host

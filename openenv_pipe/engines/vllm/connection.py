@@ -1,6 +1,6 @@
 """Requests to one vLLM server, and what their failures mean.
 
-Nothing is retried here. A request that gets no answer raises ServerGoneError, and `supervisor.py`
+Nothing is retried here. A request that gets no answer raises ServerGoneError, and `replica.py`
 decides whether the server is started again.
 """
 
@@ -107,7 +107,7 @@ class VllmConnection:
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
         """Return status and content. After a cancellation the server aborts the request."""
-        if self._http.is_closed:  # by the supervisor, in the meantime
+        if self._http.is_closed:  # by its replica, in the meantime
             raise ServerGoneError(f"{path}: the server has been replaced")
         try:
             response = await self._http.request(method, path, timeout_s=limit_s, body=body)

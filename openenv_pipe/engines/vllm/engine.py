@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
@@ -17,14 +17,16 @@ from openenv_pipe.engines.vllm.client import Features
 from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.picture_features import PictureEncoder
-from openenv_pipe.engines.vllm.policy_source import PolicySource
-from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.tasks import in_thread, run_all
 from openenv_pipe.types import Finish
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.weights import PolicyWeights
 
 
 class VllmEngine:
@@ -36,9 +38,9 @@ class VllmEngine:
         self,
         config: VllmEngineConfig,
         *,
-        policy_source: PolicySource,
+        weights: "PolicyWeights",
         replicas: Sequence[Replica],
-        publisher: Publisher,
+        versions: Versions,
         logprob_check: LogprobCheck,
         executor: Executor,
         sleep_level: int,
@@ -48,9 +50,9 @@ class VllmEngine:
         self.max_episodes = config.max_requests * len(replicas)
         self.replicas = replicas
         self._config = config
-        self._policy_source = policy_source
+        self._weights = weights
         self._sleep_level = sleep_level
-        self._publisher = publisher
+        self._versions = versions
         self._logprob_check = logprob_check
         self._executor = executor
         self._facts = facts
@@ -58,7 +60,7 @@ class VllmEngine:
         self._next_number = 0
         self._measured: dict[str, float] = {}
         self._group_requests = GroupRequests(self._ask)
-        self._encoder = PictureEncoder(policy_source)
+        self._encoder = PictureEncoder(weights)
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
@@ -74,7 +76,7 @@ class VllmEngine:
     async def generate(self, request: TokenRequest) -> Completion:
         """Sample a completion. Raises EngineError when no server answers."""
         sampled = await self._sample(request)
-        ended = not self._policy_source.end_ids.isdisjoint(sampled.token_ids[-1:])
+        ended = not self._weights.end_ids.isdisjoint(sampled.token_ids[-1:])
         return Completion(
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
@@ -87,7 +89,7 @@ class VllmEngine:
 
     async def begin_update(self, *, idle: bool) -> None:
         """Put the servers to sleep until `publish`, if the learner needs their memory."""
-        self._publisher.begin_update()
+        self._versions.transfer.begin_update()
         if idle and self._sleep_level:
             started = time.perf_counter()
             await run_all(replica.sleep(self._sleep_level) for replica in self.replicas)
@@ -107,19 +109,18 @@ class VllmEngine:
         started = time.perf_counter()
         expected_PV = await in_thread(self._executor, self._logprob_check.compute)
         expected = time.perf_counter()
-        published = await self._publisher.write(version, expected_PV)
+        published = await self._versions.adopt(version, expected_PV)
         self._logprob_check.expect(expected_PV)
-        self._publisher.adopt(published)
         if self._sleep_level:
-            await in_thread(self._executor, self._policy_source.free_memory)
-        served = [replica for replica in self.replicas if replica.is_up] or self.replicas
+            await in_thread(self._executor, self._weights.free_memory)
+        served = [each for each in self.replicas if each.client is not None] or self.replicas
         for replica in self.replicas:
             replica.is_late = replica not in served
         await run_all(replica.send(published) for replica in served)
         sent = time.perf_counter()
         await run_all(replica.check(f"after step {version}") for replica in served)
-        clients = [replica.supervisor.client for replica in self.replicas]
-        await self._publisher.retire([client for client in clients if client is not None])
+        clients = [replica.client for replica in self.replicas]
+        await self._versions.retire([client for client in clients if client is not None])
         self._measured["time/publish_s"] = sent - expected
         self._measured["time/canary_s"] = time.perf_counter() - sent + expected - started
         self._measured["canary/difference"] = max(each.difference for each in served)
@@ -128,7 +129,7 @@ class VllmEngine:
 
     async def metrics(self) -> dict[str, float]:
         measured, self._measured = self._measured, {}
-        measured["engine/restarts"] = sum(each.supervisor.num_restarts for each in self.replicas)
+        measured["engine/restarts"] = sum(each.num_restarts for each in self.replicas)
         servers = await asyncio.gather(*(each.metrics.measured() for each in self.replicas))
         return measured | summarise(servers)
 
@@ -170,6 +171,6 @@ class VllmEngine:
             **self._config.sampling.model_dump(),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "stop_token_ids": sorted(self._policy_source.end_ids),
+            "stop_token_ids": sorted(self._weights.end_ids),
             "ignore_eos": True,  # nothing else ends a turn
         }

@@ -1,16 +1,15 @@
 """Two kinds of vLLM servers: a process that the run starts, and a server that is running already.
 
-Containers are in `launch_docker.py`, servers leased from a sweep in `shared_server.py`, and those
-on the nodes of a cluster in `placed_server.py`.
+Containers are in `launch_docker.py`, and servers on other machines in `launch_remote.py`.
 """
 
 import asyncio
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
@@ -35,12 +34,13 @@ OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
 FIND_LIMIT_S = 5.0  # for an attached server's first answer
 FIND_POLL_S = 0.2
 MODULE = "vllm.entrypoints.openai.api_server"
+Clear = Callable[[str, str], Awaitable[bool]]  # of a server's URL and key
 # In bytes: macOS limits the path of a socket to 103, and vLLM names sockets by UUIDs.
 LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")
 
 
 class VllmServer(RestartableServer, Protocol):
-    """One vLLM server, without a policy. `supervisor.py` waits until it generates a token."""
+    """One vLLM server, without a policy. `replica.py` waits until it generates a token."""
 
     @property
     def key(self) -> str | None:
@@ -54,6 +54,10 @@ class VllmServer(RestartableServer, Protocol):
     def left_out(self) -> str:
         """Names the variables that the server's process did not get; empty if there is none."""
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Facts for the run's record, complete after `start`. Empty: there is nothing to say."""
+
     async def start(self) -> None:
         """Begin to start the server, and return before it answers.
 
@@ -63,7 +67,10 @@ class VllmServer(RestartableServer, Protocol):
 
 
 class VllmProcess:
-    """A server process on this machine. It and its children end when this process ends."""
+    """A server process on this machine. It and its children end when this process ends.
+
+    With `clear`, the process goes on after `stop` if it could be cleared, and `start` finds it.
+    """
 
     files: Files | None = None
 
@@ -76,27 +83,41 @@ class VllmProcess:
         *,
         address: str = OWN_ADDRESS,
         key: str | None = None,
+        clear: Clear | None = None,
     ) -> None:
-        """address: where it listens. key: None: a new one."""
+        """Prepare a server without starting it.
+
+        Args:
+            address: where it listens.
+            key: None: a new one.
+            clear: see `kept.cleared`; None: `stop` always ends the process.
+        """
+        self.spec = spec
+        self.about: dict[str, Any] = {}
         self.url = ""
         self.left_out = ""
         self.key = key or new_key("a vLLM server")
         self._address = address
-        self.log: Path | None = log
-        self._spec = spec
+        self.log = log
         self._config = config
         self._python = python
+        self._clear = clear
         self._process: ManagedProcess | None = None
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive
+
     async def start(self) -> None:
+        if self.alive:
+            return
         address = self._address
-        port = pick_port(self._config, self._spec.number, address)
+        port = pick_port(self._config, self.spec.number, address)
         self.url = f"http://{address}:{port}"
-        inside = python_path(self._spec.sees_pictures)
-        variables = server_variables(self._spec, self._config, inside)
-        arguments = server_arguments(self._spec, self._config, address, port)
-        environment = process_environment(self._spec.model, {**variables, KEY_VARIABLE: self.key})
-        assert self.log is not None
+        inside = python_path(self.spec.sees_pictures)
+        variables = server_variables(self.spec, self._config, inside)
+        arguments = server_arguments(self.spec, self._config, address, port)
+        environment = process_environment(self.spec.model, {**variables, KEY_VARIABLE: self.key})
         self.left_out = names_left_out(environment, VARIABLES)
         self._process = server_process(self._python, arguments, environment, self.log)
 
@@ -105,6 +126,12 @@ class VllmProcess:
         return await self._process.exited()
 
     async def stop(self) -> None:
+        is_kept = self.alive and self._clear is not None and await self._clear(self.url, self.key)
+        if not is_kept:
+            await self.end()
+
+    async def end(self) -> None:
+        """Stop the process even if it could be kept."""
         if self._process is not None:
             await self._process.stopped(self._config.stop_timeout_s)
 
@@ -118,12 +145,13 @@ class AttachedVllmServer:
 
     def __init__(self, url: str, config: VllmEngineConfig) -> None:
         self.url = url.rstrip("/")
+        self.about: dict[str, Any] = {}
         self.key = config.api_key
         self._has_answered = False
         self._was_found = False
 
     async def start(self) -> None:
-        """Start nothing: `VllmSupervisor` waits for the first answer.
+        """Start nothing: `Replica` waits for the first answer.
 
         Raises:
             EngineError: the first time, if no vLLM server is at the URL. Later, a server that has

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import Files
@@ -49,8 +50,9 @@ class VllmContainer:
     ) -> None:
         """folders: these are mounted in the container under the same paths, read-only."""
         self.url = ""
+        self.about: dict[str, Any] = {}
         self.key = new_key("a vLLM server")
-        self.log: Path | None = log
+        self.log = log
         self._spec = spec
         self._config = config
         self._folders = folders
@@ -59,7 +61,6 @@ class VllmContainer:
 
     async def start(self) -> None:
         require_docker()
-        assert self.log is not None
         port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()

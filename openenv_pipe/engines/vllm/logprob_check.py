@@ -11,13 +11,18 @@ Shape letters: P prompts, V vocabulary, K ids that are compared.
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.picture_features import PictureEncoder
-from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.errors import TrainingError
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.weights import PolicyWeights
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
 TEMPERATURE = 0.7
@@ -27,24 +32,36 @@ NUM_TEXT = 3  # tokens before each picture of a prompt, and after the last
 PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the bound
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """An adapter with made-up values, and the logprobs with it.
+
+    It tells whether a server applies adapters at all, because an untrained one changes nothing.
+    """
+
+    name: str
+    folder: Path
+    expected: np.ndarray  # [P, V]
+
+
 class LogprobCheck:
     """Keeps the logprobs of the trainer's last policy, and compares servers with them."""
 
-    def __init__(self, policy_source: PolicySource, *, dtype: str, max_model_len: int) -> None:
+    def __init__(self, weights: "PolicyWeights", *, dtype: str, max_model_len: int) -> None:
         self.bound = BOUNDS[dtype]
         # The largest change of a logprob by the last policy. If it is below the bound, the check
         # cannot tell that policy from the one before.
         self.moved: float | None = None
-        self._policy_source = policy_source
+        self._weights = weights
         self._expected_PV: np.ndarray | None = None
-        self.prompts = fixed_prompts(policy_source.vocabulary_size, max_model_len)
-        if policy_source.probe_pictures:
-            self.prompts.append(_picture_prompt(policy_source, self.prompts[0]))
-        self._encoder = PictureEncoder(policy_source)
+        self.prompts = fixed_prompts(weights.vocabulary_size, max_model_len)
+        if weights.probe_pictures:
+            self.prompts.append(_picture_prompt(weights, self.prompts[0]))
+        self._encoder = PictureEncoder(weights)
 
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
-        return self._policy_source.next_logprobs(self.prompts, TEMPERATURE)
+        return self._weights.next_logprobs(self.prompts, TEMPERATURE)
 
     def expect(self, expected_PV: np.ndarray) -> None:
         """Set the logprobs [P, V] of the trainer's policy."""
@@ -79,12 +96,26 @@ class LogprobCheck:
             )
         return difference
 
-    async def check_probe(self, client: VllmClient, model: str, probe_PV: np.ndarray) -> None:
-        """Check that the server applies an adapter of made-up values as the trainer does.
+    def write_probe(self, folder: Path, name: str) -> Probe:
+        """Write the adapter of a probe into a folder. Call it in torch's thread."""
+        moves = PROBE_MOVES * self.bound
+        expected_PV = self._weights.write_probe(folder, self.prompts, TEMPERATURE, moves=moves)
+        return Probe(name=name, folder=folder, expected=expected_PV)
+
+    async def try_probe(self, client: VllmClient, probe: Probe, number: int) -> None:
+        """Check that the server with this number applies the probe's adapter as the trainer does.
 
         Raises:
             TrainingError: the logprobs under that adapter differ.
         """
+        name = f"{probe.name}-{number}"
+        await client.load_adapter(name, probe.folder)
+        try:
+            await self._check_probe(client, name, probe.expected)
+        finally:
+            await client.unload_adapter(name)
+
+    async def _check_probe(self, client: VllmClient, model: str, probe_PV: np.ndarray) -> None:
         assert self._expected_PV is not None
         moved = float(np.abs(probe_PV - self._expected_PV).max())
         allowed = max(self.bound, moved / 4)
@@ -105,7 +136,7 @@ class LogprobCheck:
         """Return the largest difference among the likeliest ids, and the two logprobs there."""
         likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
         wanted = [int(id) for id in likeliest_K]
-        prompt, features = self._encoder.encode(ids, self._policy_source.probe_pictures)
+        prompt, features = self._encoder.encode(ids, self._weights.probe_pictures)
         found = await client.next_logprobs(model, prompt, wanted, TEMPERATURE, features)
         server_K = np.array(found)
         trainer_K = expected_V[likeliest_K]
@@ -114,11 +145,11 @@ class LogprobCheck:
         return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])
 
 
-def _picture_prompt(policy_source: PolicySource, text: Sequence[int]) -> list[int]:
+def _picture_prompt(weights: "PolicyWeights", text: Sequence[int]) -> list[int]:
     """Return a prompt that shows made-up pictures between token ids of a text."""
     ids = list(text[:NUM_TEXT])
-    for picture in policy_source.probe_pictures.values():
-        ids += [picture.token_id] * policy_source.num_picture_tokens(picture)
+    for picture in weights.probe_pictures.values():
+        ids += [picture.token_id] * weights.num_picture_tokens(picture)
         ids += text[:NUM_TEXT]
     return ids
 

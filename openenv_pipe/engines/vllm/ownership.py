@@ -176,6 +176,6 @@ class Claim:
     async def _renew_on(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            # A server that is gone, or answers something else, is the supervisor's concern.
+            # A server that is gone, or answers something else, is the replica's concern.
             with suppress(EngineError, ServerGoneError):
                 await self.confirm()

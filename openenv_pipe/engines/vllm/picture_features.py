@@ -11,11 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.engines.vllm.client import Features
-from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.types import PICTURE_IDS, Picture, Pictures
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.weights import PolicyWeights
 
 MOST_KEPT = 256 << 20  # characters of encoded pictures; one of 640 x 480 pixels has 10 million
 ARRAY_CONTENT = 3  # vLLM's extension type of msgpack for the bytes of an array
@@ -24,8 +26,8 @@ ARRAY_CONTENT = 3  # vLLM's extension type of msgpack for the bytes of an array
 class PictureEncoder:
     """Encodes the pictures of prompts, in any thread. It keeps those that were used last."""
 
-    def __init__(self, policy_source: PolicySource) -> None:
-        self._policy_source = policy_source
+    def __init__(self, weights: "PolicyWeights") -> None:
+        self._weights = weights
         self._encoded: OrderedDict[int, str] = OrderedDict()  # by the picture's token id
         self._num_characters = 0
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class PictureEncoder:
             return prompt, None
         with self._lock:
             encoded = [self._encode(each) for each in shown]
-        placeholder = self._policy_source.placeholder_id
+        placeholder = self._weights.placeholder_id
         assert placeholder is not None
         token_ids = [placeholder if each >= PICTURE_IDS else each for each in prompt]
         return token_ids, {
@@ -66,7 +68,7 @@ class PictureEncoder:
         if name in self._encoded:
             self._encoded.move_to_end(name)
             return self._encoded[name]
-        patches, grid = self._policy_source.read_picture(picture)
+        patches, grid = self._weights.read_picture(picture)
         num_patches, _ = patches.shape
         item = {
             "pixel_values": {

@@ -55,8 +55,8 @@ class Router:
     def refuse_lost(self) -> None:
         """Raise EngineError if a server's restarts are used up."""
         for replica in self._replicas:
-            if replica.supervisor.failure is not None:
-                raise replica.supervisor.failure
+            if replica.failure is not None:
+                raise replica.failure
 
     def forget(self, episode: int) -> None:
         """Drop an episode that has ended."""

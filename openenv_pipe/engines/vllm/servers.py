@@ -5,7 +5,7 @@ learner does not use, or CPU cores of its own. If the learner uses all GPUs, the
 first one, each with a fraction of the memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
 from openenv_pipe.engines.vllm.launch_docker import VllmContainer
-from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
+from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.process import usable_cores
@@ -30,10 +30,10 @@ class ManagedLaunch:
     weights_dir: Path  # the folder that this run writes models and adapters into
 
 
-MakeProcesses = Callable[[ManagedLaunch], list[VllmServer]]
+MakeProcesses = Callable[[ManagedLaunch], Awaitable[list[VllmServer]]]
 
 
-def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
+async def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
     """Make servers that are processes of this run."""
     config = launch.config
     return [
@@ -42,7 +42,7 @@ def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
     ]
 
 
-def make_servers(
+async def make_servers(
     config: VllmEngineConfig,
     spec: ServerSpec,
     *,
@@ -67,7 +67,7 @@ def make_servers(
     if config.launch == "attach":
         return [AttachedVllmServer(url, config) for url in config.urls]
     if nodes is not None:
-        return list(placed_servers(config, spec, nodes, logs=logs, weights_dir=weights_dir))
+        return list(remote_servers(config, spec, nodes, logs=logs, weights_dir=weights_dir))
     assigned = placements(
         config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
     )
@@ -78,7 +78,7 @@ def make_servers(
         folders = [weights_dir] if in_weights_dir else [weights_dir, model]
         return [VllmContainer(each, config, log_of(each, config, logs), folders) for each in specs]
     assert installed is not None
-    return make_processes(
+    return await make_processes(
         ManagedLaunch(
             specs=specs,
             config=config,
@@ -89,14 +89,14 @@ def make_servers(
     )
 
 
-def placed_servers(
+def remote_servers(
     config: VllmEngineConfig,
     spec: ServerSpec,
     nodes: RayClusterConfig,
     *,
     logs: Path,
     weights_dir: Path,
-) -> list[PlacedVllmServer]:
+) -> list[RemoteVllmServer]:
     """Make servers that Ray places on the nodes of a cluster, each with its GPUs or cores there."""
     # On a CPU, vLLM would bind its threads to cores that other processes of the node may have.
     cores = {"OMP_NUM_THREADS": f"{max(1, int(nodes.cpus_per_vllm_server))}"}
@@ -104,7 +104,7 @@ def placed_servers(
     specs = [replace(spec, number=n, placement=placement) for n in range(config.num_servers)]
     is_written = Path(spec.model).is_relative_to(weights_dir)
     return [
-        PlacedVllmServer(each, config, nodes, is_written=is_written, log=log_of(each, config, logs))
+        RemoteVllmServer(each, config, nodes, is_written=is_written, log=log_of(each, config, logs))
         for each in specs
     ]
 

@@ -14,7 +14,7 @@ import torch
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
 from openenv_pipe.engines.vllm.inside.openenv_pipe_ipc import describe, gpu_id
-from openenv_pipe.engines.vllm.transfer import TransferError
+from openenv_pipe.engines.vllm.transfer_link import TransferError
 from openenv_pipe.engines.vllm.transfer_packing import (
     CHUNK_BYTES,
     Chunk,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
-from openenv_pipe.engines.vllm.transfer import LONGEST_WAIT, TransferError
+from openenv_pipe.engines.vllm.transfer_link import LONGEST_WAIT, TransferError
 from openenv_pipe.engines.vllm.transfer_packing import (
     CHUNK_BYTES,
     Chunk,

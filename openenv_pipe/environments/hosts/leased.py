@@ -49,7 +49,7 @@ class LeasedHost:
     async def start(self) -> None:
         try:
             wanted = self._wanted.model_dump(mode="json")
-            self._lease = await self._lessor.lease("environment", wanted)
+            self._lease = await self._lessor.lease(wanted)
             self.access = self._pool.access = bearer(self._lease.key)
             while not self._update(self._lease):  # A dead server is being restarted.
                 await asyncio.sleep(POLL_S)

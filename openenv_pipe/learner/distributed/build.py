@@ -8,9 +8,9 @@ from openenv_pipe.config.schema import RayClusterConfig, RunConfig
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
 from openenv_pipe.learner.distributed.node_ranks import NodeRanks
-from openenv_pipe.learner.distributed.publication import ShardedPublication
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.learner.distributed.sharded_load import is_sharded, load_sharded_policy
+from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.learner import Learner
@@ -19,7 +19,7 @@ from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
+from openenv_pipe.models.weights import PolicyWeights
 
 
 def build_workers(
@@ -85,8 +85,8 @@ def build_warm_start(policy: Policy, config: RunConfig, workers: Workers | None)
     )
 
 
-def build_publication(policy: Policy, workers: Workers | None) -> Publication:
+def build_policy_weights(policy: Policy, workers: Workers | None) -> PolicyWeights:
     """Build what gives the policy to vLLM servers."""
     if workers and isinstance(policy, ShardedPolicy):
-        return ShardedPublication(policy, workers.ranks)
-    return Publication(policy)
+        return ShardedPolicyWeights(policy, workers.ranks)
+    return PolicyWeights(policy)

@@ -27,9 +27,9 @@ from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank
-from openenv_pipe.learner.distributed.publication import ShardedPublication
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
+from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks, Rendezvous, try_collective
@@ -48,7 +48,7 @@ class Worker:
     policy: ShardedPolicy  # of a sharded policy, as the objects below
     learner: ShardedLearner
     warm_start: ShardedWarmStart
-    publication: ShardedPublication
+    weights: ShardedPolicyWeights
     optimizer: Optimizer  # of the stage that was built last
 
     def __init__(
@@ -126,7 +126,7 @@ class Worker:
             num_replicas=num_replicas,
             checkpoint=checkpoint,
         )
-        self.publication = ShardedPublication(self.policy, self._ranks)
+        self.weights = ShardedPolicyWeights(self.policy, self._ranks)
 
     def build_learner(self, config: RunConfig) -> None:
         self.learner = ShardedLearner(self.policy, config, self._ranks)

@@ -5,11 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from openenv_pipe.engines.vllm import placed_server
+from openenv_pipe.engines.vllm import launch_remote
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.node_server import MAX_LOG_BYTES, NodeServer, _read
-from openenv_pipe.engines.vllm.placed_server import NodeFiles, PlacedVllmServer
+from openenv_pipe.engines.vllm.launch_remote import (
+    MAX_LOG_BYTES,
+    NodeFiles,
+    NodeProcess,
+    RemoteVllmServer,
+    _read,
+)
 from openenv_pipe.errors import ConfigError, EngineError, HostError
 from openenv_pipe.system.ray_cluster import WorkerLostError
 from tests.small_vllm import VALUE, SmallServer
@@ -23,7 +28,7 @@ class FakeProcess:
 
     name = "vLLM server 0, on node b,"
 
-    def __init__(self, node: NodeServer) -> None:
+    def __init__(self, node: NodeProcess) -> None:
         self.error: Exception | None = None
         self._node = node
 
@@ -35,13 +40,13 @@ class FakeProcess:
 
 @pytest.fixture
 def node(tmp_path):
-    node = NodeServer(small_config().engine, tmp_path / "not there", KEY, {})
+    node = NodeProcess(small_config().engine, tmp_path / "not there", KEY, {})
     node._folder = tmp_path / "node"
     return node
 
 
 async def test_folders_arrive_as_they_are_in_parts(node, tmp_path, monkeypatch):
-    monkeypatch.setattr(placed_server, "PART_BYTES", 10)
+    monkeypatch.setattr(launch_remote, "PART_BYTES", 10)
     sent = {"model.safetensors": bytes(range(35)), "empty": b"", "more/config.json": b"{}"}
     for name, content in sent.items():
         path = tmp_path / "step-1" / name
@@ -122,7 +127,7 @@ class LoggingProcess:
 async def test_the_log_of_a_server_that_is_stopped_is_copied_once_and_to_its_end(tmp_path, size):
     content = b"x" * size + b"\nRuntimeError: out of memory\n"
     (tmp_path / "node.log").write_bytes(content)
-    server = PlacedVllmServer(
+    server = RemoteVllmServer(
         SimpleNamespace(number=0),
         small_config().engine,
         SimpleNamespace(),

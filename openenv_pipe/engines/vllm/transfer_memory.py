@@ -1,4 +1,4 @@
-"""Publish all weights without files: from the learner's memory into that of the servers.
+"""Send all weights without files: from the learner's memory into that of the servers.
 
 The learner holds only the current weights, which change during an update. A server that is
 restarted meanwhile therefore waits until the next version is published.
@@ -9,101 +9,74 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import BroadcastError
-from openenv_pipe.engines.vllm.ownership import Owner
-from openenv_pipe.engines.vllm.policy_source import PolicySource
-from openenv_pipe.engines.vllm.publish import Published, replacing_weights
-from openenv_pipe.engines.vllm.transfer import Link, TransferError
+from openenv_pipe.engines.vllm.transfer import PolicyVersion, Transfer, replacing_weights
+from openenv_pipe.engines.vllm.transfer_link import Link, TransferError
 from openenv_pipe.errors import EngineError, PipeError
 from openenv_pipe.system.tasks import in_thread
 
 if TYPE_CHECKING:
     import torch
 
+    from openenv_pipe.models.weights import PolicyWeights
+
 REASON_LIMIT_S = 10.0  # for a server to fail too, or to say why the learner's end has failed
 
 
-class MemoryPublisher:
-    """A `publish.Publisher`.
-
-    Each server has a link of its own, so that the death of one does not affect the others.
-    """
+class MemoryTransfer(Transfer):
+    """All weights, over a link to each server, so that the death of one does not affect others."""
 
     def __init__(
         self,
-        policy_source: PolicySource,
+        weights: "PolicyWeights",
         executor: Executor,
         make_link: Callable[[VllmClient], Link],
-        owner: Owner,
     ) -> None:
         """executor: torch's thread."""
-        self.owner = owner
-        self.latest: Published | None = None
-        self._policy_source = policy_source
+        self._weights = weights
         self._executor = executor
         self._make_link = make_link
-        self._is_current = asyncio.Event()  # the learner's weights are the version adopted last
+        self._current: PolicyVersion | None = None  # what is in memory; None during an update
+        self._is_current = asyncio.Event()  # there is such a version
         self._turn = asyncio.Lock()  # one server at a time receives weights from torch's thread
         self._links: dict[VllmClient, Link] = {}
 
-    def begin_update(self) -> None:
-        self._is_current.clear()
-
-    async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        """Return the version. Nothing is written: `send` reads the learner's memory."""
-        label = self.owner.label(version)
-        return Published(name=f"step-{version}", version=version, label=label, expected=expected_PV)
-
-    def adopt(self, published: Published) -> None:
-        self.latest = published
+    async def write(self, version: PolicyVersion) -> None:
+        """Take note of the version: `send` reads the learner's memory."""
+        self._current = version
         self._is_current.set()
 
-    def model(self, published: Published | None) -> str:
-        return BASE
+    def begin_update(self) -> None:
+        self._current = None
+        self._is_current.clear()
 
-    async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        if published is not self.latest or not self._is_current.is_set():
-            raise EngineError(f"version {published.version} has left the learner's memory")
+    async def wait_until_readable(self) -> None:
+        await self._is_current.wait()
+
+    def can_read(self, version: PolicyVersion) -> bool:
+        return version is self._current
+
+    async def send(self, client: VllmClient, version: PolicyVersion, *, paused: bool) -> None:
         async with self._turn, replacing_weights(client, paused=paused):
             await self._close_links_of_dead_servers()
-            await self._send_weights(client, published)
+            if not self.can_read(version):
+                raise EngineError(f"version {version.step} has left the learner's memory")
+            await self._send_weights(client, version)
             if paused:  # asleep, because its GPU does not hold both: it needs the memory next
-                await in_thread(self._executor, self._policy_source.free_memory)
+                await in_thread(self._executor, self._weights.free_memory)
 
-    async def restore(self, client: VllmClient) -> Published | None:
-        latest = None
-        while latest is not self.latest:  # another version may be adopted meanwhile
-            await self._is_current.wait()
-            async with self._turn:
-                await self._close_links_of_dead_servers()
-                if self._is_current.is_set():
-                    latest = self.latest
-                    assert latest is not None
-                    await self._send_weights(client, latest)
-                    await client.reset_prefix_cache()  # the logprob check may have filled it
-        return latest
-
-    async def retire(self, clients: Sequence[VllmClient]) -> None:
-        """Do nothing: no old version is kept."""
-
-    async def withdraw(self, client: VllmClient) -> None:
+    async def withdraw(self, client: VllmClient, versions: Sequence[PolicyVersion]) -> None:
         """Disconnect the server's workers from the learner."""
         if (link := self._links.get(client)) is not None:
             await link.leave(client)
-
-    async def clear(self, client: VllmClient) -> None:
-        """Do nothing: the next policy replaces the one that the server has."""
 
     def close(self) -> None:
         for link in self._links.values():
             link.close()
         self._links.clear()
 
-    async def _send_weights(self, client: VllmClient, published: Published) -> None:
+    async def _send_weights(self, client: VllmClient, version: PolicyVersion) -> None:
         """Send the learner's current weights.
 
         The work for torch's thread is queued before anything is awaited, so that it is done before
@@ -121,13 +94,13 @@ class MemoryPublisher:
         found: list[Mapping[str, torch.Tensor]] = []
 
         def send() -> None:
-            found.append(self._policy_source.weights())
+            found.append(self._weights.tensors())
             loop.call_soon_threadsafe(is_ready.set)
             link.send(found[0])
 
         async def take() -> None:
             await is_ready.wait()  # a server that waits for the learner serves no requests
-            await link.take(client, found[0], published.label)
+            await link.take(client, found[0], version.label)
 
         sending = in_thread(self._executor, send)
         taking = asyncio.create_task(take())
@@ -140,7 +113,7 @@ class MemoryPublisher:
             if any(_has_failed(end) for end in (taking, sending)):
                 self._links.pop(client, None)
                 await asyncio.to_thread(link.close)
-            if _has_failed(sending):  # then a server that lives may wait for ever
+            if _has_failed(sending):  # then a server that lives may wait forever
                 await asyncio.wait((taking,), timeout=REASON_LIMIT_S)
                 taking.cancel()
             there, here = await asyncio.gather(taking, sending, return_exceptions=True)

@@ -16,23 +16,23 @@ from openenv_pipe.learner.distributed.fsdp import (
     write_model,
 )
 from openenv_pipe.learner.ranks import Ranks, collective
-from openenv_pipe.models.weights import Publication, made_up_values
+from openenv_pipe.models.weights import PolicyWeights, made_up_values
 
 
 class WholeOnDemand:
     """A tensor of the published policy, with its type and shape; gathered when it is sent."""
 
-    def __init__(self, publication: "ShardedPublication", name: str, like: torch.Tensor) -> None:
+    def __init__(self, whole: "ShardedPolicyWeights", name: str, like: torch.Tensor) -> None:
         self.dtype, self.shape, self.device = like.dtype, like.shape, like.device
-        self._publication = publication
+        self._whole = whole
         self._name = name
 
     def full_tensor(self) -> torch.Tensor:
         """Gather the tensor from all ranks."""
-        return self._publication.whole(self._name)
+        return self._whole.gathered(self._name)
 
 
-class ShardedPublication(Publication):
+class ShardedPolicyWeights(PolicyWeights):
     """Publishes a sharded policy without holding all of it anywhere."""
 
     def __init__(self, policy: ShardedPolicy, ranks: Ranks) -> None:
@@ -48,7 +48,7 @@ class ShardedPublication(Publication):
     def write_weights(self, folder: Path) -> None:
         self.write_shards(folder, True)
 
-    @collective("publication")
+    @collective("weights")
     def write_shards(self, folder: Path, with_adapter: bool) -> None:
         """Write the model from all ranks."""
         weights = self._sharded.named_shards()
@@ -57,18 +57,18 @@ class ShardedPublication(Publication):
             weights = {name: self._merged(name, part) for name, part in weights.items()}
         write_model(self._base, weights, folder, self._ranks)
 
-    def weights(self) -> Mapping[str, Any]:
+    def tensors(self) -> Mapping[str, Any]:
         """Return what `write_weights` writes, as tensors that are gathered when they are sent."""
         shards = self._sharded.named_shards()
         self.check_names(shards)
         return {name: WholeOnDemand(self, name, values) for name, values in shards.items()}
 
-    @collective("publication")
-    def whole(self, name: str) -> torch.Tensor:
+    @collective("weights")
+    def gathered(self, name: str) -> torch.Tensor:
         """Gather one tensor, with the adapter merged in."""
         return gather(self._merged(name, self._sharded.named_shards()[name]))
 
-    @collective("publication")
+    @collective("weights")
     def write_adapter(self, folder: Path) -> None:
         adapter = self._sharded.whole_adapter()
         if self._ranks.rank == 0:
@@ -82,7 +82,7 @@ class ShardedPublication(Publication):
         finally:
             self.remove_probe_adapter()
 
-    @collective("publication")
+    @collective("weights")
     def install_probe_adapter(self, size: float) -> None:
         """Replace the adapter's weights by fixed random ones."""
         trained = [values for _, values in self._policy.trained_parameters()]
@@ -92,7 +92,7 @@ class ShardedPublication(Publication):
             part = own_part(values.detach())
             part.copy_(shard_like(made_up.to(part), values))
 
-    @collective("publication")
+    @collective("weights")
     def remove_probe_adapter(self) -> None:
         """Put the adapter's own weights back."""
         for (_, values), own in zip(self._policy.trained_parameters(), self._own, strict=True):

@@ -1,4 +1,4 @@
-"""The supervisor of a vLLM server: deaths, restarts and lost requests, with `SmallServer`.
+"""How a replica keeps its server running: deaths, restarts and lost requests, with `SmallServer`.
 
 tests/integration/test_vllm_train.py uses a real server.
 """
@@ -9,57 +9,90 @@ from contextlib import asynccontextmanager
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import supervisor as supervisor_module
+from openenv_pipe.engines.vllm import replica as replica_module
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import BASE
-from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
+from openenv_pipe.engines.vllm.ownership import Owner
+from openenv_pipe.engines.vllm.replica import Replica
+from openenv_pipe.engines.vllm.transfer import Transfer
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
-from tests.small_vllm import SmallServer
+from tests.small_vllm import VOCABULARY, SmallServer
 
-LIMIT_S = 120.0  # of every test, so that none waits for ever
+LIMIT_S = 120.0  # of every test, so that none waits forever
+
+
+class NoVersions(Versions):
+    """There is no policy. `on_restore` is called with the client of each server that starts."""
+
+    def __init__(self, on_restore=None) -> None:
+        super().__init__(Transfer(), Owner.new("a test"), "run")
+        self._on_restore = on_restore
+
+    async def restore(self, client: VllmClient) -> None:
+        if self._on_restore is not None:
+            await self._on_restore(client)
+
+
+def replica_of(server: SmallServer, *overrides: str, tell=print, on_restore=None) -> Replica:
+    """Make a replica, not started, that has no policy to give."""
+    config = compose(["conf=smoke", "engine=vllm", *overrides]).config
+    return Replica(
+        0,
+        server,
+        config.engine,
+        versions=NoVersions(on_restore),
+        logprob_check=None,
+        probe=None,
+        exclusive=False,
+        vocabulary_size=VOCABULARY,
+        tell=tell,
+    )
 
 
 @asynccontextmanager
-async def running_supervisor(tmp_path, *overrides: str, restore=None):
-    """Run a supervisor, started, and its server."""
-    config = compose(["conf=smoke", "engine=vllm", "engine.max_restarts=1", *overrides]).config
+async def running_replica(tmp_path, restore=None):
+    """Run a replica, started, and its server."""
     server = SmallServer(tmp_path / "engine.log")
     restored, told = [], []
 
     async def note_restore(client: VllmClient) -> None:
         restored.append(client.url)
 
-    supervisor = VllmSupervisor(
-        server, config.engine, restore=restore or note_restore, tell=told.append
+    replica = replica_of(
+        server,
+        "engine.max_restarts=1",
+        tell=told.append,
+        on_restore=restore or note_restore,
     )
     async with asyncio.timeout(LIMIT_S):
         try:
-            await supervisor.start()
-            yield supervisor, server, restored, told
+            await replica.open()
+            yield replica, server, restored, told
         finally:
-            await supervisor.close()
+            await replica.close(withdraw=False)
 
 
-async def ask(supervisor: VllmSupervisor, seed: int) -> list[int]:
+async def ask(replica: Replica, seed: int) -> list[int]:
     """Ask as the engine does: repeat until a server has answered."""
     while True:
-        client = await supervisor.serving()
+        client = await replica.serving()
         try:
             (sampled,) = await client.generate(BASE, [1], {"seed": seed, "max_tokens": 2})
             return sampled.token_ids
         except ServerGoneError:
-            await supervisor.wait_after_failure(client)
+            await replica._wait_after_failure(client)
 
 
 async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path):
-    async with running_supervisor(tmp_path) as (supervisor, server, restored, told):
-        assert await ask(supervisor, 1) == [7, 8]
+    async with running_replica(tmp_path) as (replica, server, restored, told):
+        assert await ask(replica, 1) == [7, 8]
         await server.stop()
-        answers = await asyncio.gather(*(ask(supervisor, seed) for seed in (2, 3, 4)))
+        answers = await asyncio.gather(*(ask(replica, seed) for seed in (2, 3, 4)))
         assert answers == [[7, 8]] * 3
         assert server.num_starts == 2 and len(set(restored)) == 2
-        assert supervisor.num_restarts == 1
+        assert replica.num_restarts == 1
         assert sorted(server.seeds[-3:]) == [2, 3, 4]
         assert any("exit code 137" in text and "restart 1 of 1" in text for text in told)
 
@@ -67,110 +100,103 @@ async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path)
 async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
     """Trap 28: waiting requests end in bounded time, with the cause and the last lines of the
     log."""
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
+    async with running_replica(tmp_path) as (replica, server, _, _):
         server.starts_dead = True
         await server.stop()
-        waiting = [asyncio.create_task(ask(supervisor, seed)) for seed in range(3)]
+        waiting = [asyncio.create_task(ask(replica, seed)) for seed in range(3)]
         for task in waiting:
             with pytest.raises(EngineError, match="max_restarts=1 are used up") as caught:
                 await task
             assert "exit code 137" in str(caught.value)
             assert "| ImportError: no such kernel" in str(caught.value)
-        assert supervisor.client is None
+        assert replica.client is None
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path):
     server = SmallServer(tmp_path / "engine.log")
     server.starts_dead = True
     server.left_out = "it lacks DATABASE_URL"
-    config = compose(["conf=smoke", "engine=vllm"]).config
-    supervisor = VllmSupervisor(server, config.engine, restore=None, tell=print)
+    replica = replica_of(server)
     with pytest.raises(EngineError, match=r"before it was ready.*; it lacks DATABASE") as caught:
-        await asyncio.wait_for(supervisor.start(), LIMIT_S)
+        await asyncio.wait_for(replica.open(), LIMIT_S)
     assert "| ImportError: no such kernel" in str(caught.value)
 
 
 async def test_a_start_is_bounded(tmp_path):
     server = SmallServer(tmp_path / "engine.log")
     server.is_healthy = False
-    config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=0.5"]).config
-    supervisor = VllmSupervisor(server, config.engine, restore=None, tell=print)
+    replica = replica_of(server, "engine.start_timeout_s=0.5")
     with pytest.raises(EngineError, match=r"within engine\.start_timeout_s=0\.5"):
-        await asyncio.wait_for(supervisor.start(), LIMIT_S)
+        await asyncio.wait_for(replica.open(), LIMIT_S)
 
 
 @asynccontextmanager
-async def supervisor_of_left_server(tmp_path, **state):
-    """Make a supervisor, not started, for a server in the state that a dead run has left."""
+async def replica_of_left_server(tmp_path, **state):
+    """Make a replica, not started, of a server in the state that a dead run has left."""
     server = SmallServer(tmp_path / "engine.log")
     for name, value in state.items():
         setattr(server, name, value)
-    config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=60"]).config
-    supervisor = VllmSupervisor(server, config.engine, restore=_nothing, tell=print)
+    replica = replica_of(server, "engine.start_timeout_s=60")
     async with asyncio.timeout(LIMIT_S):
         try:
-            yield supervisor
+            yield replica
         finally:
-            await supervisor.close()
-
-
-async def _nothing(_: VllmClient) -> None:
-    """Restore nothing: there is no policy."""
+            await replica.close(withdraw=False)
 
 
 async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
-    async with supervisor_of_left_server(tmp_path, is_paused=True) as supervisor:
-        await supervisor.start()
-        assert await ask(supervisor, 1) == [7, 8]
+    async with replica_of_left_server(tmp_path, is_paused=True) as replica:
+        await replica.open()
+        assert await ask(replica, 1) == [7, 8]
 
 
 async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
     """A server without vLLM's development mode has no pause, but serves adapters."""
-    async with supervisor_of_left_server(tmp_path, resume_status=404) as supervisor:
-        await supervisor.start()
-        assert await ask(supervisor, 1) == [7, 8]
+    async with replica_of_left_server(tmp_path, resume_status=404) as replica:
+        await replica.open()
+        assert await ask(replica, 1) == [7, 8]
 
 
 async def test_a_server_that_fails_to_wake_says_so(tmp_path):
-    async with supervisor_of_left_server(tmp_path, resume_status=500) as supervisor:
+    async with replica_of_left_server(tmp_path, resume_status=500) as replica:
         with pytest.raises(EngineError, match="/resume answered with status 500"):
-            await supervisor.start()
+            await replica.open()
 
 
 async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path):
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
+    async with running_replica(tmp_path) as (replica, server, _, _):
         server.num_drops = 2
-        assert await ask(supervisor, 5) == [7, 8]
+        assert await ask(replica, 5) == [7, 8]
         assert server.num_starts == 1
 
 
 async def test_a_server_that_lives_and_says_nothing_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor_module, "SILENCE_LIMIT_S", 2.0)
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
-        client = await supervisor.serving()
+    monkeypatch.setattr(replica_module, "SILENCE_LIMIT_S", 2.0)
+    async with running_replica(tmp_path) as (replica, server, _, _):
+        client = await replica.serving()
         server.is_healthy = False
-        looking = asyncio.create_task(supervisor.wait_after_failure(client))
+        looking = asyncio.create_task(replica._wait_after_failure(client))
         while server.num_starts == 1:
             await asyncio.sleep(0.01)
         server.is_healthy = True
         await looking
-        assert await ask(supervisor, 6) == [7, 8]
-        assert supervisor.num_restarts == 1
+        assert await ask(replica, 6) == [7, 8]
+        assert replica.num_restarts == 1
 
 
 async def test_a_watch_that_fails_still_ends_the_server(tmp_path):
     async def unwatchable() -> str:
         raise RuntimeError("no such process table")
 
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
+    async with running_replica(tmp_path) as (replica, server, _, _):
         server.died = unwatchable
-        while supervisor.client is not None:
+        while replica.client is not None:
             await asyncio.sleep(0.01)
         with pytest.raises(EngineError, match=r"cannot be watched: .*no such process table"):
-            await supervisor.serving()
+            await replica.serving()
         assert server.is_up
     assert not server.is_up
-    assert supervisor.client is None
+    assert replica.client is None
 
 
 async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
@@ -182,18 +208,18 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
         if len(calls) > 1:
             raise EngineError("the adapter is gone")
 
-    async with running_supervisor(tmp_path, restore=restore) as (supervisor, server, _, _):
+    async with running_replica(tmp_path, restore=restore) as (replica, server, _, _):
         await server.stop()
         with pytest.raises(EngineError, match="the adapter is gone"):
-            await ask(supervisor, 1)
+            await ask(replica, 1)
 
 
 async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
     """This includes a client that was closed between two related calls."""
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
-        old = await supervisor.serving()
+    async with running_replica(tmp_path) as (replica, server, _, _):
+        old = await replica.serving()
         await server.stop()
-        while await supervisor.serving() is old:
+        while await replica.serving() is old:
             await asyncio.sleep(0.01)
         for call in (
             old.metrics_text(),
@@ -207,8 +233,8 @@ async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
 
 async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
     """This includes a cancellation while the server is about to pause."""
-    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
-        client = await supervisor.serving()
+    async with running_replica(tmp_path) as (replica, server, _, _):
+        client = await replica.serving()
         server.calls.clear()
         server.may_load.clear()
 
