@@ -61,7 +61,7 @@ def export_run(
     with new_folder(target, "--output") as aside:
         difference = _write(subject, subject.checkpoint, aside, target.name)
         for file in aside.iterdir():
-            file.chmod(0o644)
+            file.chmod(aside.stat().st_mode & 0o666)  # as the umask has it; libraries differ
     tell(
         f"read back: logprobs after {len(PROBES)} prompts differ from the policy's by at most "
         f"{difference:.1g} nats"

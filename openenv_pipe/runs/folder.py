@@ -12,7 +12,6 @@ Folders and checkpoints that exist are never overwritten.
 """
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -55,6 +54,7 @@ from openenv_pipe.runs.trust import check_trust
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import (
     digest_of_bytes,
+    name_beside,
     parse_json,
     point_symlink,
     read_bytes,
@@ -97,14 +97,14 @@ class RunFolder:
         parent = Path(config.runs_dir) / config.name
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            aside = Path(tempfile.mkdtemp(dir=parent, prefix=".new_"))
+            aside = name_beside(parent / "new")
+            aside.mkdir()
         except OSError as error:
             raise RunFolderError(
                 f"cannot create a run folder in {parent}: {error}; set runs_dir to a writable "
                 "folder"
             ) from error
         try:
-            aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
             record = describe(aside, config, overrides, command)
             record |= {"sweep": sweep, "lineage": without_secrets(lineage, config)}
             record["purpose"] = purpose

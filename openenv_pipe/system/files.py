@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -31,19 +32,25 @@ LONGEST_SOCKET_PARENT = 60
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data` atomically: written beside it, synced, then renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    aside = Path(name)
+    aside = name_beside(path)
     try:
-        with naming(path), os.fdopen(handle, "wb") as file:
+        with naming(path), aside.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), 0o644)  # mkstemp gives 0600, which others could not read.
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:
-        aside.unlink()
+        aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def name_beside(path: Path) -> Path:
+    """Return a hidden, random name beside `path`, for what is renamed to it when it is complete.
+
+    What is made there gets its mode from the user's umask; `tempfile` would keep others out.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 @contextmanager
@@ -180,11 +187,11 @@ def new_folder(target: Path, option: str) -> Iterator[Path]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        aside = name_beside(target)
+        aside.mkdir()
     except OSError as error:
         raise ConfigError(f"{option} {target} cannot be written: {error}") from error
     try:
-        aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
         yield aside
         sync_tree(aside)
         aside.rename(target)

@@ -1,16 +1,25 @@
 """Files that cannot be written, or have more than is read, and folders for sockets."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import tempfile
 
 import pytest
+from fakes import run_config
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.budgets import Account, JsonBudget
-from openenv_pipe.system.files import read_bytes, read_json, socket_folder
+from openenv_pipe.system.files import (
+    new_folder,
+    read_bytes,
+    read_json,
+    socket_folder,
+    write_bytes,
+)
 
 LIMIT_S = 120
 # A limit of the size of files raises as a full disk does: an error without the file's name.
@@ -47,6 +56,24 @@ def test_what_cannot_be_written_is_named(name, work, tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=LIMIT_S, text=True
     )
     assert done.stdout == f"[Errno 27] File too large: '{name}'\n", done.stderr
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o002])
+def test_the_umask_decides_who_may_read_what_is_written(umask, tmp_path):
+    config = run_config().model_copy(update={"runs_dir": str(tmp_path / "runs")})
+    before = os.umask(umask)
+    try:
+        run = RunFolder.create(config, overrides=[], command=[])
+        write_bytes(tmp_path / "file", b"x")
+        with new_folder(tmp_path / "export", "--output") as aside:
+            write_bytes(aside / "inner", b"x")
+    finally:
+        os.umask(before)
+    for path in (run.path, tmp_path / "export"):
+        assert path.stat().st_mode & 0o777 == 0o777 & ~umask
+    for path in (run.path / "run.json", tmp_path / "file", tmp_path / "export" / "inner"):
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert not [each.name for each in tmp_path.rglob(".*")]
 
 
 def test_sockets_fit_whatever_the_length_of_tmpdir(tmp_path, monkeypatch):

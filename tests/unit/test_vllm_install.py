@@ -203,7 +203,7 @@ def test_two_at_once_install_it_once(calls):
 
 def test_what_a_killed_install_has_left_is_removed(calls):
     parent = vllm.environment_dir("cpu").parent
-    left = parent / f".{vllm.environment_dir('cpu').name}-killed"
+    left = parent / f".{vllm.environment_dir('cpu').name}.killed"
     left.mkdir(parents=True)
     vllm.environment_dir("cpu").mkdir()  # without the marker of a complete installation
     vllm.install("cpu", print)

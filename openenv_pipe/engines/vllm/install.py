@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from openenv_pipe.config.secrets import hide_assignments
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
 from openenv_pipe.system.child_environment import PROXIES, child_environment
-from openenv_pipe.system.files import cache_folder
+from openenv_pipe.system.files import cache_folder, name_beside
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import environment_secrets, remember_secrets, url_secrets
 from openenv_pipe.system.server_key import SERVER_SIDE
@@ -191,15 +191,15 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
 def _install_new(
     target: Path, build: Build, log: Path, tell: Tell, index: Sequence[str]
 ) -> Installed:
-    for leftover in target.parent.glob(f".{target.name}-*"):  # of a killed installation
+    for leftover in target.parent.glob(f".{target.name}.*"):  # of a killed installation
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
-    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    aside = name_beside(target)
+    aside.mkdir()
     try:
         installed = _make(aside, build, log, tell, index)
         (aside / UNCHECKED).write_text(installed.model_dump_json(indent=2) + "\n")
-        aside.chmod(0o755)
         aside.rename(target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
