@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from openenv_pipe.system.http_server import mark_known
 from openenv_pipe.viewer.answers import Answer
 
 COOKIE = "openenv_pipe_view_"  # and the port
@@ -78,8 +79,10 @@ class Access:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            answer = self._rejection(HTTPConnection(scope)) or self._app
-            await answer(scope, receive, send_with_headers)
+            rejection = self._rejection(HTTPConnection(scope))
+            if rejection is None:
+                mark_known(scope)
+            await (rejection or self._app)(scope, receive, send_with_headers)
         else:  # No page opens a WebSocket.
             await WebSocketClose()(scope, receive, send)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
@@ -18,6 +19,7 @@ from openenv_pipe.system.server_key import SERVER_SIDE
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyTheHost
 
 KEY = "a-key-of-this-test"
+LIMIT_S = 60.0
 PORT = 8123
 OWN = ("host", f"127.0.0.1:{PORT}")
 BEARER = ("authorization", f"Bearer {KEY}")
@@ -165,6 +167,38 @@ async def test_a_server_of_uvicorn_asks_for_the_key_whatever_its_command(
     finally:
         await server.stop()
     assert KEY not in " ".join(COMMANDS[name])
+
+
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+async def test_a_server_of_uvicorn_limits_connections_without_the_key(
+    parser, tmp_path, monkeypatch
+):
+    (tmp_path / "app.py").write_text(APP + "import openenv_pipe_limits as limits\n")
+    (tmp_path / "limited.py").write_text("from app import app, limits\nlimits.WAIT_S = 0.05\n")
+    monkeypatch.chdir(tmp_path)
+    given = ("--http", parser, "--timeout-keep-alive", "3600", "limited:app")
+    server = EnvProcess(*settings((*UVICORN, *given)), 0, tmp_path / "env.log", KEY)
+    await server.start()
+    try:
+        port = int(server.url.rpartition(":")[2])
+        for begun in (b"", b"GET / HTTP/1.1\r\nx: ", b"GET / HTTP/1.1\r\nx: " + b"a" * 40_000):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            async with asyncio.timeout(LIMIT_S):
+                with suppress(ConnectionResetError):
+                    await reader.read()
+            writer.transport.abort()
+        lines = (f"Host: 127.0.0.1:{port}", f"Authorization: Bearer {KEY}", "", "")
+        request = "\r\n".join(("GET / HTTP/1.1", *lines)).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(request)
+            async with asyncio.timeout(LIMIT_S):
+                assert b"200 OK" in await reader.readuntil(b"None")  # the end of its answer
+            await asyncio.sleep(0.2)  # A connection that has shown the key stays open.
+        writer.transport.abort()
+    finally:
+        await server.stop()
 
 
 async def test_the_sitecustomize_of_a_user_runs_too(tmp_path, monkeypatch):

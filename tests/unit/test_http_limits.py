@@ -11,8 +11,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from openenv_pipe.rollout.agents import gate
-from openenv_pipe.system import http_server
 from openenv_pipe.system.foreign_json import MAX_VALUES, parse_request
+from openenv_pipe.system.server_side import openenv_pipe_limits as limits
 
 KEY = "the-key-of-the-tests"
 LONG = 64 * 2**20
@@ -155,7 +155,7 @@ async def test_a_malformed_frame_gets_an_error_frame(frame):
 
 
 async def test_a_connection_that_sends_no_whole_headers_is_closed(open_raw, monkeypatch):
-    monkeypatch.setattr(http_server, "WAIT_S", 0.05)
+    monkeypatch.setattr(limits, "WAIT_S", 0.05)
     async with served(Replies("yes"), key=KEY) as (url, _):
         for begun in (b"", b"GET", head(length=2)[:-2], head(length=2) + b"{}" + head()[:-2]):
             raw = await open_raw(url, begun)
@@ -163,7 +163,8 @@ async def test_a_connection_that_sends_no_whole_headers_is_closed(open_raw, monk
 
 
 async def test_the_oldest_unknown_connection_makes_room(open_raw, monkeypatch):
-    monkeypatch.setattr(http_server, "MAX_WAITING", 3)
+    monkeypatch.setattr(limits, "MAX_WAITING", 3)
+    monkeypatch.setattr(limits, "ROOM_S", 0.01)
     async with served(Replies("yes"), key=KEY) as (url, _):
         known = await open_raw(url, head("/v1/models", method="GET", length=0))
         assert (await known.answer())[0] == 200
@@ -177,7 +178,7 @@ async def test_the_oldest_unknown_connection_makes_room(open_raw, monkeypatch):
 
 
 async def test_what_is_left_of_a_rejected_body_is_limited(open_raw, monkeypatch):
-    monkeypatch.setattr(http_server, "MAX_LEFT_BYTES", 1000)
+    monkeypatch.setattr(limits, "MAX_LEFT_BYTES", 1000)
     async with served(Replies("yes"), key=KEY) as (url, _):
         raw = await open_raw(url, head(authorization=None))
         assert (await raw.answer())[0] == 401

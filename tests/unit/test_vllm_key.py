@@ -2,7 +2,10 @@
 
 import asyncio
 import inspect
+import os
 import stat
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.rewards.judges import vllm_server
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.server_key import SERVER_SIDE
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun
 
 KEY = "a-key-of-this-test"
@@ -51,6 +55,22 @@ def asked(access, *headers, method="POST", path="/collective_rpc", kind="http"):
 def _key(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.delenv("OPENENV_PIPE_HOSTS", raising=False)
+
+
+def test_connections_of_its_web_server_are_limited():
+    code = """
+import uvicorn
+
+async def app(scope, receive, send): pass
+
+config = uvicorn.Config(app, http="httptools", proxy_headers=False)
+config.load()
+print([each.__name__ for each in config.http_protocol_class.__mro__][1], config.loaded_app is app)
+"""
+    variables = {**os.environ, "PYTHONPATH": str(SERVER_SIDE)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout == "BoundedConnection True\n", done.stderr
 
 
 @pytest.mark.parametrize("access", [OnlyTheRun, OnlyClients])

@@ -26,6 +26,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+STATE = "openenv_pipe.connection"  # of a request: its connection, as in openenv_pipe_limits.py
 HOSTS = "OPENENV_PIPE_HOSTS"  # names of the server beside its addresses; *: any
 GET, POST = "GET", "POST"
 
@@ -56,13 +57,19 @@ class _Access:
         elif (problem := self._problem(scope)) is None:
             others = [each for each in scope["headers"] if each[0] != b"authorization"]
             scope["headers"] = [*others, (b"authorization", b"Bearer " + self._key)]  # vLLM's form
-            await self._app(scope, receive, send)
+            await self._pass(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             status, text = problem
             await send({"type": "http.response.start", "status": status, "headers": []})
             await send({"type": "http.response.body", "body": text})
+
+    async def _pass(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass a request on, after which its connection may stay open."""
+        if (connection := scope.get("state", {}).get(STATE)) is not None:
+            connection.is_known = True
+        await self._app(scope, receive, send)
 
     def _problem(self, scope: Message) -> tuple[int, bytes] | None:
         """Return status and text for a request that is rejected; None for one that is allowed."""
@@ -155,9 +162,9 @@ class OnlyTheHost(_Access):
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         server = scope.get("server")
-        if scope["type"] == "lifespan" or (server and str(server[1]) != self._port):
-            await self._app(scope, receive, send)
-        elif self._is_in_query(scope):
+        if server and str(server[1]) != self._port:
+            await self._pass(scope, receive, send)
+        elif scope["type"] == "http" and self._is_in_query(scope):
             cookie = self._cookie + b"=" + self._key + b"; Path=/; HttpOnly; SameSite=Strict"
             page = quote(scope["path"]).encode()
             headers = [(b"location", page), (b"set-cookie", cookie)]
@@ -181,4 +188,4 @@ class OnlyTheHost(_Access):
 
     def _is_in_query(self, scope: Message) -> bool:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        return scope["type"] == "http" and hmac.compare_digest(given.encode(), self._key)
+        return hmac.compare_digest(given.encode(), self._key)

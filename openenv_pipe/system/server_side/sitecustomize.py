@@ -1,4 +1,6 @@
-"""Makes every server of uvicorn in this process ask for the key of its environment.
+"""Limits the connections of every server of uvicorn in this process, which a run has started.
+
+A server of an environment asks for its key, too; vLLM's has its middleware by `--middleware`.
 
 Python imports this module at its start, because the folder is on PYTHONPATH, and so do the children
 of a server that reloads or has several workers. Nothing of uvicorn is imported before the server
@@ -32,16 +34,19 @@ class WhenUvicornIsImported:
 
 
 def load(execute, module):
-    """Load uvicorn's module, whose configurations then put the middleware around their app."""
+    """Load uvicorn's module, whose configurations then choose our connections and middleware."""
     execute(module)
     load_app = module.Config.load
 
     @functools.wraps(load_app)
     def load_protected(self):
         from openenv_pipe_key import OnlyTheHost
+        from openenv_pipe_limits import connection_class
 
         load_app(self)
-        self.loaded_app = OnlyTheHost(self.loaded_app)
+        self.http_protocol_class = connection_class()
+        if OnlyTheHost.VARIABLE in os.environ:
+            self.loaded_app = OnlyTheHost(self.loaded_app)
 
     module.Config.load = load_protected
 
@@ -59,6 +64,6 @@ def import_next():
         spec.loader.exec_module(module)
 
 
-if os.environ.get("OPENENV_PIPE_KEY"):
+if os.environ.get("OPENENV_PIPE_KEY") or os.environ.get("VLLM_API_KEY"):
     sys.meta_path.insert(0, WhenUvicornIsImported())
 import_next()

@@ -1,0 +1,119 @@
+"""Connections of uvicorn within limits, whoever connects.
+
+A connection may wait `WAIT_S` in all for the headers of a request. Those that wait are limited in
+number: the oldest is closed for a new one, unless its client has shown a key. What is left of the
+body of an answered request is thrown away, up to a limit. The application decides by the headers
+who may send a body.
+
+Our own servers use them (`system/http_server.py`), and so do the servers that a run starts, in
+Python environments of their own, from Python 3.9 on. So this module imports nothing of
+openenv_pipe.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+from asyncio import BaseTransport, TimerHandle
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_WAITING = 2048  # connections without a request under way
+ROOM_S = 0.5  # that a new connection beyond these has for its request, before one is closed
+WAIT_S = 10.0  # for the headers of a request
+MAX_HEADER_BYTES = 2**14
+MAX_LEFT_BYTES = 2**20  # of a body that nobody reads, before its connection is closed
+MAX_FILES = 8192  # that this process may have open: more than those connections
+STATE = "openenv_pipe.connection"  # the key of a connection in the state of its requests
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that does not wait for its client without a limit.
+
+    h11 limits the size of headers; httptools, uvicorn's other parser, does not.
+    """
+
+    waiting: ClassVar[OrderedDict[BoundedConnection, None]]  # of its server, the oldest first
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = h11.Connection(h11.SERVER, MAX_HEADER_BYTES)
+        self.is_known = False  # a request of it had a valid key
+        self._timer: TimerHandle | None = None
+        self._left_bytes = 0  # that arrived after an answer
+        self.app_state = {**self.app_state, STATE: self}
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        # asyncio does so for sockets that it has opened itself. Without it, the body of an answer
+        # waits 40 ms for the client's acknowledgement of the headers.
+        own: socket.socket = transport.get_extra_info("socket")
+        if own.family in (socket.AF_INET, socket.AF_INET6):
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._update_wait()
+        # Many connections are accepted at once, before the first bytes of any of them are read.
+        if len(self.waiting) > MAX_WAITING:
+            self.loop.call_later(ROOM_S, self._make_room)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle:
+            self._left_bytes += len(data)
+        super().data_received(data)
+        if self._left_bytes > MAX_LEFT_BYTES:
+            self.transport.abort()
+        self._update_wait()
+
+    def on_response_complete(self) -> None:
+        self.cycle.body.clear()  # Nobody reads it any more.
+        super().on_response_complete()
+        self._update_wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+        # Without these circles, the memory is free before Python looks for unreachable objects.
+        self.cycle = None  # type: ignore[assignment]
+        self.app_state = {}
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _update_wait(self) -> None:
+        """Limit the time until the next request is under way."""
+        is_gone = self.transport.is_closing() or self.transport.get_protocol() is not self
+        if is_gone or not self._is_idle:
+            self._left_bytes = 0
+            self._stop_waiting()
+        elif self._timer is None:
+            limit_s = max(WAIT_S, self.timeout_keep_alive) if self.is_known else WAIT_S
+            self.waiting[self] = None
+            self._timer = self.loop.call_later(limit_s, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _make_room(self) -> None:
+        oldest = next((each for each in self.waiting if not each.is_known), None)
+        if oldest is not None and len(self.waiting) > MAX_WAITING:
+            oldest._stop_waiting()
+            oldest.transport.abort()
+
+
+def connection_class() -> type[BoundedConnection]:
+    """Return the class of one server's connections, which count together.
+
+    The usual limit of 1,024 open files is raised: where a flood of connections reaches it, nobody
+    is accepted for a second.
+    """
+    current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if current != resource.RLIM_INFINITY and current < MAX_FILES:
+        most = MAX_FILES if allowed == resource.RLIM_INFINITY else min(MAX_FILES, allowed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed))
+    return type("Connection", (BoundedConnection,), {"waiting": OrderedDict()})
