@@ -1,9 +1,11 @@
-"""A hook of MkDocs: writes the reference of every configuration key and command while it builds.
+"""A hook of MkDocs: writes the reference of keys, commands and modules while it builds.
 
-The pages follow from the schema (openenv_pipe/config/schema), the shipped YAML (conf/) and the
-command line's own help, so they cannot differ from the program. Nothing of them is committed.
+The pages follow from the schema (openenv_pipe/config/schema), the shipped YAML (conf/), the
+command line's own help and the modules' docstrings, so they cannot differ from the program. Nothing
+of them is committed.
 """
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -37,7 +39,11 @@ Shipped = dict[str, dict[str, Any]]  # by file name, the values of each shipped 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to those of docs/."""
-    pages = {"reference/commands.md": _commands(), "reference/config/index.md": _overview()}
+    pages = {
+        "reference/commands.md": _commands(),
+        "reference/config/index.md": _overview(),
+        "reference/modules.md": _modules(),
+    }
     blocks = {**_top_level_blocks(), "sweep": SweepSettings.model_fields["sweep"].annotation}
     for key, annotation in blocks.items():
         pages[f"reference/config/{key}.md"] = _block_page(key, annotation)
@@ -49,6 +55,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def _modules() -> str:
+    """Return a table for each folder of the package, with the first sentence of each module."""
+    package = ROOT / "openenv_pipe"
+    lines = ["# Every module", "", "The first sentence of each module's docstring."]
+    for folder in [package, *sorted(path for path in package.rglob("*") if path.is_dir())]:
+        modules = sorted(folder.glob("*.py"))
+        docstrings = [ast.get_docstring(ast.parse(path.read_text())) for path in modules]
+        rows = [
+            f"| `{path.name}` | {_first_sentence(text)} |"
+            for path, text in zip(modules, docstrings, strict=True)
+            if text
+        ]
+        if rows:
+            name = folder.relative_to(ROOT).as_posix()
+            lines += ["", f"## `{name}/`", "", "| module | |", "|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(docstring: str) -> str:
+    text = " ".join(docstring.split("\n\n")[0].split())
+    return text.replace("|", "\\|").replace("{", "&#123;")
 
 
 def _top_level_blocks() -> dict[str, Any]:
