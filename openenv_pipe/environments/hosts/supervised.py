@@ -78,10 +78,14 @@ class SupervisedHost:
         _log.info("env %r: started the servers %s", self._env.name, ", ".join(self.urls))
 
     async def _open_all(self) -> None:
-        """Open all sessions. An error quotes a server's log, which may name the reason."""
+        """Open all sessions. An error quotes a server's log, which may name the reason.
+
+        The servers end first, because their log is complete only then.
+        """
         try:
             await self._pool.open_all()
         except HostError as error:
+            await self.close()
             raise HostError(str(error), self._servers[0].log) from error
 
     def session(self) -> AbstractAsyncContextManager[Session]:
