@@ -28,7 +28,6 @@ from ray.cluster_utils import Cluster
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
@@ -76,13 +75,11 @@ class Side:
         await self._workers.prepare(chat, reads_messages=False)
         self._context = RolloutContext(
             env=config.env,
-            host=self._workers,
-            adapter=build_adapter(config.env.adapter),
+            loop=self._workers,
             splits=await self._workers.open_splits(known_splits(config)),
             chat=chat,
             engine=ScriptedEngine(load_callable("echo.policies:perfect")),
             scorer=Scorer(config.reward, config.env.success_reward),
-            workers=self._workers,
         )
 
     async def play(self, label: str) -> None:

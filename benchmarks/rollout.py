@@ -38,6 +38,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.types import Finish, Task
 
 GUESS = "zzzzz"  # This is not a word, so every episode has six steps.
@@ -127,8 +128,7 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[Speed, Speed]:
             await host.start()
             context = RolloutContext(
                 env=config.env,
-                host=host,
-                adapter=build_adapter(config.env.adapter),
+                loop=LocalRunner(host, build_adapter(config.env.adapter)),
                 splits=Splits(train=[TASK], eval=[TASK]),
                 chat=chat,
                 engine=engine,

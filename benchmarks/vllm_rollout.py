@@ -47,6 +47,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.types import Episode
 
 GROUP_SIZE = 8
@@ -196,8 +197,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                 client = await engine.replicas[0].supervisor.serving()
                 context = RolloutContext(
                     env=config.env,
-                    host=host,
-                    adapter=build_adapter(config.env.adapter),
+                    loop=LocalRunner(host, build_adapter(config.env.adapter)),
                     splits=splits,
                     chat=policy.chat,
                     engine=engine,

@@ -79,6 +79,6 @@ async def training_server(
     if scorer is not None:
         context = replace(context, scorer=scorer)
     agent_config = client_config(**agent)
-    async with serving_clients(agent_config, config.reward, tell) as clients:
+    async with serving_clients(context.loop, agent_config, config.reward, tell) as clients:
         url = f"http://127.0.0.1:{agent_config.port}"
-        yield Server(replace(context, programs=clients), url, engine)
+        yield Server(replace(context, agents=clients), url, engine)

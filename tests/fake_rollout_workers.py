@@ -1,12 +1,11 @@
 """A cluster in one process: a placed process is an object, which tests can lose."""
 
 import asyncio
-from dataclasses import replace
 
 from openenv_pipe.rollout.cluster.channel import connect
 from openenv_pipe.rollout.cluster.messages import EpisodeEnd, Event, PlayOrder, WorkerFacts
 from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError
-from openenv_pipe.types import Status
+from openenv_pipe.types import Episode, Status
 
 
 class FakeWorker:
@@ -42,7 +41,10 @@ class FakeWorker:
                 if isinstance(order, PlayOrder):
                     self.played.append(order.play)
                     if not self._cluster.is_silent:
-                        episode = replace(order.episode, status=Status.DONE)
+                        spec = order.spec
+                        episode = Episode(
+                            task=spec.task, member=spec.member, seed=spec.seed, status=Status.DONE
+                        )
                         self.report(EpisodeEnd(play=order.play, episode=episode))
         except EOFError:
             pass

@@ -35,6 +35,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import CHAT_TEMPLATE
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
 # the tests' models are too small for more threads, and other processes use the machine
@@ -256,8 +257,7 @@ def rollout_context(
     """Return what episodes share, for a fake host."""
     return RolloutContext(
         env=config.env,
-        host=host,
-        adapter=build_adapter(config.env.adapter),
+        loop=LocalRunner(host, build_adapter(config.env.adapter)),
         splits=Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS}),
         chat=chat,
         engine=engine,

@@ -123,9 +123,8 @@ async def programs_context(
     context = rollout_context(config, FakeHost(play), chat=chat, engine=engine)
     gateway = Gateway(level=level)
     async with gateway.serving():
-        yield replace(
-            context, programs=Programs(config=agent, gateway=gateway, folder=folder / "programs")
-        )
+        programs = Programs(context.loop, agent, gateway=gateway, folder=folder / "programs")
+        yield replace(context, agents=programs)
 
 
 async def play_episodes(

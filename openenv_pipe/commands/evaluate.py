@@ -180,7 +180,7 @@ async def _play(
         rollout = components.rollout
         assert rollout is not None
         if is_new_run:
-            subject.folder.update(**rollout.host.facts())
+            subject.folder.update(**rollout.runner.facts())
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
             own = await evaluate_model(subject.config, rollout, subject.label, subject.step)
         for evaluation in own:

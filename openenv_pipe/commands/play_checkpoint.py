@@ -24,9 +24,9 @@ from openenv_pipe.engines.base import (
 )
 from openenv_pipe.engines.scripted import Replies, replies_of
 from openenv_pipe.errors import ConfigError, PipeError
-from openenv_pipe.rollout.context import Chat, RolloutContext
+from openenv_pipe.rollout.context import Chat, EpisodeSpec, RolloutContext
 from openenv_pipe.rollout.conversation import written_completion
-from openenv_pipe.rollout.episode import Player
+from openenv_pipe.rollout.episode import LocalRunner, Player
 from openenv_pipe.runs.find import find_model
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.system.progress import LineProgress
@@ -191,13 +191,11 @@ class CheckpointPlay:
         if state.request.index >= len(tasks):
             raise ConfigError(f"the {state.request.split} split has tasks 0 to {len(tasks) - 1}")
         task = tasks[state.request.index]
-        episode = Episode(task=task, member=0, seed=secrets.randbits(62))
-        group = Group(id="play", task=task, episodes=[episode], seed=episode.seed >> 1)
         state.episode, state.opening, state.authors, state.scripted = None, (), [], []
         self._change(PlayStatus.WORKING, "the environment is reset")
 
         async def choose() -> str | None:
-            opening = player.opening
+            episode, opening = player.episode_so_far, player.opening
             assert opening is not None
             state.episode, state.opening = episode, opening.messages
             draw = f"{episode.seed}/{len(episode.turns)}"
@@ -211,15 +209,20 @@ class CheckpointPlay:
             return text
 
         engine = SteeredEngine(rollout.engine, rollout.chat, choose)
-        steered = rollout.with_engine(engine)
-        number = engine.begin_collection(1, 1)
-        temperature = config.eval.temperature
-        player = Player(steered, group, episode, number=number, temperature=temperature)
-        await player.play()
-        engine.end_episode(number)
-        state.episode = episode
+        assert isinstance(rollout.loop, LocalRunner)
+        seed = secrets.randbits(62)
+        spec = EpisodeSpec(
+            task=task,
+            seed=seed,
+            temperature=config.eval.temperature,
+            number=engine.begin_collection(1, 1),
+            group_seed=seed >> 1,
+        )
+        player = Player(rollout.with_engine(engine), rollout.loop.adapter, spec)
+        state.episode = episode = await player.play(rollout.loop.host)
+        engine.end_episode(spec.number)
         if not episode.failed:
-            await rollout.scorer.score(group)
+            await rollout.scorer.score(Group(id="play", task=task, episodes=[episode]))
         return episode
 
 

@@ -39,7 +39,7 @@ from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
-from openenv_pipe.environments.adapters import adapter_for, build_adapter
+from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
@@ -64,7 +64,8 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
-from openenv_pipe.rollout.context import Players
+from openenv_pipe.rollout.context import EpisodeRunner
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, telling_of_long_waits
@@ -102,11 +103,11 @@ async def assembled(
     num_threads = config.num_threads or len(usable_cores())
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
-    host: Host | RolloutWorkers
-    if isinstance(config.cluster, RayClusterConfig):
-        host = RolloutWorkers(config, logs)
-    else:
-        host = servers.host(config, logs)
+    host = (
+        RolloutWorkers(config, logs)
+        if isinstance(config.cluster, RayClusterConfig)
+        else servers.host(config, logs)
+    )
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = build_workers(config, device, logs, num_threads)
     starting, tell = ExitStack(), progress.note
@@ -123,11 +124,10 @@ async def assembled(
         async with (
             opened as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
-            _opened_programs(config, logs, tell) as programs,
+            _opened_rollout(
+                config, host, known_sets, policy, engine, scorer, logs, tell
+            ) as rollout,
         ):
-            rollout = await _rollout_context(
-                config, host, known_sets, policy, engine, scorer, programs
-            )
             starting.close()
             yield Components(
                 config=config,
@@ -144,42 +144,40 @@ async def assembled(
         torch_thread.shutdown(wait=True, cancel_futures=True)
 
 
-async def _rollout_context(
+@asynccontextmanager
+async def _opened_rollout(
     config: RunConfig,
     host: Host | RolloutWorkers,
     known_sets: KnownSets,
     policy: Policy | None,
     engine: Engine,
     scorer: Scorer,
-    programs: Players | None,
-) -> RolloutContext:
+    logs: Path,
+    tell: Callable[[str], None],
+) -> AsyncIterator[RolloutContext]:
     """Put together what episodes are played with; adapter and tasks may depend on the servers."""
-    chat = policy.chat if policy else None
-    if isinstance(host, RolloutWorkers):
-        await host.prepare(chat, reads_messages=scorer.reads_messages)
-        adapter = build_adapter(config.env.adapter)  # The workers' own know the server's schema.
-        splits = await host.open_splits(known_sets)
-    else:
-        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
-        url = next(iter(host.urls), "")  # host=none has no server
-        splits = await open_splits(config, known_sets, url, host.access)
-    return RolloutContext(
+    rollout = partial(
+        RolloutContext,
         env=config.env,
-        host=host,
-        adapter=adapter,
-        splits=splits,
-        chat=chat,
+        chat=policy.chat if policy else None,
         engine=engine,
         scorer=scorer,
-        programs=programs,
-        workers=host if isinstance(host, RolloutWorkers) else None,
     )
+    if isinstance(host, RolloutWorkers):
+        await host.prepare(policy.chat if policy else None, reads_messages=scorer.reads_messages)
+        yield rollout(loop=host, splits=await host.open_splits(known_sets))
+        return
+    loop = LocalRunner(host, await adapter_for(config.env.adapter, host.urls, host.access))
+    url = next(iter(host.urls), "")  # host=none has no server
+    splits = await open_splits(config, known_sets, url, host.access)
+    async with _opened_agents(config, loop, logs, tell) as agents:
+        yield rollout(loop=loop, splits=splits, agents=agents)
 
 
 @asynccontextmanager
-async def _opened_programs(
-    config: RunConfig, logs: Path, tell: Callable[[str], None]
-) -> AsyncIterator[Players | None]:
+async def _opened_agents(
+    config: RunConfig, loop: LocalRunner, logs: Path, tell: Callable[[str], None]
+) -> AsyncIterator[EpisodeRunner | None]:
     """Serve the programs or clients that play the episodes, until the end of the block."""
     agent = config.agent
     if isinstance(agent, LoopAgentConfig):
@@ -189,7 +187,7 @@ async def _opened_programs(
     agents = "openenv_pipe.rollout.agents"
     if isinstance(agent, ClientAgentConfig):
         clients = await asyncio.to_thread(import_module, f"{agents}.client_player")
-        async with clients.serving_clients(agent, config.reward, tell) as serving:
+        async with clients.serving_clients(loop, agent, config.reward, tell) as serving:
             yield serving
         return
     player = await asyncio.to_thread(import_module, f"{agents}.player")
@@ -198,17 +196,17 @@ async def _opened_programs(
     if not isinstance(agent.sandbox, DockerSandboxConfig):
         gateway = player.Gateway(level=level)
         async with gateway.serving():
-            yield player.Programs(config=agent, gateway=gateway, folder=folder)
+            yield player.Programs(loop, agent, gateway=gateway, folder=folder)
         return
     containers = await asyncio.to_thread(import_module, f"{agents}.program_container")
     opening = containers.opened(agent.sandbox, logs, level=level)
     async with opening as opened, opened.gateway.serving():
         yield player.Programs(
-            config=agent, gateway=opened.gateway, folder=folder, start=opened.start
+            loop, agent, gateway=opened.gateway, folder=folder, start=opened.start
         )
 
 
-async def _start(host: Host, logs: Path, tell: Callable[[str], None]) -> None:
+async def _start(host: Host | RolloutWorkers, logs: Path, tell: Callable[[str], None]) -> None:
     async with telling_of_long_waits(f"the environment's servers (logs: {logs})", tell):
         await host.start()
 

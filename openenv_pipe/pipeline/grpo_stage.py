@@ -147,7 +147,7 @@ class GrpoStage:
         metrics |= summarise_signal(len(advantages) - len(skipped), len(advantages), metrics)
         metrics |= summarise_skipped(skipped)
         rollout = context.components.rollout
-        if rollout is not None and rollout.chat is not None and rollout.programs is None:
+        if rollout is not None and rollout.chat is not None and rollout.agents is None:
             # The prompts of programs are their own.
             metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
         if not metrics.get("staleness/max"):

@@ -119,7 +119,7 @@ async def play_and_learn(
         config, rollout = attempt.config, components.rollout
         assert rollout is not None
         facts = {
-            **rollout.host.facts(),
+            **rollout.runner.facts(),
             **rollout.engine.facts(),
             **await components.compute(find_facts, config, components.policy, rollout.splits),
         }

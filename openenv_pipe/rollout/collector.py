@@ -7,10 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from openenv_pipe.environments.adapters.templates import observation_text
-from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import FailureError, raise_first
-from openenv_pipe.rollout.context import RolloutContext
-from openenv_pipe.rollout.episode import Player
+from openenv_pipe.rollout.context import EpisodeRunner, EpisodeSpec, RolloutContext
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.system.tasks import uncancelled
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
@@ -35,7 +33,7 @@ async def collect_groups(
         FailureError: all episodes failed although no server died, or none had a single turn.
         EngineError, HostError, ConfigError: as `play_groups`.
     """
-    num_deaths = context.host.num_deaths
+    num_deaths = context.runner.num_deaths
     groups = await play_groups(
         context,
         tasks,
@@ -49,7 +47,7 @@ async def collect_groups(
     episodes = [episode for group in groups for episode in group.episodes]
     # When a server died, the host's budget of restarts decides whether the run goes on.
     has_failed = bool(episodes) and all(episode.failed for episode in episodes)
-    if not (has_failed and await _has_lost_a_server(context.host, num_deaths)):
+    if not (has_failed and await _has_lost_a_server(context.runner, num_deaths)):
         _refuse_total_failure(episodes)
     return groups
 
@@ -75,103 +73,102 @@ async def play_groups(
         EngineError, HostError, ConfigError: the collection cannot go on. An episode whose session
             fails is data instead: it has the status ERROR.
     """
-    groups = [
-        Group(
-            id=f"{label}/{place}",
-            task=task,
-            seed=group_seed(seed, label, place),
-            episodes=[
-                Episode(task=task, member=member, seed=episode_seed(seed, label, place, member))
-                for member in range(group_size)
-            ],
-        )
-        for place, task in enumerate(tasks)
-    ]
-    num_episodes = len(groups) * group_size
-    limit = min(num_episodes, context.host.capacity, context.engine.max_episodes)
+    num_episodes = len(tasks) * group_size
+    limit = min(num_episodes, context.runner.capacity, context.engine.max_episodes)
     started_s = time.monotonic()
     _log.debug("%s: playing %d episodes, %d at a time", label, num_episodes, limit)
     first_number = context.engine.begin_collection(num_episodes, limit)
-    players = _players(context, groups, first_number, temperature)
+    specs = [
+        EpisodeSpec(
+            task=task,
+            seed=episode_seed(seed, label, index, member),
+            temperature=temperature,
+            number=first_number + index * group_size + member,
+            member=member,
+            group=f"{label}/{index}",
+            group_size=group_size,
+            group_seed=group_seed(seed, label, index),
+        )
+        for index, task in enumerate(tasks)
+        for member in range(group_size)
+    ]
+    queue = iter(specs)
     try:
         async with asyncio.TaskGroup() as workers:
-            scoring = _Scoring(groups, score, workers) if score else None
+            collection = _Collection(specs, score, workers)
             for _ in range(limit):
-                workers.create_task(uncancelled(_play_in_turn(context, players, scoring)))
+                workers.create_task(uncancelled(_play_in_turn(context, queue, collection)))
     except BaseExceptionGroup as errors:
         raise_first(errors)
-    if scoring:
-        scoring.check()
+    groups = collection.groups()
     _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
     return groups
 
 
-def _players(
-    context: RolloutContext, groups: Sequence[Group], first_number: int, temperature: float
-) -> Iterator[Player]:
-    """Yield one player for each episode, built when a worker needs it."""
-    players = context.workers or context.programs
-    player = players.player if players else Player
-    number = first_number
-    for group in groups:
-        for episode in group.episodes:
-            yield player(context, group, episode, number=number, temperature=temperature)
-            number += 1
+async def _play_in_turn(
+    context: RolloutContext, queue: Iterator[EpisodeSpec], collection: "_Collection"
+) -> None:
+    """Play one episode after another until none is left; several workers do so at once."""
+    for spec in queue:
+        episode = await context.runner.play(context, spec)
+        context.engine.end_episode(spec.number)  # not after an error, which ends the collection
+        collection.add(spec, episode)
 
 
-class _Scoring:
-    """Scores each group, in a task of its own, when its last episode has ended."""
+class _Collection:
+    """The groups of a collection. Each is made when its last episode has ended, and then scored."""
 
     def __init__(
         self,
-        groups: Sequence[Group],
-        score: Callable[[Group], Awaitable[None]],
+        specs: Sequence[EpisodeSpec],
+        score: Callable[[Group], Awaitable[None]] | None,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._num_left = {group.id: len(group.episodes) for group in groups}
-        self._unscored = {group.id for group in groups}
+        self._episodes: dict[str, list[Episode]] = {spec.group: [] for spec in specs}
+        self._ended: dict[str, Group] = {}
         self._score = score
         self._tasks = tasks
 
-    def end_episode(self, group: Group) -> None:
-        self._num_left[group.id] -= 1
-        if not self._num_left[group.id]:
-            self._tasks.create_task(uncancelled(self._score_group(group)))
+    def add(self, spec: EpisodeSpec, episode: Episode) -> None:
+        episodes = self._episodes[spec.group]
+        episodes.append(episode)
+        if len(episodes) < spec.group_size:
+            return
+        episodes.sort(key=lambda each: each.member)
+        task = episodes[0].task  # a client may have brought another one than the spec's
+        group = Group(id=spec.group, task=task, episodes=episodes, seed=spec.group_seed)
+        if self._score is None:
+            self._ended[group.id] = group
+        else:
+            self._tasks.create_task(uncancelled(self._score_group(group, self._score)))
 
-    async def _score_group(self, group: Group) -> None:
-        await self._score(group)
-        self._unscored.remove(group.id)
+    async def _score_group(self, group: Group, score: Callable[[Group], Awaitable[None]]) -> None:
+        await score(group)
+        self._ended[group.id] = group
 
-    def check(self) -> None:
-        """Raise FailureError if a group was not scored, whatever has stopped its task."""
-        if self._unscored:
+    def groups(self) -> list[Group]:
+        """Return the groups in the order of their tasks.
+
+        Raises FailureError if one was not played and scored to its end, whatever has stopped it.
+        """
+        if num_left := len(self._episodes) - len(self._ended):
             raise FailureError(
-                f"{len(self._unscored)} of {len(self._num_left)} groups of tasks were not played "
+                f"{num_left} of {len(self._episodes)} groups of tasks were not played "
                 "and scored to their end, although nothing stopped the run; user code may have "
                 "cancelled tasks of the run's event loop"
             )
+        return [self._ended[name] for name in self._episodes]
 
 
-async def _play_in_turn(
-    context: RolloutContext, players: Iterator[Player], scoring: _Scoring | None
-) -> None:
-    """Play one episode after another until none is left; several workers do so at once."""
-    for player in players:
-        await player.play()
-        context.engine.end_episode(player.number)  # not after an error, which ends the collection
-        if scoring:
-            scoring.end_episode(player.group)
-
-
-async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
+async def _has_lost_a_server(runner: EpisodeRunner, num_deaths: int) -> bool:
     """Return whether a server died since there were `num_deaths`.
 
-    The host notices a server's end a moment after the episodes do, so this waits for it.
+    A server's end is noticed a moment after that of its episodes, so this waits for it.
     """
     latest = time.monotonic() + DEATH_SEEN_WITHIN_S
-    while host.num_deaths == num_deaths and time.monotonic() < latest:
+    while runner.num_deaths == num_deaths and time.monotonic() < latest:
         await asyncio.sleep(DEATH_SEEN_WITHIN_S / 20)
-    return host.num_deaths > num_deaths
+    return runner.num_deaths > num_deaths
 
 
 def _refuse_total_failure(episodes: Sequence[Episode]) -> None:

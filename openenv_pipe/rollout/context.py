@@ -1,19 +1,16 @@
-"""The rollout context: one frozen object with everything that playing an episode needs."""
+"""What episodes are played with, and the interface of what plays them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
+
+from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
-from openenv_pipe.environments.adapters.base import Adapter
-from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.models.reply_reader import ReplyReader
-from openenv_pipe.types import Episode, Group, Message, Tool
-
-if TYPE_CHECKING:
-    from openenv_pipe.rollout.episode import Player
+from openenv_pipe.types import Episode, Group, Message, Task, Tool
 
 
 class Chat(Protocol):
@@ -40,14 +37,10 @@ class Chat(Protocol):
 
 
 class PlayContext(Protocol):
-    """What playing one episode needs."""
+    """What all episodes of a collection share."""
 
     @property
     def env(self) -> EnvConfig: ...
-    @property
-    def host(self) -> Host: ...
-    @property
-    def adapter(self) -> Adapter: ...
     @property
     def chat(self) -> Chat | None: ...
     @property
@@ -58,21 +51,48 @@ class PlayContext(Protocol):
         ...
 
 
-class Players(Protocol):
-    """Makes the players of episodes, in the place of `rollout.episode.Player`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeSpec:
+    """One episode to play."""
 
-    They are programs (`rollout.agents.player`), or players on other machines (`rollout.cluster`).
+    task: Task
+    seed: int  # the sampling seed: differs for each member of a group
+    temperature: float
+    number: int  # identifies the episode to the engine
+    member: int = 0  # 0..G-1 in its group
+    group: str = ""  # the group's id
+    group_size: int = 1  # G
+    group_seed: int = 0  # for requests that sample for several members
+
+
+class EpisodeRunner(Protocol):
+    """Plays episodes, each from its reset to its end.
+
+    They are played by the loop of this process (`rollout.episode`), by workers on other machines
+    (`rollout.cluster`), or by programs and clients that call the model (`rollout.agents`).
     """
 
-    def player(
-        self,
-        context: "RolloutContext",
-        group: Group,
-        episode: Episode,
-        *,
-        number: int,
-        temperature: float,
-    ) -> "Player": ...
+    @property
+    def capacity(self) -> int:
+        """How many episodes it plays at once."""
+        ...
+
+    @property
+    def num_deaths(self) -> int:
+        """How many environment servers have died so far."""
+        ...
+
+    def facts(self) -> dict[str, JsonValue]:
+        """Return facts about the environment servers for the run's record; see `Host.facts`."""
+        ...
+
+    async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
+        """Play an episode. A session's failure ends it with the status ERROR.
+
+        Raises:
+            EngineError, HostError, ConfigError: these end the run.
+        """
+        ...
 
 
 class Scorer(Protocol):
@@ -94,25 +114,28 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutContext:
-    """The environment's servers, adapter and tasks, the engine, the chat format and the scorer.
+    """What plays the episodes, their tasks, the engine, the chat format and the scorer.
 
     It is the `PlayContext` of its episodes.
     """
 
     env: EnvConfig
-    host: Host
-    adapter: Adapter
+    loop: EpisodeRunner  # the pipeline's own loop, in this process or on workers
     splits: Splits
     chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
-    programs: Players | None = None  # play in the place of the pipeline's loop
-    workers: Players | None = None  # play on other machines
+    agents: EpisodeRunner | None = None  # programs or clients that play in place of the loop
+
+    @property
+    def runner(self) -> EpisodeRunner:
+        """What plays the episodes."""
+        return self.agents or self.loop
 
     @property
     def reads_messages(self) -> bool:
         return self.scorer.reads_messages
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
-        """Return the same context with another engine, such as a scripted player."""
-        return replace(self, engine=engine, programs=None)
+        """Return the same context with another engine, such as a script, whom the loop plays."""
+        return replace(self, engine=engine, agents=None)

@@ -18,10 +18,10 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
 )
 from openenv_pipe.models.reply_reader import PLAIN_READER
-from openenv_pipe.rollout.context import Chat, PlayContext
+from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
-from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Picture, Tool, Turn, Usage
+from openenv_pipe.types import Finish, Message, Observation, Opening, Picture, Tool, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
 
@@ -32,22 +32,14 @@ class Conversation(ABC):
     reader = PLAIN_READER  # of the replies
 
     def __init__(
-        self,
-        context: PlayContext,
-        group: Group,
-        episode: Episode,
-        opening: Opening,
-        *,
-        number: int,
-        temperature: float,
+        self, context: PlayContext, spec: EpisodeSpec, opening: Opening, first: Observation
     ) -> None:
-        """number: identifies the episode to the engine."""
+        """first: the observation of the reset."""
         self._context = context
-        self._group = group
-        self._episode = episode
+        self._spec = spec
         self._opening = opening
-        self._number = number
-        self._temperature = temperature
+        self._observations = [first]
+        self._num_turns = 0  # before the present one
 
     @property
     @abstractmethod
@@ -63,9 +55,15 @@ class Conversation(ABC):
     def num_tool_tokens(self) -> int:
         """Return how many tokens of the opening describe tools."""
 
+    def add(self, messages: Sequence[Message], observations: Sequence[Observation]) -> None:
+        """Add what follows the last turn: its steps' observations, and the adapter's messages."""
+        self._num_turns += 1
+        self._observations += observations
+        self._add(messages)
+
     @abstractmethod
-    def add(self, messages: Sequence[Message]) -> None:
-        """Add the messages that follow the episode's last turn."""
+    def _add(self, messages: Sequence[Message]) -> None:
+        """Extend the prompt by the last turn and these messages."""
 
     @abstractmethod
     async def reply(self, max_tokens: int) -> Turn:
@@ -85,27 +83,32 @@ class Conversation(ABC):
     def _fields(self, max_tokens: int) -> dict[str, Any]:
         """Return the fields that all kinds of requests have."""
         return {
-            "episode": self._number,
-            "turn": len(self._episode.turns),
+            "episode": self._spec.number,
+            "turn": self._num_turns,
             "max_tokens": max_tokens,
-            "temperature": self._temperature,
-            "seed": self._episode.seed,
+            "temperature": self._spec.temperature,
+            "seed": self._spec.seed,
         }
 
 
 class TokenConversation(Conversation):
     """A conversation with an engine that takes token ids."""
 
-    def __init__(self, context: PlayContext, *args: Any, **keywords: Any) -> None:
-        super().__init__(context, *args, **keywords)
+    _last: Turn
+
+    def __init__(
+        self, context: PlayContext, spec: EpisodeSpec, opening: Opening, first: Observation
+    ) -> None:
+        super().__init__(context, spec, opening, first)
         assert context.chat is not None
         self._chat = context.chat
         self.reader = self._chat.reply_reader
-        messages, tools = self._cut(self._opening.messages), self._opening.tools
+        self._num_sampled = 0  # tokens of completions
+        messages, tools = self._cut(opening.messages), opening.tools
         self._new_messages = _with_tools(messages, tools)
         self._pictures = _pictures_of(messages)
         kind = HISTORIES[self._chat.history]
-        self._history: PromptHistory = kind(self._chat, self._episode, messages, tools)
+        self._history: PromptHistory = kind(self._chat, messages, tools)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -120,15 +123,16 @@ class TokenConversation(Conversation):
         with_tools = self._chat.first_ids(opening.messages, opening.tools)
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
-    def add(self, messages: Sequence[Message]) -> None:
+    def _add(self, messages: Sequence[Message]) -> None:
         self._new_messages = self._cut(messages)
         # Not in place, because requests have the earlier ones.
         self._pictures = {**self._pictures, **_pictures_of(self._new_messages)}
-        self._history.add(self._new_messages)
+        self._history.add(self._last, self._new_messages)
 
     async def reply(self, max_tokens: int) -> Turn:
         completion = await self._complete(max_tokens)
-        return Turn(
+        self._num_sampled += len(completion.token_ids)
+        self._last = Turn(
             prompt_ids=self._history.new_ids,
             completion_ids=completion.token_ids,
             logprobs=completion.logprobs,
@@ -138,6 +142,7 @@ class TokenConversation(Conversation):
             parent=self._history.parent,
             messages=self._new_messages if self._context.reads_messages else [],
         )
+        return self._last
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
         return self._fitted(messages, self._chat.cut)
@@ -146,9 +151,9 @@ class TokenConversation(Conversation):
         return await self._context.engine.generate(
             TokenRequest(
                 prompt_ids=self._history.prompt_ids,
-                num_sampled=sum(len(turn.completion_ids) for turn in self._episode.turns),
-                group_seed=self._group.seed,
-                member=self._episode.member,
+                num_sampled=self._num_sampled,
+                group_seed=self._spec.group_seed,
+                member=self._spec.member,
                 pictures=self._pictures,
                 **self._fields(max_tokens),
             )
@@ -163,7 +168,7 @@ class ScriptedConversation(TokenConversation):
 
     async def _complete(self, max_tokens: int) -> Completion:
         request = ObservationRequest(
-            observations=self._episode.observations,
+            observations=[*self._observations],
             opening=self._opening,
             **self._fields(max_tokens),
         )
@@ -185,14 +190,17 @@ def written_completion(chat: Chat, text: str, max_tokens: int) -> Completion:
 class MessageConversation(Conversation):
     """A conversation with an engine that takes messages; it has token counts but no token ids."""
 
-    def __init__(self, context: PlayContext, *args: Any, **keywords: Any) -> None:
-        super().__init__(context, *args, **keywords)
-        self._new_messages = self._messages = self._cut(self._opening.messages)
+    def __init__(
+        self, context: PlayContext, spec: EpisodeSpec, opening: Opening, first: Observation
+    ) -> None:
+        super().__init__(context, spec, opening, first)
+        self._num_tokens = 0  # of all turns
+        self._new_messages = self._messages = self._cut(opening.messages)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property
     def num_prompt_tokens(self) -> int:
-        return self._episode.num_tokens + self._num_new_tokens
+        return self._num_tokens + self._num_new_tokens
 
     @property
     def _sees_pictures(self) -> bool:
@@ -201,7 +209,7 @@ class MessageConversation(Conversation):
     def num_tool_tokens(self) -> int:
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0
 
-    def add(self, messages: Sequence[Message]) -> None:
+    def _add(self, messages: Sequence[Message]) -> None:
         self._new_messages = self._cut(messages)
         self._messages = [*self._messages, self._reply.assistant_message, *self._new_messages]
         self._num_new_tokens = estimate_tokens(self._new_messages)
@@ -215,6 +223,8 @@ class MessageConversation(Conversation):
         )
         reply: TextReply = await self._context.engine.generate(request)
         self._reply = reply
+        usage = self._usage(reply, max_tokens)
+        self._num_tokens += usage.num_prompt_tokens + usage.num_completion_tokens
         return Turn(
             prompt_ids=[],
             completion_ids=[],
@@ -223,7 +233,7 @@ class MessageConversation(Conversation):
             policy_versions=[UNTRAINED_VERSION],
             reply=encodable(reply.text),
             messages=self._new_messages,
-            usage=self._usage(reply, max_tokens),
+            usage=usage,
         )
 
     def _usage(self, reply: TextReply, max_tokens: int) -> Usage:
@@ -234,7 +244,7 @@ class MessageConversation(Conversation):
         """
         num_prompt = self._num_new_tokens
         if reply.num_prompt_tokens is not None:
-            num_prompt = max(0, reply.num_prompt_tokens - self._episode.num_tokens)
+            num_prompt = max(0, reply.num_prompt_tokens - self._num_tokens)
         num_completion = reply.num_completion_tokens
         if num_completion is None:
             num_completion = min(max_tokens, estimate_tokens([{"content": reply.text}]))

@@ -1,21 +1,28 @@
-"""Play one episode, from reset to its end. Token ids are appended, never tokenised again."""
+"""The episode loop, from reset to the end. Token ids are appended, never tokenised again.
+
+Training, evaluations, `env check` and `env play` all play by it; they differ in their engines.
+"""
 
 import time
+from dataclasses import replace
 from functools import partial
 
-from openenv_pipe.environments.adapters.base import UnusableReply
+from pydantic import JsonValue
+
+from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.models.reply_reader import ReplyReader
-from openenv_pipe.rollout.context import PlayContext
+from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
 from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
     Episode,
-    Group,
     Message,
+    Observation,
     Opening,
     Status,
     Step,
@@ -23,42 +30,61 @@ from openenv_pipe.types import (
 )
 
 
-class Player:
-    """Plays one episode: engine on one side, session on the other, adapter between them."""
+class LocalRunner:
+    """Plays episodes by the loop below, in sessions of a host. It is an `EpisodeRunner`."""
 
-    def __init__(
-        self,
-        context: PlayContext,
-        group: Group,
-        episode: Episode,
-        *,
-        number: int,
-        temperature: float,
-    ) -> None:
-        """number: identifies the episode to the engine."""
-        self.number = number
-        self.group = group
+    def __init__(self, host: Host, adapter: Adapter) -> None:
+        self.host = host
+        self.adapter = adapter
+
+    @property
+    def capacity(self) -> int:
+        return self.host.capacity
+
+    @property
+    def num_deaths(self) -> int:
+        return self.host.num_deaths
+
+    def facts(self) -> dict[str, JsonValue]:
+        return self.host.facts()
+
+    async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
+        """See `EpisodeRunner.play`."""
+        return await Player(context, self.adapter, spec).play(self.host)
+
+
+class Player:
+    """Plays one episode: engine on one side, session on the other, adapter between them.
+
+    It alone makes the episode, and hands it over at its end.
+    """
+
+    def __init__(self, context: PlayContext, adapter: Adapter, spec: EpisodeSpec) -> None:
         self.opening: Opening | None = None  # of the conversation, after the reset
         self._context = context
-        self._episode = episode
-        self._temperature = temperature
+        self._adapter = adapter
+        self._spec = spec
+        self._episode = Episode(task=spec.task, member=spec.member, seed=spec.seed)
 
-    async def play(self) -> None:
-        """Play the episode and fill it in. A session's failure ends it with the status ERROR.
+    @property
+    def episode_so_far(self) -> Episode:
+        """A copy of the episode as it is now, for those who watch it."""
+        turns = [replace(turn, steps=[*turn.steps]) for turn in self._episode.turns]
+        return replace(self._episode, turns=turns)
 
-        Raises:
-            EngineError, HostError, ConfigError: these end the run.
-        """
-        started = time.perf_counter()
-        self._episode.started_s = time.time()
+    async def play(self, host: Host) -> Episode:
+        """Play the episode in a session of the host. See `EpisodeRunner.play`."""
+        episode, started = self._episode, time.perf_counter()
+        episode.started_s = time.time()
         try:
-            async with self._context.host.session() as session:
-                self._episode.status = await self._play(session)
+            async with host.session() as session:
+                episode.status = await self._play(session)
         except SessionError as error:
-            self._episode.status = Status.ERROR
-            self._episode.error = f"{type(error).__name__}: {error}"
+            episode.status = Status.ERROR
+            episode.error = f"{type(error).__name__}: {error}"
         finally:
-            self._episode.duration_s = time.perf_counter() - started
+            episode.duration_s = time.perf_counter() - started
+        return episode
 
     async def _play(self, session: Session) -> Status:
         episode, env = self._episode, self._context.env
@@ -68,8 +94,13 @@ class Player:
         if result.done:
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
-        self.opening = await self._context.adapter.open(result.observation, ask)
-        conversation = self._conversation(self.opening)
+        self.opening = await self._adapter.open(result.observation, ask)
+        return await self._converse(session, result, self.opening)
+
+    async def _converse(self, session: Session, first: StepResult, opening: Opening) -> Status:
+        """Play from the opening to the end, and return why it ended."""
+        episode, env = self._episode, self._context.env
+        conversation = self._conversation(opening, first.observation)
         while True:
             room = env.max_episode_tokens - conversation.num_prompt_tokens
             if room < 1:
@@ -78,24 +109,18 @@ class Player:
             turn = await conversation.reply(min(env.max_reply_tokens, room))
             turn.times_s = [asked_s, time.time()]
             episode.turns.append(turn)
-            messages, end = await self._act(session, turn, conversation.reader)
+            messages, end = await self._act(session, turn, conversation.reader, opening)
             if end is not None:
                 return end
             if len(episode.turns) == env.max_turns:
                 return Status.TURN_LIMIT
-            conversation.add(messages)
+            conversation.add(messages, [step.observation for step in turn.steps])
 
-    def _conversation(self, opening: Opening) -> Conversation:
+    def _conversation(self, opening: Opening, first: Observation) -> Conversation:
         """Begin the conversation. Raises ConfigError if the tools alone exceed an episode."""
         context = self._context
-        conversation = CONVERSATIONS[context.engine.capabilities.takes](
-            context,
-            self.group,
-            self._episode,
-            opening,
-            number=self.number,
-            temperature=self._temperature,
-        )
+        kind = CONVERSATIONS[context.engine.capabilities.takes]
+        conversation = kind(context, self._spec, opening, first)
         limit = context.env.max_episode_tokens
         if conversation.num_prompt_tokens < limit or not opening.tools:
             return conversation
@@ -107,16 +132,15 @@ class Player:
         return conversation
 
     async def _act(
-        self, session: Session, turn: Turn, reader: ReplyReader
+        self, session: Session, turn: Turn, reader: ReplyReader, opening: Opening
     ) -> tuple[list[Message], Status | None]:
         """Take the steps of a reply; return the messages that follow, and the status at the end.
 
         An unusable reply takes a turn too; the messages tell the model why it was unusable.
         """
-        adapter, messages = self._context.adapter, list[Message]()
-        assert self.opening is not None
+        adapter, messages = self._adapter, list[Message]()
         try:
-            reply = reader.read(turn.reply, self.opening.tools)
+            reply = reader.read(turn.reply, opening.tools)
             actions = await awaited(adapter.read(reply))
         except UnusableReply as unusable:
             actions, turn.unusable = unusable.actions, str(unusable)

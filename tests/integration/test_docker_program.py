@@ -70,12 +70,13 @@ async def sandboxed(script, tmp_path, *replies, sandbox=None, **agent):
     )
     async with opened(config.sandbox, tmp_path) as containers, containers.gateway.serving():
         programs = Programs(
-            config=config,
+            context.loop,
+            config,
             gateway=containers.gateway,
             folder=tmp_path / "programs",
             start=containers.start,
         )
-        yield replace(context, programs=programs)
+        yield replace(context, agents=programs)
 
 
 async def play_script(script, tmp_path, *replies, **settings):

@@ -30,6 +30,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.system.foreign_text import for_people
@@ -111,8 +112,7 @@ async def play(url, adapter, folder):
     async with attached(url, config.env) as host:
         context = RolloutContext(
             env=config.env,
-            host=host,
-            adapter=await adapter_for(config.env.adapter, host.urls, host.access),
+            loop=LocalRunner(host, await adapter_for(config.env.adapter, host.urls, host.access)),
             splits=Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS}),
             chat=CHAT,
             engine=ScriptedEngine(reply_at_random),

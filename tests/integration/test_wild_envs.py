@@ -21,6 +21,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Status, Task
 
@@ -73,8 +74,7 @@ async def play(name, replies, *overrides):
         await host.start()
         context = RolloutContext(
             env=env,
-            host=host,
-            adapter=await adapter_for(env.adapter, host.urls, host.access),
+            loop=LocalRunner(host, await adapter_for(env.adapter, host.urls, host.access)),
             splits=Splits(train=[task], eval=[task]),
             chat=CHAT,
             engine=ScriptedEngine(lambda observations, draw: next(seen)),

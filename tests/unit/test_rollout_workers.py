@@ -1,22 +1,33 @@
 """Rollout workers that are lost at unfortunate moments, in a cluster that is a fake."""
 
 import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from fakes import FakeHost, run_config
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import Completion, TokenRequest
-from openenv_pipe.errors import HostError
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.errors import HostError, SessionError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.cluster import remote_worker
+from openenv_pipe.rollout.cluster import worker as worker_module
 from openenv_pipe.rollout.cluster import workers as module
 from openenv_pipe.rollout.cluster.messages import ReplyRequest
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.rollout.context import EpisodeSpec
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.ray_cluster import WorkerLostError
-from openenv_pipe.types import Episode, Finish, Group, Status, Task
-from tests.fake_rollout_workers import FakeRayCluster
+from openenv_pipe.types import Finish, Status, Task
+from tests.fake_rollout_workers import FakePlacedProcess, FakeRayCluster
 
 LIMIT_S = 30.0  # for what takes milliseconds
+CHAT = ChatFormat(build_tokenizer())
 TASK = Task(id="t", split="train", index=0, seed=0)
 
 
@@ -58,10 +69,69 @@ def make(monkeypatch, tmp_path):
 
 
 async def play(workers, engine=None, number=0):
-    episode = Episode(task=TASK, member=0, seed=0)
-    group = Group(id="g", task=TASK, seed=0, episodes=[episode])
+    spec = EpisodeSpec(task=TASK, seed=0, temperature=1.0, number=number)
     async with asyncio.timeout(LIMIT_S):
-        return await workers.play(engine or Engine(), group, episode, number, 1.0)
+        return await workers.play(SimpleNamespace(engine=engine or Engine()), spec)
+
+
+class RealWorker(worker_module.RolloutWorker):
+    @property
+    def channel(self):
+        """The connection, which ends with the worker's process."""
+        return self._channel
+
+
+class RealWorkers(FakeRayCluster):
+    """Places real workers, in this process."""
+
+    def place(self, _, *arguments, num_cpus, name):
+        process = FakePlacedProcess(self, len(self.processes), name)
+        process.worker = RealWorker(*arguments)
+        self.processes.append(process)
+        return process
+
+
+class ServerlessHost(FakeHost):
+    access = None
+
+    def facts(self):
+        return {}
+
+
+def seen(observations, draw):
+    return f"seen {len(observations)}"
+
+
+class FailsAtTheSecondTurn(ScriptedEngine):
+    """Raises what the session of an episode may raise, for example from a policy that asks it."""
+
+    async def generate(self, request):
+        if request.turn == 1:
+            raise SessionError("no second reply")
+        return await super().generate(request)
+
+
+async def test_a_worker_returns_the_episode_that_this_process_would_have_played(make, monkeypatch):
+    adapter = build_adapter(run_config().env.adapter)
+
+    async def adapter_for(*_):
+        return adapter
+
+    monkeypatch.setattr(worker_module, "build_host", lambda *_: ServerlessHost())
+    monkeypatch.setattr(worker_module, "adapter_for", adapter_for)
+    workers = make(RealWorkers(), "cluster.max_restarts=0")
+    await workers.start()
+    await workers.prepare(CHAT, reads_messages=True)
+    loop, env = LocalRunner(FakeHost(), adapter), compose(["conf=smoke"]).config.env
+    for engine in (ScriptedEngine(seen), FailsAtTheSecondTurn(seen)):
+        context = SimpleNamespace(env=env, chat=CHAT, engine=engine, reads_messages=True)
+        spec = EpisodeSpec(task=TASK, seed=3, temperature=1.0, number=0, member=2)
+        async with asyncio.timeout(LIMIT_S):
+            here, there = [await each.play(context, spec) for each in (loop, workers)]
+        assert here.turns
+        assert replace(there, duration_s=here.duration_s) == here
+    assert here.status is Status.ERROR
+    await workers.close()
 
 
 class Greetless(FakeRayCluster):

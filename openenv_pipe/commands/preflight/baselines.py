@@ -14,6 +14,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode
 
@@ -34,8 +35,7 @@ async def try_baselines(
         label = f"baseline {name}"
         rollout = RolloutContext(
             env=config.env,
-            host=host,
-            adapter=adapter,
+            loop=LocalRunner(host, adapter),
             splits=splits,
             chat=chat,
             engine=ScriptedEngine(load_callable(policy)),

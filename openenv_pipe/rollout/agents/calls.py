@@ -20,9 +20,9 @@ from openenv_pipe.rollout.agents.chat_completions import (
 )
 from openenv_pipe.rollout.agents.known_replies import KnownReplies
 from openenv_pipe.rollout.agents.request_fields import IGNORED
-from openenv_pipe.rollout.context import Chat, PlayContext
+from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.foreign_text import shortened
-from openenv_pipe.types import Episode, Finish, Message, Usage
+from openenv_pipe.types import Finish, Message, Usage
 
 MODEL = "policy"  # the name of the model for programs
 MAX_NOTE_LENGTH = 120  # characters of what a request asked for
@@ -102,16 +102,7 @@ class ModelCalls:
     they come.
     """
 
-    def __init__(
-        self,
-        context: PlayContext,
-        episode: Episode,
-        config: CallingAgentConfig,
-        *,
-        number: int,
-        temperature: float,
-    ) -> None:
-        """number: identifies the episode to the engine."""
+    def __init__(self, context: PlayContext, spec: EpisodeSpec, config: CallingAgentConfig) -> None:
         self.answered: list[Call] = []
         self.notes: list[str] = []
         self.rejections: list[str] = []  # of calls without an answer: the status and the reason
@@ -120,10 +111,8 @@ class ModelCalls:
         # Waits until the program does nothing but wait, if the system can tell.
         self.settle: Callable[[], Awaitable[None]] | None = None
         self._context = context
-        self._episode = episode
+        self._spec = spec
         self._config = config
-        self._number = number
-        self._temperature = temperature
         self._known = KnownReplies()
         self._num_begun = 0
         self._num_sampled = 0  # tokens of completions
@@ -327,11 +316,11 @@ class ModelCalls:
         """Sample the completions of calls, each with random numbers of its own."""
         requests = [
             TokenRequest(
-                episode=self._number,
+                episode=self._spec.number,
                 turn=call.number,
                 max_tokens=call.max_tokens,
-                temperature=self._temperature,
-                seed=turn_seed(self._episode.seed, call.number) if place else self._episode.seed,
+                temperature=self._spec.temperature,
+                seed=turn_seed(self._spec.seed, call.number) if place else self._spec.seed,
                 prompt_ids=call.prompt_ids,
                 num_concurrent=len(calls),
                 num_sampled=0 if place else self._num_sampled,
@@ -347,8 +336,8 @@ class ModelCalls:
         """Note what the program asked for and did not get, once each."""
         found = [
             f"the program asked for {shortened(f'{name}={value!r}', MAX_NOTE_LENGTH)}; it got the "
-            f"model's own distribution at temperature={self._temperature:g}"
-            for name, value in ignored_settings(body, temperature=self._temperature).items()
+            f"model's own distribution at temperature={self._spec.temperature:g}"
+            for name, value in ignored_settings(body, temperature=self._spec.temperature).items()
         ]
         found += [
             f"the program asked for {shortened(f'{name}={value!r}', MAX_NOTE_LENGTH)}, which has "

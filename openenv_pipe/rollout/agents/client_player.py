@@ -4,18 +4,18 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from openenv_pipe.client import TOKEN_VARIABLE
 from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.desk import Desk, OpenRollout
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.player import AgentPlayer
-from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.foreign_text import shortened
-from openenv_pipe.types import Episode, Group, Opening, Status
+from openenv_pipe.types import Episode, Opening, Status
 
 JUDGING = ("verifier", "python")  # reward terms that need no reward of the client, beside judges
 LAST_WORD_S = 2.0  # after the end of training, for clients that ask for an episode
@@ -25,9 +25,14 @@ MAX_ERROR_LENGTH = 300  # characters of what a client reports
 
 @asynccontextmanager
 async def serving_clients(
-    config: ClientAgentConfig, reward: RewardConfig, tell: Callable[[str], None]
+    loop: LocalRunner,
+    config: ClientAgentConfig,
+    reward: RewardConfig,
+    tell: Callable[[str], None],
 ) -> AsyncIterator["Clients"]:
     """Serve clients until the end of the block, and tell them of a regular end.
+
+    loop: has the sessions of their episodes.
 
     Raises ConfigError if the address cannot be used.
     """
@@ -46,55 +51,54 @@ async def serving_clients(
         if config.token is None:
             tell(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
         tell(f"waiting for clients at {gateway.url}")
-        yield Clients(config=config, gateway=gateway, desk=desk)
+        yield Clients(loop, config, gateway=gateway, desk=desk)
         desk.end()
         await asyncio.sleep(LAST_WORD_S)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clients:
-    """What the episodes of all clients share."""
+class Clients(LocalRunner):
+    """Plays episodes by clients."""
 
-    config: ClientAgentConfig
-    gateway: Gateway
-    desk: Desk
+    def __init__(
+        self, loop: LocalRunner, config: ClientAgentConfig, *, gateway: Gateway, desk: Desk
+    ) -> None:
+        """loop: has the sessions of the clients."""
+        super().__init__(loop.host, loop.adapter)
+        self.config = config
+        self.gateway = gateway
+        self.desk = desk
 
-    def player(
-        self,
-        context: RolloutContext,
-        group: Group,
-        episode: Episode,
-        *,
-        number: int,
-        temperature: float,
-    ) -> "ClientPlayer":
-        """Return the player of one episode. number: identifies it to the engine."""
-        return ClientPlayer(self, context, group, episode, number=number, temperature=temperature)
+    async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
+        return await ClientPlayer(self, context, spec).play(self.host)
 
 
 class ClientPlayer(AgentPlayer):
     """Plays one episode by a client in the place of the pipeline's loop."""
 
-    def __init__(self, clients: Clients, *args: Any, **keywords: Any) -> None:
-        super().__init__(clients.gateway, clients.config, *args, **keywords)
+    def __init__(self, clients: Clients, context: PlayContext, spec: EpisodeSpec) -> None:
+        super().__init__(
+            context, clients.adapter, spec, gateway=clients.gateway, config=clients.config
+        )
         self._desk = clients.desk
         self._late = (
             f"agent.group_timeout_s={clients.config.group_timeout_s:g} was over, which began with "
             "the first episode of the group"
         )
-        self._offer = self._desk.offer(self.group, self._episode)
+        self._offer = self._desk.offer(spec)
 
-    async def play(self) -> None:
+    async def play(self, host: Host) -> Episode:
         offer = self._offer
         try:
             await offer.until(lambda: offer.is_claimed or offer.is_late)
+            self._episode.task = offer.task
             if offer.is_claimed:
-                await super().play()
+                await super().play(host)
             else:
                 self._episode.status = Status.CLIENT_LATE
                 self._episode.error = f"no client opened it before {self._late}"
+            return self._episode
         finally:
-            self._desk.withdraw(offer)
+            self._desk.withdraw(offer, self._episode)
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
         offer, calls, steps = self._offer, rollout.calls, rollout.steps

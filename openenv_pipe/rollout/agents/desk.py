@@ -21,8 +21,9 @@ from openenv_pipe.config.schema import ClientAgentConfig
 from openenv_pipe.rollout.agents.error_shapes import error_response
 from openenv_pipe.rollout.agents.gate import PARSED
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
+from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.system.user_numbers import MAX_REWARD
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Episode, Task
 
 CLIENT_SPLIT = "client"  # of the tasks that clients bring
 POLL_S = 0.05  # between two looks for an episode
@@ -59,12 +60,12 @@ class OpenRollout:
 class Offer:
     """An episode that waits for a client, and what becomes of it."""
 
-    group: Group
-    episode: Episode
+    spec: EpisodeSpec
+    task: Task  # of the run, or that of a client
     is_claimed: bool = False
     is_late: bool = False  # the time of its group is over
     is_lost: bool = False  # its client is gone
-    is_ended: bool = False
+    episode: Episode | None = None  # at its end
     rollout: OpenRollout | None = None
     report: Report | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +94,7 @@ class _GroupState:
     """A group of which an episode was opened."""
 
     own: str | None  # a digest of the client's own task; None: the task is the run's
+    task: Task
     timer: asyncio.TimerHandle
     num_left: int  # episodes that are not over
     is_late: bool = False  # its time is over
@@ -113,30 +115,31 @@ class Desk:
             Route("/rollouts/{key}/end", self._end, methods=["POST"]),
         ]
 
-    def offer(self, group: Group, episode: Episode) -> Offer:
+    def offer(self, spec: EpisodeSpec) -> Offer:
         """Let a client have the episode."""
-        state = self._groups.get(group.id)
-        offer = Offer(group=group, episode=episode, is_late=state is not None and state.is_late)
+        offer = Offer(spec=spec, task=spec.task)
+        if (state := self._groups.get(spec.group)) is not None:
+            offer.task, offer.is_late = state.task, state.is_late
         self._offers.append(offer)
         return offer
 
-    def withdraw(self, offer: Offer) -> None:
+    def withdraw(self, offer: Offer, episode: Episode) -> None:
         """End an offer, whose episode is over."""
         self._offers.remove(offer)
-        offer.change(is_ended=True)
-        state = self._groups.get(offer.group.id)
+        offer.change(episode=episode)
+        state = self._groups.get(offer.spec.group)
         if state is None:
             return
         state.num_left -= 1
         if not state.num_left:
             state.timer.cancel()
-            del self._groups[offer.group.id]
+            del self._groups[offer.spec.group]
 
     def end_time(self, group: str) -> None:
         """End the time of the group with this id: what is not done in it is late."""
         self._groups[group].is_late = True
         for offer in self._offers:
-            if offer.group.id == group:
+            if offer.spec.group == group:
                 offer.change(is_late=True)
 
     def end(self) -> None:
@@ -147,38 +150,39 @@ class Desk:
         """Claim an episode; for a task of the client's own, one of its group if there is one."""
         digest = own and own[0]
         free = [each for each in self._offers if not (each.is_claimed or each.is_late)]
-        begun = [each for each in free if each.group.id in self._groups]
-        fitting = [each for each in begun if self._groups[each.group.id].own == digest]
-        others = [each for each in free if each.group.id not in self._groups]
+        begun = [each for each in free if each.spec.group in self._groups]
+        fitting = [each for each in begun if self._groups[each.spec.group].own == digest]
+        others = [each for each in free if each.spec.group not in self._groups]
         offer = next(iter([*fitting, *others]), None)
         if offer is None:
             return None
-        if offer.group.id not in self._groups:
-            self._begin(offer.group, own)
+        if offer.spec.group not in self._groups:
+            self._begin(offer.spec, own)
         offer.change(is_claimed=True)
         return offer
 
-    def _begin(self, group: Group, own: tuple[str, Mapping[str, Any]] | None) -> None:
-        """Start the time of a group, and give it the client's task."""
+    def _begin(self, spec: EpisodeSpec, own: tuple[str, Mapping[str, Any]] | None) -> None:
+        """Start the time of the episode's group, and give the group the client's task."""
         timer = asyncio.get_running_loop().call_later(
-            self._config.group_timeout_s, self.end_time, group.id
+            self._config.group_timeout_s, self.end_time, spec.group
         )
-        self._groups[group.id] = _GroupState(
-            own=own and own[0], timer=timer, num_left=len(group.episodes)
+        task = spec.task
+        if own is not None:
+            digest, given = own
+            seed = given.get("seed")
+            task = replace(
+                task,
+                id=f"{CLIENT_SPLIT}/{digest[:12]}",
+                split=CLIENT_SPLIT,
+                seed=seed if type(seed) is int and seed >= 0 else task.seed,
+                reset={name: value for name, value in given.items() if name != "seed"},
+            )
+        self._groups[spec.group] = _GroupState(
+            own=own and own[0], task=task, timer=timer, num_left=spec.group_size
         )
-        if own is None:
-            return
-        digest, task = own
-        seed = task.get("seed")
-        group.task = replace(
-            group.task,
-            id=f"{CLIENT_SPLIT}/{digest[:12]}",
-            split=CLIENT_SPLIT,
-            seed=seed if type(seed) is int and seed >= 0 else group.task.seed,
-            reset={name: value for name, value in task.items() if name != "seed"},
-        )
-        for episode in group.episodes:
-            episode.task = group.task
+        for offer in self._offers:
+            if offer.spec.group == spec.group:
+                offer.task = task
 
     async def _open(self, request: Request) -> Response:
         """Answer with an episode, or with 429 if none waits for a client."""
@@ -191,9 +195,10 @@ class Desk:
             if await request.is_disconnected():
                 return Response(status_code=499)  # to nobody
             if (offer := self._take(own)) is not None:
-                await offer.until(lambda: offer.rollout is not None or offer.is_ended)
+                await offer.until(lambda: bool(offer.rollout or offer.episode))
                 if offer.rollout is not None:
                     return _Presence(offer, offer.rollout)
+                assert offer.episode is not None
                 message = f"the environment has failed: {offer.episode.error}"
                 return _later(503, message)
             if time.monotonic() >= latest:
@@ -219,7 +224,8 @@ class Desk:
                 422, "report a reward: no step was taken, and reward.terms has no judge or verifier"
             )
         offer.change(report=report)
-        await offer.until(lambda: offer.is_ended)
+        await offer.until(lambda: offer.episode is not None)
+        assert offer.episode is not None
         return JSONResponse({"status": offer.episode.status, "error": offer.episode.error})
 
 
@@ -236,8 +242,8 @@ class _Presence(Response):
         opened = {
             "key": self._rollout.key,
             "task": self._rollout.task,
-            "group": offer.group.id,
-            "group_size": len(offer.group.episodes),
+            "group": offer.spec.group,
+            "group_size": offer.spec.group_size,
         }
         watching = asyncio.create_task(_left(receive))
         watching.add_done_callback(lambda _: offer.change(is_lost=True))
@@ -245,9 +251,9 @@ class _Presence(Response):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             line = json.dumps(opened).encode() + b"\n"
             await send({"type": "http.response.body", "body": line, "more_body": True})
-            while not (offer.is_ended or offer.is_lost):
+            while not (offer.episode or offer.is_lost):
                 try:
-                    over = offer.until(lambda: offer.is_ended or offer.is_lost)
+                    over = offer.until(lambda: bool(offer.episode or offer.is_lost))
                     await asyncio.wait_for(over, KEEP_ALIVE_S)
                 except TimeoutError:
                     await send({"type": "http.response.body", "body": b"\n", "more_body": True})

@@ -78,11 +78,11 @@ class HostedCalls(ModelCalls):
 
     async def _ask(self, request: ChatRequest, number: int, max_tokens: int) -> TextReply:
         relayed = RelayedRequest(
-            episode=self._number,
+            episode=self._spec.number,
             turn=number,
             max_tokens=max_tokens,
-            temperature=self._temperature,
-            seed=self._episode.seed,
+            temperature=self._spec.temperature,
+            seed=self._spec.seed,
             messages=request.sent,
             tools=request.tools,
         )

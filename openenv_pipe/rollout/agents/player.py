@@ -7,13 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
-from openenv_pipe.environments.client.session import Session, step_aside
+from openenv_pipe.environments.adapters.base import Adapter
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import Session
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.harbor import Verdict, take_verdict
@@ -32,10 +33,10 @@ from openenv_pipe.rollout.agents.program import (
 from openenv_pipe.rollout.agents.settling import wait_until_settled
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
-from openenv_pipe.rollout.context import RolloutContext
-from openenv_pipe.rollout.episode import Player
+from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
+from openenv_pipe.rollout.episode import LocalRunner, Player
 from openenv_pipe.system.child_environment import child_environment, names_left_out
-from openenv_pipe.types import Episode, Group, Opening, Status
+from openenv_pipe.types import Episode, Opening, Status
 
 WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
 SIGNALS = 128  # exit codes above it are signals
@@ -43,58 +44,58 @@ MAX_REASONS = 8  # for which calls were rejected
 MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Programs:
-    """What the programs of all episodes share."""
+class Programs(LocalRunner):
+    """Plays episodes by programs."""
 
-    config: ProgramAgentConfig
-    gateway: Gateway
-    folder: Path  # for the folders and the output of programs that run
-    start: StartProgram = start_process
-
-    def player(
+    def __init__(
         self,
-        context: RolloutContext,
-        group: Group,
-        episode: Episode,
+        loop: LocalRunner,
+        config: ProgramAgentConfig,
         *,
-        number: int,
-        temperature: float,
-    ) -> "ProgramPlayer":
-        """Return the player of one episode. number: identifies it to the engine."""
-        return ProgramPlayer(self, context, group, episode, number=number, temperature=temperature)
+        gateway: Gateway,
+        folder: Path,
+        start: StartProgram = start_process,
+    ) -> None:
+        """
+        loop: has the sessions of the programs.
+        folder: for the folders and the output of programs that run.
+        """
+        super().__init__(loop.host, loop.adapter)
+        self.config = config
+        self.gateway = gateway
+        self.folder = folder
+        self.start = start
+
+    async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
+        return await ProgramPlayer(self, context, spec).play(self.host)
 
 
 class AgentPlayer(Player, ABC):
     """Plays one episode by what calls the model and takes steps by HTTP."""
 
     def __init__(
-        self, gateway: Gateway, config: CallingAgentConfig, *args: Any, **keywords: Any
+        self,
+        context: PlayContext,
+        adapter: Adapter,
+        spec: EpisodeSpec,
+        *,
+        gateway: Gateway,
+        config: CallingAgentConfig,
     ) -> None:
-        super().__init__(*args, **keywords)
+        super().__init__(context, adapter, spec)
         self._gateway = gateway
         self._limits = config
 
-    async def _play(self, session: Session) -> Status:
-        context, episode, env = self._context, self._episode, self._context.env
-        config = self._limits
-        keywords = {**episode.task.reset, "seed": episode.task.seed}
-        first = await session.reset(keywords, env.reset_timeout_s)
-        episode.first_observation = first.observation
-        if first.done:
-            return Status.DONE
-        ask = partial(step_aside, session, env.step_timeout_s)
-        self.opening = opening = await context.adapter.open(first.observation, ask)
+    async def _converse(self, session: Session, first: StepResult, opening: Opening) -> Status:
+        context, config = self._context, self._limits
         is_hosted = context.engine.capabilities.takes == "messages"
-        calls = (HostedCalls if is_hosted else ModelCalls)(
-            context, episode, config, number=self.number, temperature=self._temperature
-        )
+        calls = (HostedCalls if is_hosted else ModelCalls)(context, self._spec, config)
         steps = EnvironmentSteps(
             session,
-            env,
+            context.env,
             first,
             opening=opening,
-            adapter=context.adapter,
+            adapter=self._adapter,
             last_call=lambda: len(calls.answered) - 1,
         )
         with self._gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
@@ -163,8 +164,10 @@ class AgentPlayer(Player, ABC):
 class ProgramPlayer(AgentPlayer):
     """Plays one episode by a program in the place of the pipeline's loop."""
 
-    def __init__(self, programs: Programs, *args: Any, **keywords: Any) -> None:
-        super().__init__(programs.gateway, programs.config, *args, **keywords)
+    def __init__(self, programs: Programs, context: PlayContext, spec: EpisodeSpec) -> None:
+        super().__init__(
+            context, programs.adapter, spec, gateway=programs.gateway, config=programs.config
+        )
         self._programs = programs
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:

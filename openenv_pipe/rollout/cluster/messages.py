@@ -7,7 +7,8 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EngineCapabilities
 from openenv_pipe.errors import ConfigError, FailureError
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.rollout.context import EpisodeSpec
+from openenv_pipe.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,10 +16,7 @@ class PlayOrder:
     """An episode that the worker shall play."""
 
     play: int  # identifies this attempt at the episode in all later messages
-    group: Group  # without its episodes
-    episode: Episode
-    number: int  # by which the engine knows the episode
-    temperature: float
+    spec: EpisodeSpec
     capabilities: EngineCapabilities  # of the engine that replies
 
 
@@ -27,7 +25,7 @@ class ReplyOrder:
     """The engine's answer to a `ReplyRequest`."""
 
     play: int
-    reply: Any  # see `engines.base`
+    reply: Any  # see `engines.base`; a SessionError ends the episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +48,7 @@ class EpisodeEnd:
     """An episode that has ended, or the error that ends the run."""
 
     play: int
-    episode: Episode
+    episode: Episode | None  # None: there is an error
     error: ConfigError | FailureError | None = None
 
 

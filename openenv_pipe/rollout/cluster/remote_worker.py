@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from openenv_pipe.rollout.cluster.messages import (
 )
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.cluster.worker import RolloutWorker
+from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
-from openenv_pipe.types import Episode, Group, Status
+from openenv_pipe.types import Episode
 
 REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
 
@@ -33,7 +34,6 @@ REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
 class _Play:
     """An episode that the worker is playing."""
 
-    episode: Episode
     replies: EpisodeReplies
     end: asyncio.Future[Episode]
 
@@ -110,10 +110,7 @@ class RemoteWorker:
         self,
         play: int,
         replies: EpisodeReplies,
-        group: Group,
-        episode: Episode,
-        number: int,
-        temperature: float,
+        spec: EpisodeSpec,
         capabilities: EngineCapabilities,
     ) -> Episode:
         """Have an episode played, and return it when it has ended.
@@ -125,17 +122,8 @@ class RemoteWorker:
             PipeError: the error that ends the run.
         """
         end = asyncio.get_running_loop().create_future()
-        self._plays[play] = _Play(episode=episode, replies=replies, end=end)
-        self._send(
-            PlayOrder(
-                play=play,
-                group=replace(group, episodes=[]),
-                episode=episode,
-                number=number,
-                temperature=temperature,
-                capabilities=capabilities,
-            )
-        )
+        self._plays[play] = _Play(replies=replies, end=end)
+        self._send(PlayOrder(play=play, spec=spec, capabilities=capabilities))
         try:
             return await end
         finally:
@@ -188,9 +176,7 @@ class RemoteWorker:
         try:
             reply = await play.replies.reply(event.request)
         except SessionError as error:
-            failed = replace(play.episode, status=Status.ERROR, error=str(error))
-            if not play.end.done():
-                play.end.set_result(failed)
+            self._send(ReplyOrder(play=event.play, reply=error))
         except Exception as error:
             if not play.end.done():
                 play.end.set_exception(error)
@@ -201,7 +187,8 @@ class RemoteWorker:
         play = self._plays.pop(event.play, None)
         if play is None or play.end.done():
             return
-        if event.error is not None:
+        if event.episode is None:
+            assert event.error is not None
             play.end.set_exception(event.error)
         else:
             play.end.set_result(event.episode)

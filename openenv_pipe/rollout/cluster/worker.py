@@ -17,12 +17,10 @@ from typing import Any
 from openenv_pipe.config.schema import EngineCapabilities, EnvConfig, RunConfig
 from openenv_pipe.engines.base import Engine, StaticEngine
 from openenv_pipe.environments.adapters import adapter_for
-from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.errors import ConfigError, FailureError, HostError, SessionError
 from openenv_pipe.rollout.cluster.channel import Channel, ConnectionOffer, connect
 from openenv_pipe.rollout.cluster.messages import (
     CancelOrder,
@@ -35,7 +33,7 @@ from openenv_pipe.rollout.cluster.messages import (
     WorkerFacts,
 )
 from openenv_pipe.rollout.context import Chat
-from openenv_pipe.rollout.episode import Player
+from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.child_environment import adopt_variables
 
 
@@ -58,7 +56,7 @@ class RolloutWorker:
         if not logs.is_dir():
             logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-logs-"))
         self._host = build_host(config, logs / f"worker-{index}")
-        self._adapter: Adapter | None = None
+        self._runner: LocalRunner | None = None  # after `start`
         self._chat: Chat | None = None
         self._reads_messages = False
         self._plays: dict[int, asyncio.Task[None]] = {}
@@ -73,7 +71,8 @@ class RolloutWorker:
         """Start the environment servers. Raises HostError and ConfigError."""
         host, config = self._host, self._config
         await host.start()
-        self._adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        self._runner = LocalRunner(host, adapter)
         return WorkerFacts(capacity=host.capacity, node=platform.node(), host=host.facts())
 
     async def open_splits(self, known: KnownSets) -> Splits:
@@ -101,7 +100,11 @@ class RolloutWorker:
                 self._plays[order.play] = asyncio.create_task(self._play(order))
             case ReplyOrder():
                 waiting = self._replies.pop(order.play, None)
-                if waiting is not None and not waiting.done():
+                if waiting is None or waiting.done():
+                    return
+                if isinstance(order.reply, SessionError):
+                    waiting.set_exception(order.reply)
+                else:
                     waiting.set_result(order.reply)
             case CancelOrder():
                 if (playing := self._plays.get(order.play)) is not None:
@@ -120,16 +123,10 @@ class RolloutWorker:
         return await reply
 
     async def _play(self, order: PlayOrder) -> None:
-        episode, error = order.episode, None
+        assert self._runner is not None
+        episode, error = None, None
         try:
-            player = Player(
-                self._context(order),
-                order.group,
-                episode,
-                number=order.number,
-                temperature=order.temperature,
-            )
-            await player.play()
+            episode = await self._runner.play(self._context(order), order.spec)
         except (ConfigError, FailureError) as raised:
             error = raised
         except Exception as raised:
@@ -140,11 +137,8 @@ class RolloutWorker:
         self._tell(EpisodeEnd(play=order.play, episode=episode, error=error))
 
     def _context(self, order: PlayOrder) -> "_WorkerContext":
-        assert self._adapter is not None
         return _WorkerContext(
             env=self._config.env,
-            host=self._host,
-            adapter=self._adapter,
             chat=self._chat,
             engine=_AskingEngine(self, order.play, order.capabilities),
             reads_messages=self._reads_messages,
@@ -160,8 +154,6 @@ class _WorkerContext:
     """A `rollout.context.PlayContext`."""
 
     env: EnvConfig
-    host: Host
-    adapter: Adapter
     chat: Chat | None
     engine: Engine
     reads_messages: bool

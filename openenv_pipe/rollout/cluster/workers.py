@@ -3,30 +3,24 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RayClusterConfig, RunConfig
-from openenv_pipe.engines.base import Engine
-from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.rollout.cluster.channel import Listener
 from openenv_pipe.rollout.cluster.remote_worker import RemoteWorker
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
-from openenv_pipe.rollout.context import Chat, PlayContext
-from openenv_pipe.rollout.episode import Player
+from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.end_at_once import end_at_once
-from openenv_pipe.system.http import OPEN, Access
 from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError, connected
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Episode
 
 WITHOUT_HEAD_S = 15.0  # Ray ends a process after 60 s, of which the checks take up to 39
 CLOSE_LIMIT_S = 30.0  # for the workers' servers to stop
@@ -35,13 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class RolloutWorkers:
-    """Plays episodes on the nodes of a Ray cluster; a `Host` and `rollout.context.Players`.
+    """Plays episodes on the nodes of a Ray cluster. It is an `EpisodeRunner`.
 
     A worker that is lost is replaced, on any node with room, and its episodes are played again.
     """
-
-    access: Access = OPEN
-    urls: Sequence[str] = ()  # the servers listen on the loopback interfaces of their nodes
 
     def __init__(self, config: RunConfig, logs: Path) -> None:
         """Prepare the workers without starting them."""
@@ -120,43 +111,20 @@ class RolloutWorkers:
             elif isinstance(result, BaseException):
                 raise result
 
-    def session(self) -> AbstractAsyncContextManager[Session]:
-        """Raise HostError: sessions are opened where their servers are."""
-        raise HostError("with cluster=ray, only rollout workers open sessions")
-
-    def player(
-        self,
-        context: PlayContext,
-        group: Group,
-        episode: Episode,
-        *,
-        number: int,
-        temperature: float,
-    ) -> Player:
-        return _RemotePlayer(self, context, group, episode, number=number, temperature=temperature)
-
-    async def play(
-        self, engine: Engine, group: Group, episode: Episode, number: int, temperature: float
-    ) -> Episode:
+    async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """Play an episode on the worker with the most room, and return it when it has ended.
 
         Raises:
             HostError: too many workers were lost, or the cluster's head.
             EngineError, ConfigError: as the engine.
         """
-        replies = EpisodeReplies(engine)
+        replies = EpisodeReplies(context.engine)
         try:
             while True:
                 worker = await self._take_place()
                 try:
                     played = await worker.play(
-                        next(self._play_numbers),
-                        replies,
-                        group,
-                        episode,
-                        number,
-                        temperature,
-                        engine.capabilities,
+                        next(self._play_numbers), replies, spec, context.engine.capabilities
                     )
                     await replies.settle()
                     return played
@@ -272,19 +240,3 @@ class RolloutWorkers:
     async def _tell(self) -> None:
         async with self._has_changed:
             self._has_changed.notify_all()
-
-
-class _RemotePlayer(Player):
-    """Has one episode played by a worker."""
-
-    def __init__(self, workers: RolloutWorkers, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._workers = workers
-
-    async def play(self) -> None:
-        """See `Player.play`."""
-        played = await self._workers.play(
-            self._context.engine, self.group, self._episode, self.number, self._temperature
-        )
-        for field in fields(Episode):
-            setattr(self._episode, field.name, getattr(played, field.name))
