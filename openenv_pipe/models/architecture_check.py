@@ -42,10 +42,14 @@ def refuse_unsupported(model: Any) -> None:
 
 
 def find_decoder(model: Any) -> Any:
-    """Return the part of a causal language model that has its layers."""
+    """Return the part of a causal language model that has its layers.
+
+    transformers 5.24 finds neither that of Llama 4, whose base model has another name, nor that of
+    ModernBERT, whose head is called decoder.
+    """
     decoder = model.get_decoder()
-    if decoder is model:  # transformers 5.24 does not find Llama 4's by the name of its base model
-        decoder = getattr(model, "model", decoder)
+    if decoder is model or decoder is model.get_output_embeddings():
+        decoder = model.model
     return decoder
 
 

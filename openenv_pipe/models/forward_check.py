@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.architecture_check import ADVICE
-from openenv_pipe.models.attention.packed import UnsupportedAttentionError
+from openenv_pipe.models.attention.packed import OWN, UnsupportedAttentionError
 from openenv_pipe.models.forward_probe import Probe, build_probe, is_recurrent, probe_length
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import Sampler
@@ -66,7 +66,15 @@ def _first_line(error: Exception) -> str:
 def _check(policy: Policy, probe: Probe) -> str | None:
     own_N, own_KV = _own_logprobs(policy, probe)
     policy.packs_rows = False
-    differences = {"the learner's": _learner_difference(policy, probe, own_N)}
+    policy.left_out.pop("packed", None)
+    difference = _learner_difference(policy, probe, own_N)
+    if not difference <= BOUNDS[policy.precision] and policy.pictures is None:
+        policy.left_out["packed"] = (
+            f"attention by scaled dot products {_excess(policy, difference)}"
+        )
+        policy.attention = OWN
+        difference = _learner_difference(policy, probe, own_N)
+    differences = {"the learner's": difference}
     if policy.pictures is not None:
         # Imported late, because they import Pillow, which few runs need.
         from openenv_pipe.models.picture_check import picture_differences
@@ -77,9 +85,9 @@ def _check(policy: Policy, probe: Probe) -> str | None:
         differences |= {f"{whose} (with pictures)": value for whose, value in found.items()}
     for whose, difference in differences.items():
         if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
-            raise _rejection(policy, whose, _excess(policy, difference, BOUNDS[policy.precision]))
+            raise _rejection(policy, whose, _excess(policy, difference))
     bound = max(EXACT[policy.precision], NOISE * differences["the learner's"])
-    reason = policy.padding_reason or _missing_argument(policy)
+    reason = policy.padding_reason or policy.left_out.get("packed") or _missing_argument(policy)
     if reason is None:
         policy.packs_rows = True
         reason = _packing_problem(policy, probe, own_N, bound)
@@ -97,7 +105,8 @@ def _rejection(policy: Policy, whose: str, problem: str) -> ConfigError:
     )
 
 
-def _excess(policy: Policy, difference: float, bound: float) -> str:
+def _excess(policy: Policy, difference: float, bound: float | None = None) -> str:
+    bound = BOUNDS[policy.precision] if bound is None else bound
     return (
         f"differs from the model's own by {difference:.3g} in a logprob, where {bound:.3g} is "
         f"allowed for {policy.precision}"
@@ -154,12 +163,10 @@ def _packing_problem(policy: Policy, probe: Probe, own_N: torch.Tensor, bound: f
         difference = _learner_difference(policy, probe, own_N)
     except UnsupportedAttentionError as error:
         return str(error)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if policy.device.type == "cpu":
+    except Exception as error:
+        if as_out_of_memory(error) is not None:
             raise
-        return f"the GPU kernel of packed rows cannot be compiled: {error}"
+        return f"the forward pass of packed rows fails ({_first_line(error)})"
     if difference <= bound:
         return None
     return f"logprobs in packed rows differ by {difference:.3g}, and {bound:.3g} is allowed"

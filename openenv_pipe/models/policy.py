@@ -142,6 +142,16 @@ class Policy:
                 **arguments,
             ).last_hidden_state
 
+    @property
+    def attention(self) -> str:
+        """The attention of all layers, as transformers calls it; `check_forward` may change it."""
+        name: str = self._inner.config._attn_implementation
+        return name
+
+    @attention.setter
+    def attention(self, name: str) -> None:
+        self._inner.set_attn_implementation(name)
+
     def new_cache(self) -> Any:
         """Return an empty cache of the model's own kind, in which all rows grow at once."""
         return DynamicCache(config=self.decoder.config)

@@ -156,12 +156,26 @@ def test_a_model_that_packed_rows_do_not_fit_is_trained_in_padded_ones(forward, 
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, ConfigError])
-def test_an_error_inside_the_forward_pass_is_not_taken_for_a_missing_argument(error):
+def test_a_forward_pass_that_fails_in_packed_rows_is_trained_in_padded_ones(error):
     def with_a_bug(own_forward):
         def forward(*args, **kwargs):
             if "packed_row" in kwargs:
                 raise error("a bug of the model's own")
             return own_forward(*args, **kwargs)
+
+        return forward
+
+    policy = policy_whose_decoder(with_a_bug)
+    assert "a bug of the model's own" in check_forward(policy)
+    assert not policy.packs_rows
+
+
+def test_an_error_in_every_forward_pass_names_it():
+    def with_a_bug(own_forward):
+        def forward(*args, use_cache=False, input_ids=None, **kwargs):
+            if len(input_ids) > 1:
+                raise ValueError("a bug of the model's own")
+            return own_forward(*args, use_cache=use_cache, input_ids=input_ids, **kwargs)
 
         return forward
 

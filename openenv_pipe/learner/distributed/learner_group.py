@@ -25,6 +25,7 @@ class StateLayout:
     """Shapes and dtypes that workers need before rank 0 broadcasts weights and optimizer state."""
 
     packs_rows: bool
+    attention: str
     num_reference: int | None
     optimizer: Mapping[str, tuple[torch.Size, torch.dtype]]
     num_steps_taken: int
@@ -33,6 +34,7 @@ class StateLayout:
     def of(cls, policy: Policy, optimizer: Optimizer) -> "StateLayout":
         return cls(
             packs_rows=policy.packs_rows,
+            attention=policy.attention,
             num_reference=None if policy.reference is None else len(policy.reference),
             optimizer={key: (t.shape, t.dtype) for key, t in optimizer.tensors().items()},
             num_steps_taken=optimizer.num_steps_taken,
@@ -41,6 +43,8 @@ class StateLayout:
     def receive(self, policy: Policy, ranks: Ranks) -> list[torch.Tensor] | None:
         """Receive rank 0's weights into the policy; return the reference's, if there are any."""
         policy.packs_rows = self.packs_rows
+        if policy.attention != self.attention:
+            policy.attention = self.attention
         reference = None
         if self.num_reference is not None:
             trained = policy.trained_parameters()[: self.num_reference]

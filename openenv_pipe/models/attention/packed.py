@@ -21,6 +21,7 @@ from openenv_pipe.models.attention.tree import AttentionPlan, plan_attention, tr
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
+OWN = "eager"  # what transformers calls the attention that a model's authors wrote
 # Options of attention that packed rows do not have.
 UNSUPPORTED = {"softcap": "capped scores", "s_aux": "sinks", "position_bias": "biases of positions"}
 
@@ -39,11 +40,12 @@ def own_attention(model: Any) -> Iterator[None]:
     Other attention, such as transformers' of scaled dot products, leaves out arguments that it does
     not know, such as sinks and capped scores.
     """
-    model.set_attn_implementation("eager")
+    before = model.config._attn_implementation
+    model.set_attn_implementation(OWN)
     try:
         yield
     finally:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(before)
 
 
 class UnsupportedAttentionError(Exception):
