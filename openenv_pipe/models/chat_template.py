@@ -97,12 +97,18 @@ class ChatFormat:
         self._render = self.renderer.render
         self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
         begun = self._render(OPENING, prompt=True).rpartition(OPENING[0]["content"])[2]
-        self.reply_reader = reader_for(self._special_tokens, begun)
+        self.reply_reader = reader_for(
+            self._special_tokens,
+            begun,
+            self.renderer.template,
+            getattr(tokenizer, "response_template", None),
+        )
         channels = self.reply_reader.form.channels
         # Ends a turn, and belongs to its text: a call without it is truncated.
         self._call_end = channels and tokenizer.convert_tokens_to_ids(channels.call_end)
         self._eos_ids = {*eos_ids, *([self._call_end] if self._call_end else [])}
         self.ends = find_turn_ends(tokenizer, self.renderer, self._special_tokens, self._eos_ids)
+        self.reply_reader.turn_end = self.ends.text
         # Rendering takes longer than a step of a small environment, which often repeats itself.
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)

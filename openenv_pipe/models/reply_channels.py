@@ -40,62 +40,70 @@ def channel_messages(
 ) -> list[ChannelMessage]:
     """Return the messages of a reply, in order. Text outside of messages is a message, too.
 
-    Marks in the strings of a JSON text are part of them.
+    Marks in the strings of a JSON text are part of them. A thought ends only by a mark that ends
+    messages: whatever else it names is part of it.
     """
     marks = (channels.start, channels.channel, channels.text, *channels.ends, channels.call_end)
     first, *pieces = re.split(f"({'|'.join(map(re.escape, marks))})", reply)
     messages: list[ChannelMessage] = []
     role, name = "", channels.thoughts if begins_in_thought else ""
-    text = _Text([first]) if first.strip() else None  # None: in a header, or between messages
 
-    def end_message(end: str) -> None:
-        if text is None:
-            return
+    def begun(piece: str) -> _Message:
         recipient = _RECIPIENT.search(role) or _RECIPIENT.search(name)
         channel = _NAME.match(name)
-        messages.append(
-            ChannelMessage(
-                is_thought=bool(channel and channel[1] == channels.thoughts and not recipient),
-                recipient=recipient[1] if recipient else "",
-                text="".join(text.pieces),
-                end=end,
-            )
-        )
+        is_thought = bool(channel and channel[1] == channels.thoughts and not recipient)
+        return _Message(is_thought, recipient[1] if recipient else "", piece)
 
+    # None: in a header, or between messages.
+    message = begun(first) if first.strip() else None
     for mark, piece in zip(pieces[::2], pieces[1::2], strict=True):
-        if text and text.is_in_string:
-            text.add(mark, piece)
+        if message and message.contains(mark, channels):
+            message.add(mark, piece)
         elif mark == channels.text:
-            text = text or _Text([])
-            text.add(piece)
+            message = begun(piece)
         else:
-            end_message(mark)
-            text = None
+            if message:
+                messages.append(message.ended(mark))
+            message = None
             if mark == channels.channel:
                 name = piece
             elif mark == channels.start:
                 role, name = piece, ""
             else:
                 role = name = ""
-                text = _Text([piece]) if piece.strip() else None
-    end_message("")
-    return messages
+                message = begun(piece) if piece.strip() else None
+    return [*messages, *([message.ended("")] if message else [])]
 
 
-class _Text:
-    """The text of a message, piece by piece."""
+class _Message:
+    """A message whose text is read piece by piece."""
 
-    def __init__(self, pieces: Sequence[str]) -> None:
-        self.pieces: list[str] = []
-        self.is_in_string = False
-        self._is_json: bool | None = None  # None: there is nothing yet
-        self.add(*pieces)
+    def __init__(self, is_thought: bool, recipient: str, first: str) -> None:
+        self._is_thought = is_thought
+        self._recipient = recipient
+        self._pieces: list[str] = []
+        self._is_in_string = False
+        self._is_json: bool | None = False if is_thought else None  # None: there is nothing yet
+        self.add(first)
+
+    def contains(self, mark: str, channels: Channels) -> bool:
+        """Whether a mark behind the text so far is part of it."""
+        is_text = mark == channels.text or (self._is_thought and mark not in channels.ends)
+        return self._is_in_string or is_text
 
     def add(self, *pieces: str) -> None:
         for piece in pieces:
-            self.pieces.append(piece)
+            self._pieces.append(piece)
             if self._is_json is None and (begin := piece.lstrip()):
-                self._is_json = begin.startswith("{")
+                self._is_json = begin.startswith(("{", '"') if self._recipient else "{")
             if self._is_json:
                 num_quotes = sum(match[0] == '"' for match in _QUOTES.finditer(piece))
-                self.is_in_string ^= num_quotes % 2 == 1
+                self._is_in_string ^= num_quotes % 2 == 1
+
+    def ended(self, mark: str) -> ChannelMessage:
+        return ChannelMessage(
+            is_thought=self._is_thought,
+            recipient=self._recipient,
+            text="".join(self._pieces),
+            end=mark,
+        )

@@ -1,72 +1,89 @@
 """The one reader of replies, for adapters, programs and served models.
 
-It goes over a reply once, from left to right. A marked call is
+It goes over a reply once, from left to right. How calls and thoughts are marked is data
+(`reply_formats.py`). Each reader also reads the calls that tools in words ask for:
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen
 
 In replies without marked calls, JSON objects of that form are calls (Llama and others), also with
-`parameters` in place of `arguments`. A decoder reads the JSON from its first brace on, so marks in
-its strings mark nothing. Thoughts have no calls, and a call without its closing mark is none.
-Values are taken as they are written; the environment says whether they fit the tool's schema.
-
-The marks are data (`ReplyFormat`).
+`parameters` in place of `arguments`. A decoder reads the content of a call from its opening mark
+on, so marks in its strings mark nothing. Thoughts have no calls, and a call without its closing
+mark is none. Values are taken as they are written, and cast by the tool's schema where the format
+writes all of them as text; the environment says whether they fit.
 """
 
-import bisect
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openenv_pipe.models.replies import Call, CallStatus, Reply, without_spans
-from openenv_pipe.models.reply_channels import Channels, channel_messages
-from openenv_pipe.models.reply_json import START, STRING, JsonObject, object_end, read_object
+from openenv_pipe.models.reply_calls import NOT_OF_THE_FORM, BrokenCallError, CallContents
+from openenv_pipe.models.reply_channels import channel_messages
+from openenv_pipe.models.reply_formats import (
+    HERMES,
+    CallForm,
+    ReplyFormat,
+    format_of,
+    unnamed,
+)
+from openenv_pipe.models.reply_json import START, STRING, object_end, read_object
 from openenv_pipe.types import Tool
 
-FORM = '{"name": ..., "arguments": {...}}'
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplyFormat:
-    """How models mark the parts of their replies."""
-
-    thought: tuple[str, str] = ("<think>", "</think>")
-    call: tuple[str, str] = ("<tool_call>", "</tool_call>")
-    channels: Channels | None = None  # around all of it
-
-
-HERMES = ReplyFormat()
-HARMONY = ReplyFormat(  # gpt-oss
-    channels=Channels(
-        start="<|start|>",
-        channel="<|channel|>",
-        text="<|message|>",
-        ends=("<|end|>", "<|return|>"),
-        call_end="<|call|>",
-        thoughts="analysis",
-    )
-)
+_LISTED_NAME = re.compile(r"\[?\s*([^\W\d][\w.-]*)")
+_LINE_END = re.compile(r"(?m:[ \t]*(?:$|<))")
 
 
 class ReplyReader:
     """Reads the replies of one model."""
 
-    def __init__(self, form: ReplyFormat = HERMES, *, begins_in_thought: bool = False) -> None:
-        """begins_in_thought: the prompt has already opened a thought."""
+    def __init__(
+        self, form: ReplyFormat = HERMES, *, begins_in_thought: bool = False, turn_end: str = ""
+    ) -> None:
+        """begins_in_thought: the prompt has already opened a thought.
+
+        turn_end: the text of the token that ends a turn, which replies are read without
+        """
         self.form = form
         self.begins_in_thought = begins_in_thought
-        think, end_think = map(re.escape, form.thought)
-        call, end_call = map(re.escape, form.call)
-        self.parts = _named(think=think, end_think=end_think, call=call, object=START)
-        self.parts_of_call = _named(call=call, end_call=end_call, object=START)
-        self.call_marks = _named(call=call, end_call=end_call)
-        marks = "|".join((think, end_think, call, end_call))
-        self.structure = re.compile(rf"{STRING}|[{{}}]|{marks}")
+        self.turn_end = turn_end
+        self.calls = [*form.calls, *(HERMES.calls if form is not HERMES else ())]
+        # Forms without marks at their beginning are calls only of tools that there are.
+        self.bare = {index for index, call in enumerate(self.calls) if _is_bare(call)}
+        think, end_think = form.thought
+        closings = [call.closing.pattern for call in self.calls if call.closing]
+        openings = [unnamed(call.opening.pattern) for call in self.calls]
+        tags = [call.tags.closing.pattern for call in self.calls if call.tags]
+        mark = re.escape(form.call_mark)
+        self.end_of_thought = re.compile(end_think, re.DOTALL)
+        self.parts = _named(
+            think=think,
+            end_think=end_think,
+            **{f"call{index}": each for index, each in enumerate(openings)},
+            mark=mark,
+            object=START,
+            stray="|".join(tags),
+            block=re.escape(form.block[0]) if form.block else "",
+            end_block=re.escape(form.block[1]) if form.block else "",
+        )
+        marks = [each for index, each in enumerate(openings) if index not in self.bare]
+        self.call_marks = _named(
+            end="|".join(closings), begin="|".join([*marks, *([mark] if mark else [])])
+        )
+        every = "|".join(f"(?:{each})" for each in (think, end_think, *closings, *marks))
+        self.structure = re.compile(rf"{STRING}|[{{}}]|{every}", re.DOTALL)
+        # Of literals, with all kinds of strings.
+        dialects = [
+            pair for call in self.calls if call.dialect for pair in call.dialect.strings.items()
+        ]
+        strings = [f"{re.escape(begin)}.*?(?:{re.escape(end)}|\\Z)" for begin, end in dialects]
+        strings += [STRING, r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"]
+        self.outside_strings = _named(string="|".join(strings), mark=self.call_marks.pattern)
 
     def read(self, reply: str, tools: Iterable[Tool] = ()) -> Reply:
         """Read a reply. tools: those that can be called; without any, they are not known."""
         visible, thought, is_thinking = self.without_channels(reply)
-        found = _Pass(self, visible, {each["function"]["name"] for each in tools})
+        found = _Pass(self, visible, tools)
         found.run()
         read = Reply(reply)
         read.visible = visible
@@ -75,7 +92,10 @@ class ReplyReader:
         read.is_thinking = found.is_thinking or is_thinking
         thoughts = (thought, *(visible[start:end] for start, end in found.thoughts))
         read.thought = "\n".join(each.strip() for each in thoughts if each.strip())
-        read.text = without_spans(visible, [*found.cuts, *(call.span for call in read.made_calls)])
+        text = without_spans(visible, [*found.cuts, *(call.span for call in read.made_calls)])
+        for mark in self.form.content_marks:
+            text = text.replace(mark, "")
+        read.text = text.strip()
         return read
 
     def without_channels(self, reply: str) -> tuple[str, str, bool]:
@@ -92,8 +112,8 @@ class ReplyReader:
             if each.is_thought:
                 thoughts.append(each.text)
             elif each.recipient:
-                begin = f'{self.form.call[0]}{{"name": "{each.recipient}", "arguments": '
-                end = f"}}{self.form.call[1]}" if each.end == channels.call_end else ""
+                begin = f'<tool_call>{{"name": "{each.recipient}", "arguments": '
+                end = "}</tool_call>" if each.end == channels.call_end else ""
                 visible.append(f"{begin}{each.text}{end}")
             else:
                 visible.append(each.text)
@@ -101,20 +121,24 @@ class ReplyReader:
         return "\n".join(visible), "\n".join(thoughts), is_thinking
 
 
+_Function = tuple[str, dict[str, Any]]
+
+
 class _Pass:
     """One pass over a text, from left to right."""
 
-    def __init__(self, reader: ReplyReader, text: str, names: Collection[str]) -> None:
-        """names: of the tools; empty: they are not known."""
+    def __init__(self, reader: ReplyReader, text: str, tools: Iterable[Tool]) -> None:
+        """tools: empty: they are not known."""
         self.calls: list[Call] = []
-        self.objects: list[JsonObject] = []
         self.thoughts: list[tuple[int, int]] = []
         self.cuts: list[tuple[int, int]] = []  # the thoughts with their marks
         self.is_thinking = False  # at the end
         self._reader = reader
         self._text = text
-        self._names = names
-        self._call_marks: list[int] | None = None  # where all of them begin
+        self._contents = CallContents(reader, text, tools)
+        self.objects = self._contents.objects
+        self._tagged: list[int] = []  # the calls whose arguments are between tags
+        self._block: tuple[int, int] | None = None  # that is open: its first call, and its begin
 
     def run(self) -> None:
         pos = 0
@@ -127,19 +151,44 @@ class _Pass:
                     pos = self._read_thought(start, pos)
                 case "end_think":
                     # The prompt had opened the thought, or the thought names its closing mark.
-                    self.calls, self.objects = [], []
+                    self.objects.clear()
+                    self.calls, self._tagged, self._block = [], [], None
                     self.thoughts, self.cuts = [(0, start)], [(0, pos)]
-                case "call":
-                    pos = self._read_marked_call(start, pos)
-                case _:
+                case "object":
                     pos = self._read_bare_object(start)
+                case "mark":
+                    pos, is_cut = self._contents.next_mark(pos)
+                    self._add_broken("it is not of the form of calls", is_cut, (start, pos))
+                case "stray":
+                    self._doubt_tagged_calls(match[0])
+                case "block":
+                    self._block = (len(self.calls), start)
+                case "end_block":
+                    self._close_block(pos)
+                case call:
+                    pos = self._read_call(int(str(call).removeprefix("call")), start)
+        if self._block and self._reader.form.block:
+            self._break(
+                range(self._block[0], len(self.calls)),
+                CallStatus.TRUNCATED,
+                f"it is not closed by {self._reader.form.block[1]}",
+            )
+
+    def _close_block(self, end: int) -> None:
+        """Its marks belong to its first and its last call."""
+        if self._block and self.calls[self._block[0] :]:
+            first, start = self._block
+            call = self.calls[first]
+            self.calls[first] = replace(call, span=(start, call.span[1]))
+            call = self.calls[-1]
+            self.calls[-1] = replace(call, span=(call.span[0], end))
+        self._block = None
 
     def _read_thought(self, start: int, pos: int) -> int:
         """Read a thought whose mark begins at `start`, and whose text begins at `pos`."""
-        mark = self._reader.form.thought[1]
-        end = self._text.find(mark, pos)
-        self.is_thinking = end < 0
-        end, after = (end, end + len(mark)) if end >= 0 else (len(self._text),) * 2
+        match = self._reader.end_of_thought.search(self._text, pos)
+        self.is_thinking = match is None
+        end, after = match.span() if match else (len(self._text),) * 2
         self.thoughts.append((pos, end))
         self.cuts.append((start, after))
         return after
@@ -155,58 +204,38 @@ class _Pass:
             self._add_call(*call, (start, read.end), is_marked=False)
         return read.end
 
-    def _read_marked_call(self, start: int, pos: int) -> int:
-        objects: list[JsonObject] = []
-        part = self._reader.parts_of_call.search(self._text, pos)
-        while part and part.lastgroup == "object":
-            read = self._object_in_call(part.start())
-            objects.append(read)
-            # Braces behind a broken object may be its own.
-            is_broken = read.value is None
-            following = self._reader.call_marks if is_broken else self._reader.parts_of_call
-            part = following.search(self._text, read.end)
-        self.objects += objects
-        is_closed = part is not None and part.lastgroup == "end_call"
-        end = len(self._text) if part is None else part.end() if is_closed else part.start()
-        broken = next((each for each in objects if each.value is None), None)
-        call = _name_and_arguments(objects[0].value) if len(objects) == 1 else None
-        if broken:
-            is_cut = part is None and broken.is_cut
-            self._add_broken(broken.problem, is_cut, (start, end), is_marked=True)
-        elif not is_closed:
-            problem = f"it is not closed by {self._reader.form.call[1]}"
-            self._add_broken(problem, part is None, (start, end), is_marked=True)
-        elif call is None:
-            problem = f"it is not one object of the form {FORM}"
-            self._add_broken(problem, False, (start, end), is_marked=True)
-        else:
-            self._add_call(*call, (start, end), is_marked=True)
+    def _read_call(self, index: int, start: int) -> int:
+        """Read what begins with the opening mark of a form."""
+        form, is_marked = self._reader.calls[index], index not in self._reader.bare
+        match = form.opening.match(self._text, start)
+        assert match is not None
+        captures = {key: value for key, value in match.groupdict().items() if value is not None}
+        try:
+            found, end = self._contents.content(form, match.end(), captures)
+            end = self._contents.closed(form, end)
+            functions = [(_name_and_arguments(each), last) for each, last in found]
+            if any(each is None for each, _ in functions):
+                raise BrokenCallError(NOT_OF_THE_FORM, end, is_cut=False)
+        except BrokenCallError as error:
+            if not is_marked and not self._names_tool(match.end()):
+                return match.end() + 1
+            self._add_broken(str(error), error.is_cut, (start, error.resume), is_marked=is_marked)
+            return error.resume
+        if not is_marked and not self._is_alone(functions, end):
+            return match.end() + 1
+        for number, (function, last) in enumerate(functions, start=1):
+            if function:
+                last = end if number == len(functions) else last
+                self._add_call(*function, (start, last), is_marked=is_marked)
+                start = last
+        if form.tags:
+            self._tagged.append(len(self.calls) - 1)
         return end
-
-    def _object_in_call(self, start: int) -> JsonObject:
-        """Read the object at `start`, up to the first mark that is not in one of its strings.
-
-        While a mark cuts the object off, twice as many marks are taken for parts of it, so that
-        the work grows with the length of the object.
-        """
-        if self._call_marks is None:
-            marks = self._reader.call_marks.finditer(self._text)
-            self._call_marks = [mark.start() for mark in marks]
-        first, num_marks = bisect.bisect(self._call_marks, start), 1
-        while True:
-            last = first + num_marks - 1
-            is_whole = last >= len(self._call_marks)
-            end = len(self._text) if is_whole else self._call_marks[last]
-            object_ends = object_end(self._text, start, end, self._reader.structure)
-            read = read_object(self._text, start, object_ends)
-            if is_whole or object_ends < end or not read.is_cut:
-                return read
-            num_marks *= 2
 
     def _add_call(
         self, name: str, arguments: dict[str, Any], span: tuple[int, int], *, is_marked: bool
     ) -> None:
-        is_known = not self._names or name in self._names
+        is_known = not self._contents.tools or name in self._contents.tools
         self.calls.append(
             Call(
                 status=CallStatus.OK if is_known else CallStatus.UNKNOWN_TOOL,
@@ -218,10 +247,39 @@ class _Pass:
         )
 
     def _add_broken(
-        self, problem: str, is_cut: bool, span: tuple[int, int], *, is_marked: bool
+        self, problem: str, is_cut: bool, span: tuple[int, int], *, is_marked: bool = True
     ) -> None:
         status = CallStatus.TRUNCATED if is_cut else CallStatus.MALFORMED
         self.calls.append(Call(status=status, problem=problem, is_marked=is_marked, span=span))
+
+    def _break(self, numbers: Iterable[int], status: CallStatus, problem: str) -> None:
+        """Withdraw calls that have been read."""
+        for number in numbers:
+            if not self.calls[number].is_broken:
+                call = self.calls[number]
+                self.calls[number] = replace(call, status=status, problem=problem)
+
+    def _doubt_tagged_calls(self, tag: str) -> None:
+        self._break(
+            self._tagged,
+            CallStatus.MALFORMED,
+            f"{tag} follows it, which may be part of the text of its last argument",
+        )
+        self._tagged = []
+
+    def _names_tool(self, pos: int) -> bool:
+        match = _LISTED_NAME.match(self._text, pos)
+        return match is not None and match[1] in self._contents.tools
+
+    def _is_alone(self, functions: Sequence[tuple[_Function | None, int]], end: int) -> bool:
+        """Whether calls without marks end their line, and there are such tools."""
+        names = {function[0] for function, _ in functions if function}
+        is_known = not self._contents.tools or not names.isdisjoint(self._contents.tools)
+        return is_known and _LINE_END.match(self._text, end) is not None
+
+
+def _is_bare(form: CallForm) -> bool:
+    return form.opening.match("[a(") is not None
 
 
 def _name_and_arguments(value: dict[str, Any] | None) -> tuple[str, dict[str, Any]] | None:
@@ -239,17 +297,21 @@ def _name_and_arguments(value: dict[str, Any] | None) -> tuple[str, dict[str, An
 
 
 def _named(**patterns: str) -> re.Pattern[str]:
-    """Compile a choice between patterns, each a group of this name."""
-    return re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in patterns.items()))
+    """Compile a choice between patterns, each a group of this name. Empty ones are left out."""
+    groups = (f"(?P<{name}>{pattern})" for name, pattern in patterns.items() if pattern)
+    choices = "|".join(groups)
+    return re.compile(choices, re.DOTALL)
 
 
-def reader_for(special_tokens: Collection[str], begun: str) -> ReplyReader:
+def reader_for(
+    special_tokens: Collection[str], begun: str, chat_template: str, response_template: Any
+) -> ReplyReader:
     """Return the reader for a model.
 
     begun: what the chat template writes behind the last message, where the reply begins.
+    response_template: of the tokenizer's configuration; None: it has none.
     """
-    assert HARMONY.channels is not None
-    form = HARMONY if HARMONY.channels.channel in special_tokens else HERMES
+    form = format_of(special_tokens, chat_template, response_template)
     return ReplyReader(form, begins_in_thought=ReplyReader(form).read(begun).is_thinking)
 
 

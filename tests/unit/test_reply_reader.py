@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.replies import CallStatus
-from openenv_pipe.models.reply_reader import HARMONY, HERMES, PLAIN_READER, ReplyReader
+from openenv_pipe.models.reply_formats import FORMATS, HARMONY, HERMES
+from openenv_pipe.models.reply_reader import PLAIN_READER, ReplyReader
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.rewards.judges.answers import json_object, number_of
 from openenv_pipe.rewards.judges.judge import UnusableAnswerError
@@ -604,6 +606,22 @@ REPEATED = [
     *('<tool_call>{"', '<tool_call>{"x\\"', '<tool_call>{"a":', "<tool_call>{} ", "<tool_call>{}{"),
     *('<tool_call>{"a":[1,"', "<think></think>", "</think><think>", "<think>{", '</think>{"'),
     *(bare("stop"), marked("stop"), marked("stop")[:-3], marked("stop")[:-14]),
+    *("<tool_call><function=add>", "<parameter=a>", "</parameter>", "</parameter>\n<parameter=a>"),
+    *(
+        "<tool_call>add",
+        "<arg_key>a</arg_key><arg_value>",
+        "</arg_value>",
+        "<|tool_call>call:add{a:",
+    ),
+    *(
+        '<|"|>',
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS][{",
+        "[add(a='",
+        "[add(a=[",
+        "add(a=1)\n",
+        "<function_calls>",
+    ),
     *("invalid header value: '", "invalid header value: \\'\"", "\ue0001\ue001", "\ue0001", "9"),
 ]
 LINEAR = """
@@ -648,6 +666,8 @@ def readers_of_untrusted_text():
     yield "opened", 10_000, lambda text: CHATS["opened"].reply_reader.read(text, TOOLS).content
     yield "history", 10_000, chat.reply_message
     yield "hosted", 1000, hosted
+    for name, form in FORMATS.items():
+        yield name, 500, partial(ReplyReader(form).read, tools=TOOLS)
     for name, adapter in adapters.items():
         yield name, 1000, unless_unusable(adapter.read)
     yield "judge", 20_000, unless_unusable(json_object)

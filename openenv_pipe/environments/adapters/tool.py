@@ -17,7 +17,8 @@ from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.models.replies import Call
-from openenv_pipe.models.reply_reader import FORM, as_reply
+from openenv_pipe.models.reply_calls import FORM
+from openenv_pipe.models.reply_reader import as_reply
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}}

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
+from openenv_pipe.models.reply_formats import THINK
 from openenv_pipe.models.reply_json import START
-from openenv_pipe.models.reply_reader import HERMES
 from openenv_pipe.rewards.judges.judge import UnusableAnswerError
 
 MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
@@ -20,7 +20,7 @@ def json_object(text: str) -> dict[str, Any]:
     Raises:
         UnusableAnswerError: there is none, or it cannot be told which one is the last.
     """
-    begin, end_mark = HERMES.thought
+    begin, end_mark = THINK
     if text.lstrip().startswith(begin):
         _, mark, text = text.partition(end_mark)
         if not mark:

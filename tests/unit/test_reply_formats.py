@@ -1,0 +1,228 @@
+"""Replies in the formats of the families, from `reply_samples.json`: eight samples for each.
+
+Each sample is read right or rejected, and no part of a call is ever made.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_parsing.response_templates import load_response_template
+
+from openenv_pipe.models import reply_formats
+from openenv_pipe.models.replies import CallStatus
+from openenv_pipe.models.reply_formats import FORMATS, HERMES, format_of
+from openenv_pipe.models.reply_reader import ReplyReader
+
+FAMILIES = json.loads((Path(__file__).parents[1] / "reply_samples.json").read_text("utf-8"))
+SAMPLES = [(family, sample) for family in FAMILIES for sample in FAMILIES[family]["samples"]]
+
+
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
+TOOLS = [tool("add", a=INTEGER, b=INTEGER), tool("write", text=TEXT), tool("zip_code", code=TEXT)]
+
+
+def read(family, reply, tools=TOOLS):
+    return ReplyReader(FORMATS[FAMILIES[family]["format"]]).read(reply, tools)
+
+
+def made(read):
+    return [[call.name, call.arguments] for call in read.made_calls]
+
+
+def test_every_format_has_eight_samples():
+    assert {each["format"] for each in FAMILIES.values()} == {*FORMATS}
+    assert {len(each["samples"]) for each in FAMILIES.values()} == {8}
+
+
+@pytest.mark.parametrize(("family", "sample"), SAMPLES)
+def test_a_sample_is_read_or_rejected(family, sample):
+    given = FAMILIES[family]["samples"][sample]
+    found = read(family, given["reply"])
+    assert made(found) == given["calls"]
+    assert [call.status for call in found.calls if call.is_broken] == [
+        CallStatus(each) for each in [given.get("broken")] if each
+    ]
+    assert found.is_thinking == given.get("is_thinking", False)
+    if sample == "one":
+        assert found.text == "I add."
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_part_of_a_call_is_a_call(family):
+    one, two = (FAMILIES[family]["samples"][each] for each in ("one", "two parallel"))
+    for end in range(len(one["reply"])):
+        assert made(read(family, one["reply"][:end])) == []
+    for end in range(len(two["reply"])):
+        assert made(read(family, two["reply"][:end])) in ([], two["calls"][:1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_in_a_string_calls_nothing_else(family):
+    """A text that quotes a whole reply is an argument, or the call is rejected."""
+    samples = FAMILIES[family]["samples"]
+    quoted = samples["one"]["reply"].replace("I add.\n", "")
+    reply = samples["two parallel"]["reply"]
+    for text in (quoted, f"a {quoted} b {quoted} c", f'"{quoted}'):
+        written = json.dumps(text, ensure_ascii=False)
+        whole = reply.replace('"hi"', written) if '"hi"' in reply else reply.replace("hi", text)
+        calls = made(read(family, whole))
+        if calls:
+            assert calls in (
+                samples["two parallel"]["calls"][:1],
+                [
+                    *samples["two parallel"]["calls"][:1],
+                    ["write", {"text": text}],
+                ],
+            )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "integer"}, "7", 7),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "seven", "seven"),
+        ({"type": "number"}, "1e400", "1e400"),
+        ({"type": "number"}, "0.5", 0.5),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "array"}, '[1, "a"]', [1, "a"]),
+        ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "075001", "075001"),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/properties/value"}, "1", "1"),
+        ({"anyOf": [{"$ref": "#/properties/value"}, {"type": "integer"}] * 40}, "1", 1),
+        ({"type": 1e308, "anyOf": {"a": 1}, "enum": "x", "$ref": "#/a/b"}, "1", "1"),
+        ({"enum": ["a", 1]}, "1", "1"),
+        ({}, "1", "1"),
+        ({"type": "string"}, "  two\n  lines\n", "  two\n  lines\n"),
+    ],
+)
+def test_text_is_cast_by_the_schema(schema, text, value):
+    parameters = {
+        "type": "object",
+        "properties": {"value": schema},
+        "$defs": {"Point": {"type": "object"}},
+    }
+    tools = [{"type": "function", "function": {"name": "put", "parameters": parameters}}]
+    reply = (
+        f"<tool_call>\n<function=put>\n<parameter=value>\n{text}\n</parameter>\n</function>\n"
+        "</tool_call>"
+    )
+    assert made(ReplyReader(FORMATS["qwen3_coder"]).read(reply, tools)) == [
+        ["put", {"value": value}]
+    ]
+
+
+AMBIGUOUS = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=write>\n<parameter=text>\n",
+        "\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm4": (
+        "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>",
+        "</arg_value>\n</tool_call>",
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call><invoke name="write"><parameter name="text">',
+        "</parameter></invoke></minimax:tool_call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_a_text_that_ends_its_own_call_is_rejected(name):
+    """Formats without escapes cannot write it: half of the text would be made."""
+    begin, end = AMBIGUOUS[name]
+    reader = ReplyReader(FORMATS[name])
+    assert made(reader.read(f"{begin}hi{end}", TOOLS)) == [["write", {"text": "hi"}]]
+    found = reader.read(f"{begin}I end {end} here{end}", TOOLS)
+    assert (made(found), found.calls[0].status) == ([], CallStatus.MALFORMED)
+    found = reader.read(f"{begin}no end{begin}hi{end}", TOOLS)
+    assert (made(found), found.calls[0].status) == ([], CallStatus.MALFORMED)
+    assert all(FORMATS[each].ambiguous for each in AMBIGUOUS)
+
+
+def test_calls_without_marks_are_those_of_tools_that_exist():
+    reader = ReplyReader(FORMATS["llama"])
+    for prose in ("[sky(blue=1)] is a list", "[fly(a=1)]", "See [add(a=1)] for it", "[add] (x)"):
+        assert reader.read(prose, TOOLS).calls == []
+    assert [call.status for call in reader.read("[add(1)]", TOOLS).calls] == [CallStatus.MALFORMED]
+
+
+# --- where a format comes from --------------------------------------------------------------------
+
+OWN = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "thinking": {"open": "<scratch>", "close_pattern": r"</scratch>\s*", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<use (?P<name>\w+)>",
+            "close": "</use>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": r"<\|eot\|>\s*", "content": "text"},
+    },
+}
+
+
+def test_a_tokenizers_own_template_comes_before_the_table():
+    form = format_of((), "{{ '<function_calls>' }}", OWN)
+    found = ReplyReader(form).read('<scratch>why</scratch>So: <use add>{"a": 1}</use>', TOOLS)
+    assert (made(found), found.thought, found.text) == ([["add", {"a": 1}]], "why", "So:")
+    for cut in ('<use add>{"a": 1}</us', "<use add>", "<use ad"):
+        assert [each.status for each in ReplyReader(form).read(cut, TOOLS).calls] == [
+            CallStatus.TRUNCATED
+        ]
+    whole = ReplyReader(format_of((), "", OWN)).read('<use write>{"text": "</use>"}</use>', TOOLS)
+    assert made(whole) == [["write", {"text": "</use>"}]]
+
+
+def test_a_closing_mark_may_have_the_end_of_the_turn_in_it():
+    """Replies are read without the token that ends the turn; one that is cut has none."""
+    own = json.loads(json.dumps(OWN))
+    own["fields"]["tool_calls"] |= {"close": "</use><|eot|>"}
+    reader = ReplyReader(format_of((), "", own), turn_end="<|eot|>")
+    assert made(reader.read('<use add>{"a": 1}</use>', TOOLS)) == [["add", {"a": 1}]]
+    assert not reader.read('<use add>{"a": 1}</us', TOOLS).made_calls
+
+
+@pytest.mark.parametrize(
+    "change", [{"content": "kv-lines"}, {"open_pattern": "("}, {"content": "xml-inline"}]
+)
+def test_a_template_that_cannot_be_used_is_named(change, caplog):
+    own = json.loads(json.dumps(OWN))
+    own["fields"]["tool_calls"] |= change
+    assert format_of((), "<function_calls>", own) == FORMATS["olmo3"]
+    assert "response_template of the tokenizer cannot be used" in caplog.text
+
+
+def test_the_table_is_in_the_data_format_of_transformers():
+    for row in reply_formats._TABLE.values():
+        calls = row["template"]["fields"]["tool_calls"]
+        for each in calls if isinstance(calls, list) else [calls]:
+            fields = {**row["template"]["fields"], "tool_calls": each}
+            load_response_template({"start_anchor": "assistant", "fields": fields})
+
+
+@pytest.mark.parametrize("name", [*FORMATS])
+def test_a_format_is_found_by_its_marks(name):
+    if name == "gpt_oss":
+        assert format_of(["<|channel|>"], "").name == name
+        return
+    found_by = reply_formats._TABLE[name]["found_by"]
+    for mark in found_by:
+        assert format_of([mark], "").name == format_of([], f"{{{{ '{mark}' }}}}").name == name
+    assert found_by or FORMATS[name] is HERMES
