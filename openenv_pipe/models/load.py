@@ -43,6 +43,7 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
+from openenv_pipe.models.template_variables import template_with
 from openenv_pipe.models.tokenizer_process import check_tokenizer
 
 if TYPE_CHECKING:
@@ -151,7 +152,9 @@ def refuse_long_episodes(config: RunConfig, model: Any) -> None:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Load the tokenizer, with `model.chat_template` if it is set, and pin its template's clock.
+    """Load the tokenizer, with `model.chat_template` if it is set, and with its variables.
+
+    The template's clock is pinned.
 
     Raises ConfigError.
     """
@@ -171,7 +174,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
     if isinstance(tokenizer.chat_template, str):
         time = config.template_time
         moment = datetime.now() if time is None else datetime.fromisoformat(time)
-        tokenizer.chat_template = pinned_template(tokenizer.chat_template, moment)
+        template = template_with(tokenizer.chat_template, config.chat_template_kwargs)
+        tokenizer.chat_template = pinned_template(template, moment)
     return tokenizer
 
 

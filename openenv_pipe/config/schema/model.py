@@ -1,7 +1,7 @@
 """`model`: the model that is trained."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -56,6 +56,10 @@ class _Model(Block):
         description="recompute each layer in the backward pass: slower, with less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
+    chat_template_kwargs: dict[str, Any] = Field(
+        description="variables of the chat template for all prompts, such as enable_thinking or "
+        "reasoning_effort, by name; they are written into exported models, too"
+    )
     template_time: Annotated[str, AfterValidator(_time)] | None = Field(
         description="the time that a chat template reads from the clock, the same in all prompts "
         "of a run; null: when the run was created, in UTC (run.json), or for a fork or a "

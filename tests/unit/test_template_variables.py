@@ -1,0 +1,57 @@
+"""Variables of chat templates that a configuration sets: `model.chat_template_kwargs`."""
+
+import pytest
+from fakes import run_config
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.load import load_chat, load_tokenizer
+from openenv_pipe.models.template_variables import template_with
+from openenv_pipe.models.tiny import CHAT_TEMPLATE
+
+TEMPLATE = (
+    "{%- macro mode() -%}"
+    "{{ '' if enable_thinking is defined and not enable_thinking else 'think' }}"
+    "{%- endmacro -%}"
+    + CHAT_TEMPLATE
+    + "{%- if add_generation_prompt -%}{{ mode() }} {{ effort | default('high') }}"
+    "{%- for each in more | default([]) -%}{{ each | tojson }}{%- endfor -%}{%- endif -%}"
+)
+USER = {"role": "user", "content": "a"}
+
+
+def model(**variables):
+    changes = {"model.chat_template": TEMPLATE, "model.chat_template_kwargs": variables}
+    return run_config({"model.history": "rerender", **changes}).model
+
+
+def end_of_prompt(template):
+    tokenizer = load_tokenizer(model())
+    tokenizer.chat_template = template
+    text = tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+    return text.rpartition("<|assistant|>")[2]
+
+
+def test_a_template_reads_the_variables_of_the_configuration():
+    assert end_of_prompt(load_tokenizer(model()).chat_template) == "think high"
+    config = model(enable_thinking=False, effort="it's \\ low\n")
+    chat = load_chat(config)
+    assert end_of_prompt(chat.renderer.template) == " it's \\ low\n"
+    assert chat.tokenizer.decode(chat.rendered_ids([USER])).endswith(" it's \\ low\n")
+
+
+def test_every_kind_of_json_is_a_value():
+    value = [None, True, 1, -0.5, "\u00e9'", {"a": [{}]}]
+    template = template_with(TEMPLATE, {"more": value})
+    assert end_of_prompt(template) == 'think highnulltrue1-0.5"\u00e9\u0027"{"a": [{}]}'
+
+
+def test_variables_of_an_exported_model_are_replaced():
+    first = template_with(TEMPLATE, {"effort": "low"})
+    assert template_with(first, {"effort": "none"}) == template_with(TEMPLATE, {"effort": "none"})
+    assert template_with(first, {}) == TEMPLATE
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "messages", "bos_token", "not a name"])
+def test_a_name_that_no_template_reads_is_rejected(name):
+    with pytest.raises(ConfigError, match=rf"model\.chat_template_kwargs\.{name}"):
+        template_with(TEMPLATE, {name: True})
