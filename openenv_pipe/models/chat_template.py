@@ -7,7 +7,8 @@ With `rerender`, the template renders the whole conversation for each prompt, re
 may change what came before.
 
 Tools are described once at the beginning: by the template, or in plain words if the template has no
-tools or would move their description as the conversation grows.
+tools or would move their description as the conversation grows. Calls stay in the text of replies
+as the model wrote them. With `rerender`, they go into fields if the template shows them otherwise.
 
 Where the model sees pictures, tokens of its own stand behind the note of each picture
 (`picture_format.py`).
@@ -23,19 +24,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.control_tokens import ControlTokens
-from openenv_pipe.models.reply_reader import reader_for
-from openenv_pipe.models.template_messages import calls_in_text, results_as_user, tools_in_words
+from openenv_pipe.models.reply_reader import ReplyReader, reader_for
+from openenv_pipe.models.template_checks import (
+    check_append_only,
+    template_takes_tools,
+    text_shows_calls,
+)
+from openenv_pipe.models.template_messages import (
+    calls_in_fields,
+    calls_in_text,
+    described,
+    paired,
+    results_as_user,
+    tool_calls,
+    tools_in_words,
+)
 from openenv_pipe.models.template_probes import (
     CALL,
+    CALL_IN_FIELD,
     OPENING,
-    REPLIES,
     REPLY,
-    RESULT,
-    TOOL,
     assistant,
-    user,
 )
-from openenv_pipe.models.template_rendering import EndlessTemplateError, TemplateRenderer
+from openenv_pipe.models.template_rendering import TemplateRenderer
 from openenv_pipe.models.turn_ends import find_turn_ends
 from openenv_pipe.types import Message, Picture, Tool
 
@@ -116,9 +127,13 @@ class ChatFormat:
         self._cached_short_ids = lru_cache(_NUM_CACHED)(self.encode)
         self._cached_long_ids = lru_cache(_NUM_FIRST)(self.encode)
         self.takes_tools = True
+        self.has_fields = False  # the template reads calls and thoughts in fields of their own
         if history == "append":
-            self._check_append_only()
-        self.takes_tools = self._template_takes_tools()
+            check_append_only(self)
+        in_text = template_takes_tools(self, assistant(CALL))
+        in_fields = history == "rerender" and template_takes_tools(self, CALL_IN_FIELD)
+        self.takes_tools = in_text or in_fields
+        self.has_fields = in_fields and not (in_text and text_shows_calls(self))
         self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
 
@@ -225,11 +240,15 @@ class ChatFormat:
     def _conversation_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if not self.takes_tools:
             messages = results_as_user(messages)
+        elif self.has_fields:
+            messages = paired(messages)
         return self._prompt_text(messages, tools)
 
     def _prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if tools and not self.takes_tools:
             messages, tools = tools_in_words(messages, tools), ()
+        elif self.has_fields:
+            tools = described(tools)
         return self._render(messages, prompt=True, tools=tools)
 
     def following_ids(self, messages: Sequence[Message], *, end: int | None) -> list[int]:
@@ -301,18 +320,38 @@ class ChatFormat:
         ids = completion_ids[:-1] if ended else completion_ids
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
-    def reply_message(self, reply: str, *, is_sampled: bool = True) -> Message:
+    @property
+    def keeps_text(self) -> bool:
+        """Whether replies go back into prompts as one text."""
+        return self.reply_reader.form.channels is None and not self.has_fields
+
+    def reply_message(
+        self, reply: str, tools: Sequence[Tool] = (), *, is_sampled: bool = True
+    ) -> Message:
         """Return a reply as the message that `rendered_ids` takes.
 
-        Templates find thoughts in a reply by themselves, except for those with channels.
+        Most templates find thoughts and calls in the text of a reply.
 
         is_sampled: False for what a client calls a reply; its special tokens are broken up.
         """
-        if self.reply_reader.form.channels is None:
+        if self.keeps_text:
             return assistant(reply if is_sampled else self._harmless(reply))
-        visible, thought, _ = self.reply_reader.without_channels(reply)
-        visible = visible or ("" if thought else reply)
-        return {**assistant(self._harmless(visible)), "thinking": self._harmless(thought)}
+        # Clients leave out what the prompt begins with.
+        reader = self.reply_reader if is_sampled else ReplyReader(self.reply_reader.form)
+        read = reader.read(reply, tools)
+        calls = read.made_calls if self.has_fields else []
+        text, thought = read.text if self.has_fields else read.visible, read.thought
+        text = text or ("" if thought or calls else reply)
+        if calls and self.reply_reader.form.channels:
+            # gpt-oss's template takes one of them before a call.
+            text, thought = "", "\n".join(each for each in (thought, text) if each)
+        is_native = "reasoning_content" in self.renderer.template
+        named = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+        return {
+            **assistant(self._harmless(text)),
+            "reasoning_content" if is_native else "thinking": self._harmless(thought),
+            **self._controls.special_broken_up_in(tool_calls(named)),
+        }
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
@@ -324,8 +363,9 @@ class ChatFormat:
 
         The markup around the calls of a message is written after that.
         """
+        with_calls = calls_in_fields if self.has_fields else calls_in_text
         return [
-            calls_in_text(
+            with_calls(
                 {
                     key: value if key == "role" else self._controls.broken_up_in(value)
                     for key, value in message.items()
@@ -341,50 +381,6 @@ class ChatFormat:
         """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
-
-    def _check_append_only(self) -> None:
-        for reply in REPLIES:
-            if not self._only_grows(reply, [[user("second")], [user("third")]]):
-                raise ConfigError(
-                    "the chat template rewrites earlier turns when the conversation goes on "
-                    f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
-                    "ones; set model.history=rerender, which begins a sample where the template "
-                    "changes something, or model.chat_template to one that keeps earlier turns, as "
-                    "in conf/model/qwen3_0_6b.yaml"
-                )
-
-    def _template_takes_tools(self) -> bool:
-        """Tell whether the template shows tools and results, and keeps them where they are."""
-        conversation = (*OPENING, assistant(CALL), RESULT)
-        try:
-            shown = self._render(conversation, prompt=True, tools=[TOOL])
-            before, _, after = shown.partition(CALL)
-            return (
-                TOOL["function"]["name"] in before
-                and RESULT["content"] in after
-                and (
-                    self.history == "rerender"
-                    or self._only_grows(CALL, [[RESULT, RESULT], [user("second")]], [TOOL])
-                )
-            )
-        except EndlessTemplateError:
-            raise
-        except ConfigError:  # The template does not know a role.
-            return False
-
-    def _only_grows(
-        self, reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
-    ) -> bool:
-        """Tell whether a conversation built answer by answer has the ids of the whole."""
-        conversation: list[Message] = [*OPENING]
-        grown = self.first_ids(conversation, tools)
-        for messages in answers:
-            end = self.ends.by_role.get(messages[0]["role"], self.ends.usual)
-            grown += [*self.encode(reply), end]
-            grown += self.following_ids(messages, end=end)
-            conversation += [assistant(reply), *messages]
-        replies = [index for index, each in enumerate(conversation) if each["role"] == "assistant"]
-        return grown == self.rendered_ids(conversation, tools, dict.fromkeys(replies))
 
 
 def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Picture]]) -> _Frozen:

@@ -20,6 +20,7 @@ _MAX_PASSES = 20
 _WORDS_OF_TOOLS = frozenset(  # templates look for them
     (
         *("type", "function", "name", "description", "parameters", "strict", "return", "returns"),
+        "arguments",
         *("properties", "required", "items", "prefixItems", "additionalProperties", "nullable"),
         *("enum", "const", "default", "examples", "title", "format", "pattern"),
         *("anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "definitions", "uniqueItems"),
@@ -58,6 +59,15 @@ class ControlTokens:
         """Break up special tokens alone: in a reply that may be the model's, thoughts and calls
         stay."""
         return self._broken_up(text, self._special_ids, None)
+
+    def special_broken_up_in(self, value: Any) -> Any:
+        """Break up special tokens in all texts of JSON data."""
+        if isinstance(value, Mapping):
+            pairs = ((self.special_broken_up(key), each) for key, each in value.items())
+            return {key: self.special_broken_up_in(each) for key, each in pairs}
+        if isinstance(value, list):
+            return [self.special_broken_up_in(each) for each in value]
+        return self.special_broken_up(value) if isinstance(value, str) else value
 
     def _broken_up(self, text: str, ids: set[int], fence: re.Pattern[str] | None) -> str:
         text = text.encode(errors="replace").decode()  # Tokenizers refuse lone surrogates.

@@ -59,6 +59,16 @@ _TOOLS = """\
 {%- endfor -%}
 {%- set tools = served.tools or none -%}
 """
+# As `described` does.
+_DESCRIBED_TOOLS = """\
+{%- set served = namespace(tools=[]) -%}
+{%- for tool in tools or [] -%}
+{%- set function = dict(tool.function.items() | rejectattr('1', 'none')) -%}
+{%- set function = dict(function, description=function.description or '') -%}
+{%- set served.tools = served.tools + [dict(tool, function=function)] -%}
+{%- endfor -%}
+{%- set tools = served.tools or none %}
+"""
 _TOOLS_IN_WORDS = """\
 {%- if tools -%}
 {%- for tool in tools -%}
@@ -129,7 +139,7 @@ def _first_difference(chat: ChatFormat, template: str) -> str | None:
     found = (
         _difference(chat, probe, "the served template", each)
         for probe in probes(chat)
-        for each in (ids_of, ids_of_served)
+        for each in ((ids_of_served,) if chat.has_fields else (ids_of, ids_of_served))
     )
     return next((each for each in found if each is not None), None)
 
@@ -178,6 +188,8 @@ def _ids_or_error(ids: Callable[[], Sequence[int]]) -> list[int] | ConfigError:
 
 def _as_trained(chat: ChatFormat) -> str:
     """Return what training does with messages and tools, in Jinja."""
+    if chat.has_fields:
+        return _DESCRIBED_TOOLS
     parts = [_BEGIN, "" if chat.takes_tools else _RESULTS_AS_USER, _ADD, _TOOLS]
     if not chat.takes_tools:
         parts.append(_TOOLS_IN_WORDS.replace("WORDS", _quoted(TOOLS_IN_WORDS)))

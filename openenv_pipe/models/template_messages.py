@@ -1,8 +1,10 @@
-"""Change messages for chat templates that know no tools or refuse messages of one role in a row."""
+"""Change messages for chat templates: calls and thoughts in fields or in text, tools in words, and
+one message for several of one role in a row."""
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from openenv_pipe.types import Message, Tool
 
@@ -18,6 +20,50 @@ def calls_in_text(message: Message) -> Message:
     calls = [f"<tool_call>\n{call}\n</tool_call>" for call in message.get("calls", ())]
     parts = [message["content"], *calls] if message["content"] else calls
     return {**rest, "content": "\n".join(parts)}
+
+
+def calls_in_fields(message: Message) -> Message:
+    """Return a message with its `calls`, each as JSON, in the field that chat templates read."""
+    rest = {key: value for key, value in message.items() if key != "calls"}
+    return {**rest, **tool_calls(map(json.loads, message.get("calls", ())))}
+
+
+def tool_calls(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the field `tool_calls` of a message; nothing if there are none."""
+    calls = [{"type": "function", "function": function} for function in functions]
+    return {"tool_calls": calls} if calls else {}
+
+
+def paired(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose results name the call that they answer, in the order of the calls.
+
+    Results without a call become messages of the user, because templates refuse them.
+    """
+    changed: list[Message] = []
+    open_ids: list[str] = []
+    num_calls = 0
+    for message in messages:
+        if message["role"] == "tool" and open_ids:
+            changed.append({**message, "tool_call_id": open_ids.pop(0)})
+            continue
+        if message["role"] == "tool":
+            changed += results_as_user([message])
+            continue
+        calls = message.get("tool_calls", ())
+        open_ids = [f"call{number:05}" for number in range(num_calls, num_calls + len(calls))]
+        num_calls += len(calls)
+        named = [{**call, "id": each} for call, each in zip(calls, open_ids, strict=True)]
+        changed.append({**message, "tool_calls": named} if named else message)
+    return changed
+
+
+def described(tools: Sequence[Tool]) -> list[Tool]:
+    """Return tools that all have a description: not every template does without."""
+    functions = [tool["function"] for tool in tools]
+    return [
+        {**tool, "function": {**function, "description": function.get("description") or ""}}
+        for tool, function in zip(tools, functions, strict=True)
+    ]
 
 
 def tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

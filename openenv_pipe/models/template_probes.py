@@ -25,6 +25,17 @@ OPENING: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 REPLY = "answer"
 REPLIES = (REPLY, "<think>\nwhy\n</think>\n\nanswer")
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
+CALL_IN_FIELD: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": {"word": "sky"}},
+        }
+    ],
+}
 RESULT: Message = {"role": "tool", "name": "look_up", "content": "the air above"}
 TOOL: Tool = {
     "type": "function",
@@ -83,7 +94,8 @@ class Probe:
         for index, message in enumerate(self.messages):
             if message["role"] == "assistant":
                 names |= {each["id"]: each["function"]["name"] for each in _calls(message)}
-                messages.append(chat.reply_message(_reply(message)))
+                reply = _reply(message)
+                messages.append(chat.reply_message(reply, self.tools, is_sampled=False))
                 replies[index] = None
             elif message["role"] == "tool":
                 name, text = names[message["tool_call_id"]], message["content"]
@@ -121,7 +133,7 @@ def probes(chat: "ChatFormat") -> Iterator[Probe]:
     }
     for name, messages in called.items():
         yield Probe(name=name, messages=messages, tools=tools)
-    if "thinking" not in chat.reply_message(REPLIES[1]):  # Else clients get replies without it.
+    if chat.keeps_text:  # Else clients get replies without thoughts.
         thought = [begin, assistant(REPLIES[1]), user("more")]
         yield Probe(name="a thought", messages=thought)
         thought = [begin, _calling("<think>\nwhy\n</think>", one), results[0]]

@@ -48,7 +48,7 @@ class RerenderedHistory:
     def add(self, turn: Turn, messages: Sequence[Message]) -> None:
         self._turns.append(turn)
         self._replies[len(self._messages)] = None
-        self._messages.append(self._chat.reply_message(turn.reply))
+        self._messages.append(self._chat.reply_message(turn.reply, self._tools))
         self._messages += self._chat.without_markup(messages)
         self._render()
 

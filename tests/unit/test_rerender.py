@@ -30,6 +30,7 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.served_template import served_template
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.types import Status
 
@@ -57,12 +58,25 @@ STOCK = {
     "llama3_1": ("<|eot_id|>", "<|eot_id|>", "ok"),
     "llama3_2": ("<|eot_id|>", "<|eot_id|>", "ok"),
     "gemma3": ("<eos>", "<end_of_turn>", "ok"),
+    "gemma4_v5": ("<turn|>", "<turn|>", "<|channel>thought\nwhy\n<channel|>ok"),
+    "nemotron_3_nano": ("<|im_end|>", "<|im_end|>", "why\n</think>\nok"),
+    "qwen3_5_think": ("<|im_end|>", "<|im_end|>", "why\n</think>\n\nok"),
+    "lfm2_2_5": ("<|im_end|>", "<|im_end|>", "<think>why</think>ok"),
     "gptoss": (
         "<|return|>",
         "<|return|>",
         "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>ok",
     ),
 }
+
+
+# What the templates write for a call, where it is not in the form of Hermes.
+NATIVE_CALLS = {
+    "gptoss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+    "gemma4_v5": "<|tool_call>call:add{a:1}<tool_call|>",
+    "nemotron_3_nano": "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+}
+IN_FIELDS = ("gptoss", "gemma4_v5", "nemotron_3_nano")
 
 
 def template_of(name):
@@ -80,7 +94,7 @@ def stock_tokenizer(name):
     tokenizer = Tokenizer(models.BPE(vocab={each: n for n, each in enumerate(symbols)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    names = re.findall(r"<\|\w+\|>|<(?:start|end)_of_turn>", template + turn_end + reply)
+    names = re.findall(r"<\|\w+\|?>|<\w+\|>|<(?:start|end)_of_turn>", template + turn_end + reply)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=end,
@@ -147,8 +161,9 @@ async def test_prompts_are_the_stock_templates_own(name):
     for number, prompt in enumerate(contexts_of(episode), start=1):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert prompt == tokenizer.encode(text, add_special_tokens=False)
-        content = "ok" if name == "gptoss" else reply
-        messages += [{"role": "assistant", "content": content}, user(f"n{number}")]
+        fields = {"content": "ok", "reasoning_content": "why"} if name in IN_FIELDS else {}
+        message = {"role": "assistant", "content": reply, **fields}
+        messages += [message, user(f"n{number}")]
     assert [chat.reply_text(turn.completion_ids) for turn in episode.turns] == [reply] * 3
 
 
@@ -156,22 +171,86 @@ async def test_prompts_are_the_stock_templates_own(name):
 async def test_what_a_stock_template_keeps_stays_one_sample(name):
     chat = ChatFormat(stock_tokenizer(name), "rerender")
     episode = await play_scripted(chat, STOCK[name][2])
-    rewrites = name in ("qwen3", "gptoss")
     samples = episode_samples("g", episode, [1.0] * 3)
-    assert len(samples) == (3 if rewrites else 1)
+    has_thought = "why" in STOCK[name][2]  # which all of these templates drop later
+    assert len(samples) == (3 if has_thought else 1)
     trained = sum(sum(sample.loss_mask) for sample in samples)
     assert trained == episode.num_completion_tokens
 
 
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_templates_describe_tools(name):
-    """By themselves, or in words where they refuse results without a call in a field."""
+    """By themselves, or in words where they have no tools."""
     tokenizer = stock_tokenizer(name)
     chat = ChatFormat(tokenizer, "rerender")
-    call = chat.reply_message('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    assert chat.takes_tools == (name not in ("llama3", "gemma3"))
+    assert chat.has_fields == (name in IN_FIELDS)
+    reply = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    call = chat.reply_message(reply, [TOOL], is_sampled=False)
     result = {"role": "tool", "name": "add", "content": "it is two"}
-    text = tokenizer.decode(chat.rendered_ids([user("sum?"), call, result, result], [TOOL]))
-    assert text.index("A sum.") < text.rindex("<tool_call>{") < text.index("it is two")
+    text = tokenizer.decode(chat.rendered_ids([user("sum?"), call, result], [TOOL]))
+    shown = text.rindex(NATIVE_CALLS.get(name, "<tool_call>{"))
+    assert text.index("A sum.") < shown < text.index("it is two")
+
+
+@pytest.mark.parametrize("name", [each for each in STOCK if each not in ("llama3", "gemma3")])
+def test_prompts_with_calls_are_those_of_transformers_at_every_turn(name):
+    """Replies are those that the template shows for calls and thoughts in fields of their own."""
+    tokenizer = stock_tokenizer(name)
+    chat = ChatFormat(tokenizer, "rerender")
+    theirs, ours = [user("sum?")], [user("sum?")]
+    call = {"id": "call00000", "type": "function", "function": {"name": "add"}}
+    call["function"]["arguments"] = {"a": 1}
+    thought = {} if name == "llama3_1" or "qwen2" in name else {"reasoning_content": "why"}
+    if name in ("gptoss", "lfm2_2_5"):
+        thought = {"thinking": "why"}
+    turns = [
+        ({"content": "", "tool_calls": [call], **thought}, "tool"),
+        ({"content": "", "tool_calls": [{**call, "id": "call00001"}], **thought}, "tool"),
+        ({"content": "It is two.", **thought}, "user"),
+    ]
+    for number, (fields, role) in enumerate(turns):
+        message = {"role": "assistant", **fields}
+        begun, whole = (
+            tokenizer.apply_chat_template(
+                messages, [TOOL], tokenize=False, add_generation_prompt=is_prompt
+            )
+            for messages, is_prompt in ((theirs, True), ([*theirs, message], False))
+        )
+        if name == "gptoss" and role == "user":  # It drops earlier thoughts from this prompt.
+            reply = STOCK["gptoss"][2].removesuffix("ok") + "It is two."
+        else:
+            assert whole.startswith(begun)
+            reply = whole.removeprefix(begun).rstrip("\n").removesuffix(chat.ends.text)
+            reply = reply.removesuffix("<|tool_response>")  # ends Gemma's turn before results
+        ours.append(chat.reply_message(reply, [TOOL]))
+        theirs.append(message)
+        answer = {"role": role, "content": "two"}
+        ours.append({**answer, "name": "add"} if role == "tool" else answer)
+        theirs.append({**answer, "tool_call_id": f"call{number:05}"} if role == "tool" else answer)
+        replies = {index: None for index, each in enumerate(ours) if each["role"] == "assistant"}
+        assert tokenizer.decode(chat.rendered_ids(ours, [TOOL], replies)) == (
+            tokenizer.apply_chat_template(
+                theirs, [TOOL], tokenize=False, add_generation_prompt=True
+            )
+        )
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_templates_can_be_served_with_the_prompts_of_training(name):
+    chat = ChatFormat(stock_tokenizer(name), "rerender")
+    template = served_template(chat)
+    assert template.endswith(chat.renderer.template)
+    if name in IN_FIELDS:
+        assert "<tool_call>" not in template.removesuffix(chat.renderer.template)
+
+
+def test_results_without_a_call_are_messages_of_the_user_where_a_template_refuses_them():
+    chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
+    messages = [user("a"), {"role": "assistant", "content": "b"}]
+    result = {"role": "tool", "name": "add", "content": "two"}
+    text = chat.tokenizer.decode(chat.rendered_ids([*messages, result], [TOOL]))
+    assert "<|start|>user<|message|><tool_response>\ntwo" in text
 
 
 def test_the_refusal_of_a_rewriting_template_names_the_way_out():
@@ -192,12 +271,12 @@ def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
         (STOCK["gptoss"][2], "ok", "why"),
         ("<|channel|>analysis<|message|>why and", "", "why and"),
         ("plain<|end|>", "plain", ""),
+        ("<|channel|>commentary to=functions.f <|message|>{}<|call|>", "", ""),
         (
-            "<|channel|>commentary to=functions.f <|message|>{}<|call|>",
-            '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            "<|channel|>analysis<|message|>a<|channel|>final<|message|>b",
             "",
+            "a< |channel|>final< |message|>b",
         ),
-        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "b", "a"),
         ("<|channel|>", "< |channel|>", ""),
     ],
 )

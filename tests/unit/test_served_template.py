@@ -69,6 +69,8 @@ TOKENIZERS = {
 REWRITING = {
     "qwen3 stock": lambda: stock_tokenizer("qwen3"),
     "gpt-oss stock": lambda: stock_tokenizer("gptoss"),
+    "gemma4 stock": lambda: stock_tokenizer("gemma4_v5"),
+    "nemotron3 stock": lambda: stock_tokenizer("nemotron_3_nano"),
 }
 
 
@@ -81,13 +83,16 @@ def chats():
 
 @pytest.mark.parametrize(("build", "history"), list(chats()))
 def test_served_prompts_are_those_of_training(build, history):
-    """With arguments as vLLM gives them to templates, and as clients send them."""
+    """With arguments as vLLM gives them to templates, and as clients send them.
+
+    Templates that show calls in a field of their own take them only as objects.
+    """
     tokenizer = build()
     chat = ChatFormat(tokenizer, history)
     template = served_template(chat)
     for probe in probes(chat):
         trained = trained_ids(chat, probe)
-        for each in (probe, probe.as_served()):
+        for each in (probe.as_served(), *([] if chat.has_fields else [probe])):
             text = tokenizer.apply_chat_template(
                 list(each.messages),
                 list(each.tools) or None,

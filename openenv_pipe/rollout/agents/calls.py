@@ -288,7 +288,7 @@ class ModelCalls:
         messages, ids = self._chat.without_markup(request.messages), dict[int, list[int] | None]()
         found = self._known.find(request.sent)
         for index, reply in found.replies.items():
-            messages[index] = self._chat.reply_message(reply.text)
+            messages[index] = self._chat.reply_message(reply.text, request.tools)
             is_text = messages[index]["content"] == reply.text
             ids[index] = list(reply.ids) if is_text else None
         if found.num_unknown:

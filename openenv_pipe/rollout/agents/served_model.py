@@ -103,7 +103,7 @@ class ServedModel:
         for index, message in enumerate(request.messages):
             if message["role"] == "assistant":
                 text = calls_in_text(message)["content"]
-                messages[index] = self._chat.reply_message(text, is_sampled=False)
+                messages[index] = self._chat.reply_message(text, request.tools, is_sampled=False)
                 replies[index] = None
         return self._chat.rendered_ids(messages, request.tools, replies)
 

@@ -1,0 +1,91 @@
+"""What a chat template can do: whether it only appends, and whether it shows tools."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.template_probes import (
+    CALL,
+    CALL_IN_FIELD,
+    OPENING,
+    REPLIES,
+    RESULT,
+    TOOL,
+    assistant,
+    user,
+)
+from openenv_pipe.models.template_rendering import EndlessTemplateError
+from openenv_pipe.types import Message, Tool
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.chat_template import ChatFormat
+
+
+def check_append_only(chat: "ChatFormat") -> None:
+    """Raise ConfigError if the template rewrites earlier turns."""
+    for reply in REPLIES:
+        if not _only_grows(chat, reply, [[user("second")], [user("third")]]):
+            raise ConfigError(
+                "the chat template rewrites earlier turns when the conversation goes on "
+                f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
+                "ones; set model.history=rerender, which begins a sample where the template "
+                "changes something, or model.chat_template to one that keeps earlier turns, as "
+                "in conf/model/qwen3_0_6b.yaml"
+            )
+
+
+def template_takes_tools(chat: "ChatFormat", call: Message) -> bool:
+    """Tell whether the template shows tools, calls and results, and keeps them in place."""
+    try:
+        begun = chat.renderer.render(OPENING, prompt=True, tools=[TOOL])
+        shown = chat.renderer.render((*OPENING, call, RESULT), prompt=True, tools=[TOOL])
+        return (
+            TOOL["function"]["name"] in begun
+            and call["content"] in shown
+            and RESULT["content"] in shown.partition("sky")[2]
+            and (
+                chat.history == "rerender"
+                or _only_grows(chat, CALL, [[RESULT, RESULT], [user("second")]], [TOOL])
+            )
+        )
+    except EndlessTemplateError:
+        raise
+    except ConfigError:  # The template does not know a role.
+        return False
+
+
+def text_shows_calls(chat: "ChatFormat") -> bool:
+    """Tell whether a reply's text shows a call as the template shows one that is in a field.
+
+    Some templates write thoughts and space around calls by themselves.
+    """
+    begun = chat.renderer.render(OPENING, prompt=True, tools=[TOOL])
+    try:
+        whole = chat.renderer.render((*OPENING, CALL_IN_FIELD), prompt=False, tools=[TOOL])
+        native = whole.removeprefix(begun)
+        if chat.ends.text:
+            native = native.rpartition(chat.ends.text)[0] or native
+        in_text, in_field = (
+            chat.renderer.render((*OPENING, call, RESULT), prompt=True, tools=[TOOL])
+            for call in (assistant(native), CALL_IN_FIELD)
+        )
+    except EndlessTemplateError:
+        raise
+    except ConfigError:  # The template does not accept a call without a result.
+        return True
+    return whole.startswith(begun) and in_text == in_field
+
+
+def _only_grows(
+    chat: "ChatFormat", reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
+) -> bool:
+    """Tell whether a conversation built answer by answer has the ids of the whole."""
+    conversation: list[Message] = [*OPENING]
+    grown = chat.first_ids(conversation, tools)
+    for messages in answers:
+        end = chat.ends.by_role.get(messages[0]["role"], chat.ends.usual)
+        grown += [*chat.encode(reply), end]
+        grown += chat.following_ids(messages, end=end)
+        conversation += [assistant(reply), *messages]
+    replies = [index for index, each in enumerate(conversation) if each["role"] == "assistant"]
+    return grown == chat.rendered_ids(conversation, tools, dict.fromkeys(replies))
