@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 
 from openenv_pipe.cli.main import app
+from openenv_pipe.config.rules import RULES
 from openenv_pipe.config.schema import RunConfig, SweepSettings
 from openenv_pipe.config.schema_keys import expectation
 
@@ -47,6 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     blocks = {**_top_level_blocks(), "sweep": SweepSettings.model_fields["sweep"].annotation}
     for key, annotation in blocks.items():
         pages[f"reference/config/{key}.md"] = _block_page(key, annotation)
+    pages["reference/config/rules.md"] = _rules()
     for source, target in OUTSIDE_PAGES.items():
         text = (ROOT / source).read_text().replace("](docs/", "](")
         for other, page in OUTSIDE_PAGES.items():
@@ -119,6 +121,28 @@ def _overview() -> str:
             *_table("", own, shipped),
         ]
     )
+
+
+def _rules() -> str:
+    lines = [
+        "# Settings that do not go together",
+        "",
+        "Each of these rules is about keys that are valid one by one. The error begins with the",
+        "keys and their values, and ends with what is here on the right. A block stands for its",
+        "type, `*` for the names of a mapping, and a key in braces for its value. Rules of",
+        "`always` hold for every configuration, those of `train` before a training, of `play`",
+        "before episodes are played, and of `eval` before an evaluation. `openenv-pipe check`",
+        "checks all but the last.",
+        "",
+    ]
+    for block in sorted({rule.block for rule in RULES}):
+        lines += [f"## `{block}`", "", "| keys | when | why, and what to set |", "|---|---|---|"]
+        for rule in RULES:
+            if rule.block == block:
+                keys = ", ".join(f"`{key}`" for key in rule.keys)
+                lines.append(f"| {keys} | {rule.when} | {_escaped(rule.advice)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def _block_page(key: str, annotation: Any) -> str:

@@ -14,7 +14,7 @@ from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConf
 from openenv_pipe.engines.vllm.install import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, INSIDE_CONTAINER, MOUNTS, hub_cache
-from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
+from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import (
     HOSTS_VARIABLE,
     KEY_VARIABLE,
@@ -64,7 +64,7 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
             "a model itself, so a server that runs before cannot load it; set "
             "engine.launch=managed, or model=hub with model.path and no quantization"
         )
-    mode = choose_publish_mode(engine, model.lora.rank)
+    mode = engine.publish_mode(model.lora.rank)
     return ServerSpec(
         model=str(Path(model.path).expanduser()),
         revision=model.revision,

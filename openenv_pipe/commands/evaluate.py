@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openenv_pipe.config.compose import Composed, compose
-from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.pipeline.agent_requirements import check_agent
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
+from openenv_pipe.pipeline.requirements import check_agent, check_settings
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation
@@ -65,7 +65,8 @@ def evaluate(
 def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:
     subjects = on_the_same_tasks(models)
     for subject in subjects:
-        _check_agent(subject.config)
+        check_settings(subject.config, "play", "eval")
+        check_agent(subject.config)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -90,7 +91,8 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
 def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
-    _check_agent(config)
+    check_settings(config, "play", "eval")
+    check_agent(config)
     folder = RunFolder.create(
         config, overrides=composed.overrides, command=command, purpose="evaluation"
     )
@@ -132,16 +134,6 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     values["env"]["tasks"]["eval"] = wanted["env"]["tasks"]["eval"]
     values["env"]["success_reward"] = wanted["env"]["success_reward"]
     return replace(other, config=RunConfig.model_validate(values))
-
-
-def _check_agent(config: RunConfig) -> None:
-    """Refuse an agent that plays no evaluation, or cannot be started. Raises ConfigError."""
-    if isinstance(config.agent, ClientAgentConfig):
-        raise ConfigError(
-            "agent=client: clients play no evaluations; name what plays instead, such as "
-            "agent=loop or agent=program"
-        )
-    check_agent(config)
 
 
 def _open_logs(path: Path) -> Path:

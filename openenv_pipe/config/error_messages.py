@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.system.plugins import unusable_plugins_note
@@ -33,7 +34,8 @@ def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     """Explain all problems at once, one line each if there are several."""
     # Every branch of a union reports the same key, so duplicates are removed.
     details = error.errors(include_url=False)
-    problems = list(dict.fromkeys(_problem(detail, schema) for detail in details[:MAX_SHOWN]))
+    found = [problem for detail in details[:MAX_SHOWN] for problem in _problems(detail, schema)]
+    problems = list(dict.fromkeys(found))
     if len(problems) == 1:
         return f"{problems[0]} ({SEE_KEYS})"
     num_more = len(details) - MAX_SHOWN
@@ -51,6 +53,11 @@ def first_problem(error: ValidationError) -> str:
     others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     shown = f"{where}: {first['msg']}, not {first['input']!r:.80}" if where else first["msg"]
     return f"{shown}{others}"
+
+
+def _problems(detail: ErrorDetails, schema: type[BaseModel]) -> Sequence[str]:
+    error = detail.get("ctx", {}).get("error")
+    return error.messages if isinstance(error, BrokenRulesError) else [_problem(detail, schema)]
 
 
 def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:

@@ -102,13 +102,6 @@ def _vllm(config: RunConfig, *, attached: bool) -> bool:
     return isinstance(engine, VllmEngineConfig) and (engine.launch == "attach") is attached
 
 
-def _publishes_adapters(config: RunConfig) -> bool:
-    engine = config.engine
-    if not isinstance(engine, VllmEngineConfig):
-        return False
-    return engine.publish == "adapter" or (engine.publish == "auto" and config.model.lora.rank > 0)
-
-
 def _keys(block: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{block}.{name}" for name in names)
 
@@ -236,12 +229,6 @@ RULES = (
         because=("engine.launch",),
         applies=lambda config: _vllm(config, attached=True),
         advice="the run starts no server; start the server itself with it",
-    ),
-    Rule(
-        keys=("engine.weight_transfer",),
-        because=("engine.publish", "model.lora.rank"),
-        applies=_publishes_adapters,
-        advice="adapters are published as files; set engine.publish=merged",
     ),
     Rule(
         keys=("judge",),

@@ -207,7 +207,7 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     model, trainer = config.model, config.trainer
     weights, trained = weight_bytes(shape, config), trained_bytes(shape, config)
     share, gathered, gathered_gradients = 1.0, 0.0, 0.0  # fractions of all weights
-    if _is_sharded(config):
+    if config.trainer.is_sharded:
         in_layers = num_in_layers(shape) / shape.num_parameters
         share, of_a_layer = trainer.replicas / trainer.devices, in_layers / shape.num_layers
         gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
@@ -228,17 +228,15 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     return needed
 
 
-def _is_sharded(config: RunConfig) -> bool:
-    return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
-
-
 def _is_rounded(config: RunConfig) -> bool:
     return config.model.dtype != config.model.autocast
 
 
 def is_checkpointed(config: RunConfig) -> bool:
     """Return whether the backward pass computes activations again."""
-    return config.model.activation_checkpointing or (_is_sharded(config) and _is_rounded(config))
+    return config.model.activation_checkpointing or (
+        config.trainer.is_sharded and _is_rounded(config)
+    )
 
 
 def weight_bytes(shape: Shape, config: RunConfig) -> int:
@@ -276,7 +274,7 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     product = BYTES[config.model.autocast]
     heads = shape.attention_width + shape.cache_width
     layer = (6 * shape.hidden_size + 4 * heads) * 4 + 4 * shape.intermediate_size * product
-    is_rounded, is_sharded = _is_rounded(config), _is_sharded(config)
+    is_rounded, is_sharded = _is_rounded(config), config.trainer.is_sharded
     if is_checkpointed(config):
         kept = shape.num_layers * shape.hidden_size * 4 + layer
     else:

@@ -1,34 +1,40 @@
 """The requirements of a run that can be checked without starting servers or loading weights.
 
 `train` stops at the first requirement that is not met, before it makes a run folder, and
-`openenv-pipe check` reports all of them. Add further refusals at the start of a run here.
+`openenv-pipe check` reports all of them. What needs only the configuration is a rule of
+`config/rules/`; what has to be tried on this machine is here.
 """
 
 import resource
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from openenv_pipe.algorithms.custom_advantages import UserAdvantages
+from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
+    ClientAgentConfig,
+    DockerSandboxConfig,
     HubModelConfig,
     ProcessHostConfig,
+    ProgramAgentConfig,
     PythonAdvantageConfig,
     PythonEngineConfig,
     PythonLossConfig,
     PythonOrderConfig,
+    RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
     VllmJudgeConfig,
 )
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
-from openenv_pipe.engines.vllm.check import check_settings
 from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
-from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
@@ -36,7 +42,7 @@ from openenv_pipe.environments.hosts.process import find_program
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.sharded_load import check_shardable, is_sharded
+from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.hub import find_model_folder
@@ -49,14 +55,15 @@ from openenv_pipe.models.load import (
 )
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
-from openenv_pipe.pipeline.agent_requirements import check_agent
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rollout.cluster.requirements import check_settings_of_cluster
+from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.extras import refuse_missing_requirements
+from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
+from openenv_pipe.system.ray_cluster import require_ray
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.trackers.build import check_tracker
 
@@ -83,52 +90,21 @@ def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: b
             check(config)
 
 
-def _training(config: RunConfig) -> str:
-    if not config.engine.capabilities.can_train:
-        raise ConfigError(
-            f"engine={config.engine.type} cannot train and is only for evaluation; set "
-            "engine=local or engine=vllm"
-        )
-    # Not in the schema: the capabilities of engine=python are known only by importing it, and to
-    # read a run's configuration imports nothing.
-    max_staleness = config.trainer.max_staleness
-    if max_staleness > 1 and not config.engine.capabilities.publishes_in_flight:
-        raise ConfigError(
-            f"trainer.max_staleness={max_staleness} with engine={config.engine.type}, which keeps "
-            "one older version of the weights: set it to 0 or 1, or engine=vllm"
-        )
-    if config.engine.type == "vllm" and (distortions := config.engine.sampling.distortions):
-        raise ConfigError(
-            f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens and their logprobs "
-            "would be from another distribution than the one that is trained; turn these settings "
-            "off for training, they are for evaluation"
-        )
-    if config.model.lora.rank == 0 and config.model.dtype == "bfloat16":
-        raise ConfigError(
-            "model.dtype=bfloat16 with model.lora.rank=0: bfloat16 would round most updates of "
-            "full training to nothing; set model.dtype=float32 model.autocast=bfloat16, or a "
-            "model.lora.rank"
-        )
-    return f"engine={config.engine.type} can train"
+def check_settings(config: RunConfig, *moments: Moment) -> str:
+    """Check that settings go together before a training or an evaluation. Raises ConfigError."""
+    try:
+        rules = check_rules(config, "always", *moments)
+    except BrokenRulesError as error:
+        raise ConfigError("\n".join(error.messages)) from None
+    counts = Counter(rule.block for rule in rules)
+    listed = ", ".join(f"{counts[block]} of {block}" for block in sorted(counts))
+    return f"{len(rules)} rules between keys hold: {listed}"
 
 
 def _sharding(config: RunConfig) -> str:
-    """Refuse what needs the whole policy in one place."""
     trainer = config.trainer
-    if not is_sharded(config):
+    if not trainer.is_sharded:
         return ""
-    if config.engine.type == "local" and trainer.max_staleness:
-        raise ConfigError(
-            f"trainer.max_staleness={trainer.max_staleness} with trainer.parallel=fsdp and "
-            "engine=local: to play ahead it needs a second policy, but all ranks together hold "
-            "one; set trainer.max_staleness=0, engine=vllm or trainer.parallel=data"
-        )
-    kind = trainer.warm_start.optimizer.type
-    if trainer.warm_start.steps and kind != "adamw":
-        raise ConfigError(
-            f"trainer.warm_start.optimizer.type={kind} with trainer.parallel=fsdp: it needs whole "
-            "matrices; set trainer.warm_start.optimizer.type=adamw or trainer.parallel=data"
-        )
     check_shardable(config.model)
     num_shards = trainer.devices // trainer.replicas
     return f"each of {trainer.devices} devices holds one of {num_shards} shards of all weights"
@@ -200,7 +176,7 @@ def _model(config: RunConfig) -> str:
     if (
         isinstance(engine, VllmEngineConfig)
         and adapts_experts(empty)
-        and choose_publish_mode(engine, model.lora.rank) == "adapter"
+        and engine.publish_mode(model.lora.rank) == "adapter"
     ):
         raise ConfigError(
             f"engine.publish={engine.publish} with model.lora.target_modules="
@@ -224,17 +200,8 @@ def _chat(config: RunConfig) -> str:
 
 
 def _engine(config: RunConfig) -> str:
-    engine = config.engine
-    if isinstance(engine, VllmEngineConfig):
-        check_settings(engine, config.model.lora.rank)
-        if engine.launch != "attach" and engine.max_model_len < config.env.max_episode_tokens:
-            raise ConfigError(
-                f"engine.max_model_len={engine.max_model_len} is less than "
-                f"env.max_episode_tokens={config.env.max_episode_tokens}, so that the server would "
-                "refuse long episodes; raise it, or lower env.max_episode_tokens"
-            )
-    elif isinstance(engine, PythonEngineConfig):
-        check_part("engine", engine, Engine, 1)
+    if isinstance(config.engine, PythonEngineConfig):
+        check_part("engine", config.engine, Engine, 1)
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
@@ -309,6 +276,14 @@ def _ports(config: RunConfig) -> str:
     return ", ".join(f"{key}={first} is free" for key, (first, _) in wanted.items())
 
 
+def _cluster(config: RunConfig) -> str:
+    cluster = config.cluster
+    if not isinstance(cluster, RayClusterConfig):
+        return ""
+    require_ray()
+    return f"{cluster.rollout_workers} rollout workers, by Ray at {cluster.address}"
+
+
 def _adapter(config: RunConfig) -> str:
     adapter = build_adapter(config.env.adapter)
     if config.env.adapter.type != "python":
@@ -343,6 +318,39 @@ def _policies(config: RunConfig) -> str:
     return ", ".join(dict.fromkeys(targets))
 
 
+def check_agent(config: RunConfig) -> str:
+    """Check that a program is there, or that clients can come. Raises ConfigError."""
+    agent = config.agent
+    if isinstance(agent, ClientAgentConfig):
+        if agent.host in LOOPBACK and port_in_use(agent.port):
+            raise ConfigError(
+                f"agent.port={agent.port}: the port is used by another program; set another one"
+            )
+        return f"clients at {agent.host}:{agent.port}"
+    if not isinstance(agent, ProgramAgentConfig):
+        return ""
+    if isinstance(agent.sandbox, DockerSandboxConfig):
+        return _sandbox(agent.sandbox)
+    if (problem := command_problem(agent)) is not None:
+        raise ConfigError(problem)
+    return f"a program, {agent.command[0]}"
+
+
+def _sandbox(sandbox: DockerSandboxConfig) -> str:
+    if sys.platform != "linux":
+        raise ConfigError(
+            "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "
+            "shares on Linux only; set agent/sandbox=none"
+        )
+    for inside, path in sandbox.mounts.items():
+        if not Path(path).expanduser().exists():
+            raise ConfigError(
+                f"agent.sandbox.mounts: there is no {path!r} to mount at {inside}; name a file or "
+                "folder of this machine"
+            )
+    return f"a program in containers of {sandbox.image}"
+
+
 def _variables(config: RunConfig) -> str:
     """Check that this process has the variables that it is to pass on."""
     for key in ("env", "agent", "engine", "judge"):
@@ -351,7 +359,7 @@ def _variables(config: RunConfig) -> str:
 
 
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
-    "training": _training,
+    "settings": lambda config: check_settings(config, "train"),
     "device": _device,
     "sharding": _sharding,
     RUN_FOLDER: _folder,
@@ -364,10 +372,11 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "engine": _engine,
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
+    "settings": lambda config: check_settings(config, "train", "play"),
     "variables": _variables,
     "vllm": _vllm,
     PORTS: _ports,
-    "cluster": check_settings_of_cluster,
+    "cluster": _cluster,
     "environment": _environment,
     "adapter": _adapter,
     "tasks": _tasks,

@@ -22,7 +22,6 @@ from fakes import (
     run_config,
     tiny_model,
 )
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import HubModelConfig
@@ -206,16 +205,6 @@ def test_two_replicas_of_two_shards_are_one_process(groups, tmp_path, lora_rank)
             for each in (state, known_state)
         )
         assert_close(moments, known_moments, GRADIENT_BOUND)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "devices", "says"),
-    [("data", 4, "set parallel=fsdp"), ("fsdp", 3, "multiple of 2"), ("fsdp", 2, "at least 2")],
-)
-def test_replicas_that_cannot_be_sharded_are_refused(parallel, devices, says):
-    changes = {"replicas": 2, "parallel": parallel, "devices": devices}
-    with pytest.raises(ValidationError, match=says):
-        run_config({f"trainer.{key}": value for key, value in changes.items()})
 
 
 def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(groups, tmp_path):

@@ -45,10 +45,14 @@ def nested(depth: int):
         ("host.num_servers", 5000, "at most 1,024"),
         ("num_threads", 5000, "at most 1,024"),
         ("trainer.steps", 10**12, "at most 1,000,000,000"),
-        ("trainer.tasks_per_step", 1_000_000, "group_size=4 is 4000000"),
-        ("eval.samples_per_task", 1_000_000, "num_tasks=4 times samples_per_task=1000000"),
+        (
+            "trainer.tasks_per_step",
+            1_000_000,
+            "trainer.tasks_per_step=1000000 with trainer.group_size=4",
+        ),
+        ("eval.samples_per_task", 1_000_000, "eval.num_tasks=4 with eval.samples_per_task=1000000"),
         ("eval.num_resamples", 10**9, "eval.num_resamples=1000000000"),
-        ("eval.temperature", 1e-300, "temperature=1e-300 is between 0 and 0.01"),
+        ("eval.temperature", 1e-300, "eval.temperature: 1e-300 is between 0 and 0.01"),
         ("trainer.temperature", 1e-300, "at least 0.01"),
         ("trainer.optimizer.lr", 1e300, "at most 1,000,000,000,000"),
         ("trainer.optimizer.lr", math.nan, "trainer.optimizer.lr: nan"),
@@ -106,29 +110,7 @@ def test_what_is_nested_and_written_in_any_script_is_accepted(saved):
     assert RunConfig.model_validate(values).model_dump() == values
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        (["engine=local"], "engine.type=local: only servers of engine=vllm"),
-        (["engine=vllm", "engine.launch=docker"], "engine.launch=docker: only servers of"),
-        (
-            ["engine=vllm", "engine.publish=merged", "engine.weight_transfer=ipc"],
-            "engine.weight_transfer=ipc, which reaches only a server on the learner's GPU",
-        ),
-        (["engine=vllm", "engine.sleep=level1"], "engine.sleep=level1: the servers are not on"),
-    ],
-)
-def test_servers_on_nodes_are_started_by_the_run_and_get_files(given, problem):
-    on_nodes = ["conf=smoke", "cluster=ray", "cluster.vllm_on_nodes=true"]
-    with pytest.raises(ConfigError, match=problem):
-        compose([*on_nodes, *given])
-    assert compose([*on_nodes, "engine=vllm"]).config.vllm_nodes is not None
-    assert compose(["conf=smoke", "cluster=ray", *given]).config.vllm_nodes is None
-
-
 def test_each_node_of_a_learner_has_as_many_devices():
     given = ["conf=smoke", "cluster=ray", "cluster.learner_nodes=2"]
     assert compose([*given, "trainer.devices=6"]).config.ranks_per_node == 3
     assert compose(["conf=smoke", "trainer.devices=6"]).config.ranks_per_node == 6
-    with pytest.raises(ConfigError, match=r"cluster.learner_nodes=2 with trainer.devices=3.*of 2"):
-        compose([*given, "trainer.devices=3"])

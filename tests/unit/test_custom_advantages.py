@@ -138,5 +138,5 @@ def test_the_group_chooses_ones_own_and_keeps_no_other_keys():
 
 def test_dynamic_sampling_has_to_know_what_a_signal_is():
     own = ["trainer/advantage=python", "trainer.advantage.target=my:ranks"]
-    with pytest.raises(ConfigError, match=r"=2 with advantage\.type=python"):
+    with pytest.raises(ConfigError, match=r"=2 with trainer\.advantage\.type=python"):
         compose(["conf=smoke", *own, "trainer.max_sampling_rounds=2"])

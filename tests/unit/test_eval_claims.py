@@ -113,13 +113,6 @@ def test_equal_rewards_have_no_lower_end_and_their_mean_decides(tmp_path):
     )
 
 
-def test_an_evaluation_of_one_task_has_no_lower_end_to_stop_at():
-    words = ["conf=smoke", "eval.num_tasks=1", "eval.during.every=5", "eval.during.stop.at=0.9"]
-    with pytest.raises(ConfigError, match=r"stop\.bound=low and one task"):
-        compose(words)
-    assert compose([*words, "eval.during.stop.bound=mean"])
-
-
 def test_few_scored_tasks_are_never_the_best_of_a_comparison(tmp_path):
     runs = []
     for number, (num_scored, success) in enumerate([(1, True), (10, False)]):

@@ -121,9 +121,6 @@ def test_training_stops_when_the_target_is_reached(folder):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("eval.during.stop.at=0.9", "eval.during: stop.at=0.9 .* every=0 means none"),
-        ("eval.greedy=true", "greedy=true adds a row at temperature 0"),
-        ("eval.during.num_tasks=51", "during.num_tasks=51 is more than num_tasks=4"),
         ("eval.during.stop.measure=loss", "expected one of success, reward"),
         ("env.baselines.mine=nothing", "env.baselines.mine=.*such as wordle.rewards:name"),
     ],

@@ -133,17 +133,6 @@ async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp
     assert [group.task.index for group in await source.groups(2)] == [5, 6, 7, 8]
 
 
-def test_rounds_make_no_sense_where_all_groups_are_compared():
-    advantage = {"type": "group_relative", "baseline": "batch", "scale": "batch", "discount": 1.0}
-    with pytest.raises(ValueError, match="set max_sampling_rounds=1"):
-        run_config({"trainer.advantage": advantage, "trainer.max_sampling_rounds": 2})
-
-
-def test_groups_that_rounds_replace_are_not_part_of_the_mean():
-    with pytest.raises(ValueError, match=r"set loss\.normalise_groups=with_signal"):
-        run_config({"trainer.max_sampling_rounds": 2})
-
-
 async def learn(source, steps):
     """Take the groups of these steps and publish after each; return metrics by step."""
     found = {}

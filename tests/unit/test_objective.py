@@ -155,22 +155,6 @@ async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
     assert metrics["ratio/max"] > 1.01
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"type": "gspo", "normalise": "token"}, "set normalise=sample"),
-        ({"correction": {"type": "mask", "low": 1.5, "high": 2.0}}, "set low < 1 < high"),
-        (
-            {"kl": {"coef": 0.1, "estimator": "k1", "importance_weights": False}},
-            "zero on average",
-        ),
-    ],
-)
-def test_combinations_without_a_meaning_are_refused(changes, reason):
-    with pytest.raises(ValueError, match=reason):
-        objective(**changes)
-
-
 def reinforce(tokens, *, scale):
     """A custom loss that also asserts the values it is given."""
     assert tokens.sample_index.tolist() == [0, 0, 1, 1]

@@ -18,7 +18,6 @@ from fakes import (
     tiny_model,
     trained_tensors,
 )
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -235,25 +234,6 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
 
 
 # --- refusals, and memory ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora_rank": 0}, "cannot be trained; set lora.rank above 0"),
-        ({"trainer.devices": 2, "trainer.parallel": "fsdp"}, "cannot be sharded"),
-    ],
-)
-def test_four_bits_are_refused_where_they_cannot_be(changes, message):
-    model = tiny_model(lora_rank=changes.pop("lora_rank", 4)).model_dump()
-    with pytest.raises(ValidationError, match=message):
-        run_config({"model": model | {"quantization": "nf4"}, **changes})
-
-
-def test_eight_bits_are_refused_with_shards():
-    changes = {"devices": 2, "parallel": "fsdp", "optimizer.type": "adamw_8bit"}
-    with pytest.raises(ValidationError, match="type=adamw_8bit with parallel=fsdp"):
-        run_config({f"trainer.{key}": value for key, value in changes.items()})
 
 
 def test_without_the_package_it_is_named_with_its_command(monkeypatch):

@@ -124,13 +124,6 @@ def test_the_mean_over_turns_can_be_a_terms_value():
     assert (episode.reward, episode.whole_reward, episode.turn_rewards) == (1.0, 1.0, [])
 
 
-def test_the_mean_over_turns_cannot_be_credited_turn_by_turn():
-    """Otherwise the logged reward would be the mean, and the trained return the sum."""
-    term = python_term("halves", use="mean", share=0.5) | {"per_turn": True}
-    with pytest.raises(ValidationError, match="use=mean with per_turn=true"):
-        scored({"it": term})
-
-
 @pytest.mark.parametrize("name", ["mean", "std"])
 def test_a_term_cannot_have_the_name_of_a_metric_of_the_whole_reward(name):
     with pytest.raises(ValidationError, match=f"reward/{name}"):

@@ -268,7 +268,6 @@ def test_verdicts_are_in_the_episode_file(server, tmp_path):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["judge=none"], "reward.terms.ruler asks a judge"),
         (
             ["reward.terms.ruler.per_turn=true"],
             "reward.terms.ruler.per_turn=true: expected one of false",

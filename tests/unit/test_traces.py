@@ -293,11 +293,6 @@ def test_every_preset_is_valid(preset):
     assert [*config.tracker] == [preset]
 
 
-def test_basic_needs_a_user_and_a_password():
-    with pytest.raises(ConfigError, match="scheme=basic needs 2 variables, and there are 1"):
-        compose(["conf=smoke", "tracker=langfuse", "tracker.langfuse.credentials.variables=[ONE]"])
-
-
 async def test_played_episodes_have_times_in_order():
     origin = Origin(run="r", environment="e", provider="p", model="m", step=1, now_s=0.0)
     for episode in all_episodes(await collect(tiny_policy(), num_tasks=1, group_size=2)):

@@ -108,16 +108,6 @@ UNUSED = [
     ("engine.image", "engine.launch=managed", ("engine=vllm", "engine.image=mine")),
     ("engine.url", "engine.launch=managed", ("engine=vllm", "engine.url=http://127.0.0.1:1")),
     ("engine.gpu_memory_share", "engine.launch=attach", (*ATTACHED, "engine.gpu_memory_share=0.5")),
-    (
-        "engine.weight_transfer",
-        "engine.publish=adapter",
-        (
-            "engine=vllm",
-            "engine.publish=adapter",
-            "model.lora.rank=2",
-            "engine.weight_transfer=broadcast",
-        ),
-    ),
     ("judge.model", "no term of the reward asks a judge", JUDGE),
     ("judge.max_cost", "price_per_million_prompt_tokens=0.0", (*RULER, "judge.max_cost=3.0")),
     ("judge.when_spent", "judge.max_calls=null", (*RULER, "judge.when_spent=continue")),

@@ -280,8 +280,6 @@ def test_a_function_that_takes_no_episode_is_refused_at_the_start():
     [
         ({"source": {"url": "http://verifier.example/x"}}, "without encryption"),
         ({"source": {"url": "ftp://127.0.0.1/x"}}, "url"),
-        ({"weights": {"safe": 1.0}, "gates": ["safe"]}, "none with a weight"),
-        ({"gates": ["safe", "safe"]}, "expected each once"),
     ],
 )
 def test_a_term_that_cannot_work_is_refused(fields, expected):

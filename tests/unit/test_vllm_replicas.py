@@ -331,7 +331,6 @@ def test_gpus_that_the_learner_leaves_are_split():
     ("overrides", "why"),
     [
         (["engine.url=[http://a:1,http://b:1,http://a:1]"], "names a server twice"),
-        (["engine.url=http://a:1", "engine.num_servers=2"], "num_servers counts servers to start"),
         (["engine.url=[]"], "engine.url"),
         (["engine.url=[nonsense]"], "engine.url"),
     ],

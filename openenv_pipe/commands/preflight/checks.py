@@ -78,7 +78,7 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "tracker": (_try_tracker, {"tracker"}),
     "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
     "cluster": (check_cluster, {"cluster", "environment", "adapter"}),
-    "model": (check_hub, {"training", "model"}),
-    "memory": (check_memory, {"training", "model", "device", "run folder"}),
+    "model": (check_hub, {"settings", "model"}),
+    "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "engine": (_try_engine, {"engine", "vllm"}),
 }

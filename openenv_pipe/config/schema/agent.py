@@ -131,15 +131,6 @@ class ProgramAgentConfig(CallingAgentConfig):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _results_can_be_read(self) -> "ProgramAgentConfig":
-        if self.reward_from == "harbor" and self.sandbox.type != "none":
-            raise ValueError(
-                f"reward_from=harbor with sandbox.type={self.sandbox.type}: Harbor starts the "
-                "containers of its tasks itself; set agent/sandbox=none"
-            )
-        return self
-
 
 class ClientAgentConfig(CallingAgentConfig):
     """Clients of `openenv_pipe.client`, which come by HTTP (conf/agent/client.yaml)."""

@@ -85,17 +85,6 @@ ServerUrl = Annotated[
 MIN_TEMPERATURE = 0.01  # of sampling
 
 
-def refuse_too_many(
-    first: str, first_count: int, second: str, second_count: int, limit: int = 10**6
-) -> None:
-    """Raise ValueError if the product of two counts is more than `limit`."""
-    if first_count * second_count > limit:
-        raise ValueError(
-            f"{first}={first_count} times {second}={second_count} is {first_count * second_count}; "
-            f"expected at most {limit:,}; lower one of them"
-        )
-
-
 class Block(BaseModel):
     """Base of all blocks: frozen, without unknown keys, without conversions from text."""
 

@@ -1,13 +1,13 @@
 """`engine` of type vllm: vLLM servers, started or attached to, sampled over HTTP."""
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
     model_validator,
 )
 
+from openenv_pipe.config.rules.engine import option_name
 from openenv_pipe.config.schema.base import (
     Block,
     Count,
@@ -25,11 +25,6 @@ from openenv_pipe.config.schema.base import (
     Variables,
 )
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
-
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-
-SEVERAL_GPUS = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
-SEVERAL_ENGINES = ("--data-parallel", "-dp")
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
 RESERVED_ARGUMENTS = {
@@ -56,6 +51,9 @@ RESERVED_ARGUMENTS = {
 }
 
 
+PublishMode = Literal["adapter", "merged", "full"]
+
+
 class SamplingConfig(Block):
     """Changes of the sampled distribution, for evaluation only; training needs all of them off."""
 
@@ -78,10 +76,9 @@ class SamplingConfig(Block):
 
     @property
     def distortions(self) -> list[str]:
-        """The settings that are not off: with them, logprobs are not the model's own."""
+        """The names of settings that are not off: with them, logprobs are not the model's own."""
         off = {"top_p": 1.0, "repetition_penalty": 1.0}
-        values = self.model_dump()
-        return [f"{key}={value}" for key, value in values.items() if value != off.get(key, 0)]
+        return [key for key, value in self.model_dump().items() if value != off.get(key, 0)]
 
 
 class VllmEngineConfig(EngineBlock):
@@ -171,60 +168,17 @@ class VllmEngineConfig(EngineBlock):
         """The URLs of the servers to attach to."""
         return [self.url] if isinstance(self.url, str) else list(self.url or ())
 
+    def publish_mode(self, lora_rank: int) -> PublishMode:
+        """Return `publish`, or what `auto` means for this rank of the adapter."""
+        if self.publish != "auto":
+            return self.publish
+        return "adapter" if lora_rank else "full"
+
     @model_validator(mode="after")
-    def _fits_together(self) -> "VllmEngineConfig":
-        if self.launch == "attach" and self.url is None:
-            raise ValueError("launch=attach needs engine.url, such as http://127.0.0.1:8000")
+    def _servers_and_arguments_fit(self) -> "VllmEngineConfig":
         if len(set(self.urls)) < len(self.urls):
             raise ValueError("url names a server twice; raise max_requests to sample more at once")
-        if self.launch == "attach" and self.num_servers > 1:
-            raise ValueError(
-                "num_servers counts servers to start; with launch=attach give url a list instead"
-            )
-        if self.weight_transfer != "files":
-            self._refuse_distance()
         for argument in self.arguments:
-            if why := RESERVED_ARGUMENTS.get(_option(argument)):
+            if why := RESERVED_ARGUMENTS.get(option_name(argument)):
                 raise ValueError(f"arguments must not contain {argument!r}: {why}")
         return self
-
-    def _refuse_distance(self) -> None:
-        """Refuse servers that a transfer from memory to memory does not reach."""
-        chosen = f"weight_transfer={self.weight_transfer}"
-        if self.launch == "docker":
-            raise ValueError(
-                f"{chosen} does not work with a container, which shares too little with the "
-                "learner; set launch=managed, or weight_transfer=files"
-            )
-        if self.weight_transfer == "broadcast" and self.sleep in ("level1", "level2"):
-            raise ValueError(
-                f"{chosen} and sleep={self.sleep}: a server sleeps for a learner on its GPU, and "
-                "weights are sent to other GPUs; set weight_transfer=ipc or files"
-            )
-        if any(_option(each).startswith(SEVERAL_ENGINES) for each in self.arguments):
-            raise ValueError(
-                f"{chosen} reaches only one engine of a server, and arguments start several; set "
-                "num_servers instead, or weight_transfer=files"
-            )
-        if self.weight_transfer == "ipc":
-            self._refuse_other_gpus()
-
-    def _refuse_other_gpus(self) -> None:
-        """Refuse servers that use more than the learner's GPU, or that of another machine."""
-        for argument in self.arguments:
-            if _option(argument).startswith(SEVERAL_GPUS):
-                raise ValueError(
-                    f"weight_transfer=ipc reaches one GPU, and {argument!r} divides a server over "
-                    "several; set weight_transfer=broadcast or files"
-                )
-        for url in self.urls:
-            if urlsplit(url).hostname not in LOCAL_HOSTS:
-                raise ValueError(
-                    f"weight_transfer=ipc needs servers on this machine, and {url} may be on "
-                    f"another; expected one of {', '.join(LOCAL_HOSTS)}, or another transfer"
-                )
-
-
-def _option(argument: str) -> str:
-    """Return the name of an option without its value, as vLLM's parser reads it."""
-    return argument.partition("=")[0].replace("_", "-")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from openenv_pipe.config.schema.base import (
     MIN_TEMPERATURE,
@@ -11,8 +11,16 @@ from openenv_pipe.config.schema.base import (
     Number,
     NumEpisodes,
     Share,
-    refuse_too_many,
 )
+
+
+def _greedy_or_warm(temperature: float) -> float:
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise ValueError(
+            f"{temperature:g} is between 0 and {MIN_TEMPERATURE}; set 0 for greedy sampling, or a "
+            "higher temperature"
+        )
+    return temperature
 
 
 class StopConfig(Block):
@@ -38,15 +46,6 @@ class DuringConfig(Block):
     )
     stop: StopConfig
 
-    @model_validator(mode="after")
-    def _stops_at_an_evaluation(self) -> "DuringConfig":
-        if self.stop.at is not None and not self.every:
-            raise ValueError(
-                f"stop.at={self.stop.at:g} needs evaluations during training, and every=0 means "
-                "none; set every to a number of steps"
-            )
-        return self
-
 
 class EvalConfig(Block):
     """The evaluation of a model (conf/eval/default.yaml)."""
@@ -57,7 +56,7 @@ class EvalConfig(Block):
     samples_per_task: NumEpisodes = Field(
         description="episodes per task: the n of pass@k, and the largest k"
     )
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(
+    temperature: Annotated[float, Field(ge=0.0, le=100.0), AfterValidator(_greedy_or_warm)] = Field(
         description="sampling temperature; 0: greedy"
     )
     greedy: bool = Field(description="true: one more row, with each task played at temperature 0")
@@ -74,33 +73,3 @@ class EvalConfig(Block):
         "checkpoint"
     )
     during: DuringConfig
-
-    @model_validator(mode="after")
-    def _parts_fit_together(self) -> "EvalConfig":
-        if self.greedy and not self.temperature:
-            raise ValueError(
-                "greedy=true adds a row at temperature 0, and temperature=0 is that already; set "
-                "a temperature, such as 1.0, or greedy=false"
-            )
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                f"temperature={self.temperature:g} is between 0 and {MIN_TEMPERATURE}; set "
-                "0 for greedy sampling, or a higher temperature"
-            )
-        refuse_too_many("num_tasks", self.num_tasks, "samples_per_task", self.samples_per_task)
-        refuse_too_many(
-            *("num_resamples", self.num_resamples, "num_tasks", self.num_tasks), limit=10**8
-        )
-        stop = self.during.stop
-        if stop.at is not None and stop.bound == "low":
-            num_tasks = self.during.num_tasks or self.num_tasks
-            if num_tasks == 1:
-                raise ValueError(
-                    f"during.stop.at={stop.at:g} with stop.bound=low and one task: an interval "
-                    "needs at least two; set more tasks, or during.stop.bound=mean"
-                )
-        if (self.during.num_tasks or 0) > self.num_tasks:
-            raise ValueError(
-                f"during.num_tasks={self.during.num_tasks} is more than num_tasks={self.num_tasks}"
-            )
-        return self

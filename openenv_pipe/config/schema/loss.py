@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from openenv_pipe.config.schema.base import Block, NonNegative, Positive, PythonTarget
 
@@ -16,15 +16,6 @@ class KlConfig(Block):
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
     )
 
-    @model_validator(mode="after")
-    def _has_a_gradient(self) -> "KlConfig":
-        if self.estimator == "k1" and not self.importance_weights:
-            raise ValueError(
-                "estimator=k1 with importance_weights=false: its gradient is zero on average; set "
-                "importance_weights=true, or estimator=k2 or k3"
-            )
-        return self
-
 
 class CorrectionConfig(Block):
     """Importance weights, old policy / sampler, where weights, kernels or precision differ. With
@@ -36,15 +27,6 @@ class CorrectionConfig(Block):
     )
     low: Positive = Field(description="smallest weight with type mask")
     high: Positive
-
-    @model_validator(mode="after")
-    def _holds_one(self) -> "CorrectionConfig":
-        if not self.low < 1.0 < self.high:
-            raise ValueError(
-                f"low={self.low:g} and high={self.high:g}: set low < 1 < high, because a weight of "
-                "1 means that sampler and policy agree"
-            )
-        return self
 
 
 class LossBlock(Block):
@@ -80,15 +62,6 @@ class ClippedLossConfig(LossBlock):
     def title(self) -> str:
         """Return the loss's name for reports."""
         return self.type
-
-    @model_validator(mode="after")
-    def _samples_weigh_the_same(self) -> "ClippedLossConfig":
-        if self.type == "gspo" and self.normalise != "sample":
-            raise ValueError(
-                f"type=gspo with normalise={self.normalise}: GSPO has one ratio per sample, which "
-                "would count once for each token; set normalise=sample"
-            )
-        return self
 
 
 class PythonLossConfig(LossBlock, PythonTarget):

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -71,15 +71,6 @@ class _Model(Block):
         "a sample of its own"
     )
 
-    @model_validator(mode="after")
-    def _only_what_is_frozen_is_quantized(self) -> "_Model":
-        if self.quantization != "none" and not self.lora.rank:
-            raise ValueError(
-                f"quantization={self.quantization} with lora.rank=0: weights in four bits cannot "
-                "be trained; set lora.rank above 0, 16 for example, or quantization=none"
-            )
-        return self
-
 
 class TinyModelConfig(_Model):
     """A Qwen3 with random weights and a byte-level tokenizer (conf/model/tiny.yaml)."""
@@ -98,14 +89,12 @@ class TinyModelConfig(_Model):
     )
     init_std: Positive = Field(description="standard deviation of the initial weights")
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> "TinyModelConfig":
-        if self.num_heads % self.num_kv_heads or self.head_size % 2:
-            raise ValueError(
-                f"num_heads={self.num_heads} has to be a multiple of num_kv_heads="
-                f"{self.num_kv_heads}, and head_size={self.head_size} even"
-            )
-        return self
+    @field_validator("head_size")
+    @classmethod
+    def _is_even(cls, head_size: int) -> int:
+        if head_size % 2:
+            raise ValueError(f"{head_size} is odd; the rotary embedding needs an even width")
+        return head_size
 
 
 class HubModelConfig(_Model):

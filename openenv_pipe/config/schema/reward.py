@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from openenv_pipe.config.schema.base import Block, Number
 from openenv_pipe.config.schema.reward_judged import JudgeTerm, RulerTerm
 from openenv_pipe.config.schema.reward_reported import RubricTerm, VerifierTerm
-from openenv_pipe.config.schema.reward_terms import EpisodeTermConfig, PythonTerm, Term
+from openenv_pipe.config.schema.reward_terms import EpisodeTermConfig, PythonTerm
 
 TermConfig = Annotated[
     EpisodeTermConfig | PythonTerm | RubricTerm | RulerTerm | JudgeTerm | VerifierTerm,
@@ -21,12 +21,6 @@ class ClipTransform(Block):
     type: Literal["clip"]
     low: Number | None = Field(description="the lowest value; null: any")
     high: Number | None = Field(description="the highest value; null: any")
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> "ClipTransform":
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"low={self.low:g} is more than high={self.high:g}")
-        return self
 
 
 class OnlySuccessTransform(Block):
@@ -76,21 +70,6 @@ class RewardConfig(Block):
                 )
         return terms
 
-    @model_validator(mode="after")
-    def _transforms_fit(self) -> "RewardConfig":
-        for name, transforms in self.transforms.items():
-            key = f"transforms.{name}"
-            if name not in self.terms:
-                raise ValueError(f"{key}: there is no such term, only {', '.join(self.terms)}")
-            for transform in transforms:
-                if isinstance(transform, StandardiseTransform | MultiplyTransform):
-                    _refuse_turns(key, transform.type, self.terms[name])
-            if any(isinstance(each, MultiplyTransform) for each in transforms[:-1]):
-                raise ValueError(f"{key}: multiply has to be the last transform")
-            if transforms and isinstance(transforms[-1], MultiplyTransform):
-                _refuse_weight(key, self.terms[name])
-        return self
-
     @property
     def counted(self) -> list[str]:
         """The names of the terms that the reward depends on: a weight of 0 makes a mere metric."""
@@ -110,16 +89,3 @@ class RewardConfig(Block):
         """The names of counted terms that say only how the episodes of a group compare."""
         rulers = [name for name in self.counted if isinstance(self.terms[name], RulerTerm)]
         return list(dict.fromkeys([*rulers, *self.standardised]))
-
-
-def _refuse_turns(key: str, kind: str, term: Term) -> None:
-    if term.per_turn:
-        raise ValueError(f"{key}: {kind} is about whole episodes; set the term's per_turn=false")
-
-
-def _refuse_weight(key: str, term: Term) -> None:
-    if term.weight != 1.0:
-        raise ValueError(
-            f"{key}: a term that multiplies has no weight of its own; set weight=1.0 in place of "
-            f"{term.weight:g}"
-        )

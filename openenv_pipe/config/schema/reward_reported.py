@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -33,15 +33,6 @@ class NumbersTerm(Term):
         description="the numbers that are added up, with their factors; null: all, each with 1.0"
     )
     gates: list[str] = Field(description="the numbers that multiply the sum of the others")
-
-    @model_validator(mode="after")
-    def _gates_have_no_weight(self) -> "NumbersTerm":
-        both = [name for name in self.gates if name in (self.weights or {})]
-        if both or len(set(self.gates)) < len(self.gates):
-            raise ValueError(
-                f"gates are {', '.join(self.gates)}; expected each once, and none with a weight"
-            )
-        return self
 
 
 class RubricTerm(NumbersTerm):

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, PositiveShare
 
@@ -78,15 +78,6 @@ class PythonTerm(Term):
     use: Literal["sum", "mean"] = Field(
         description="how the turns' values become the episode's; mean needs per_turn=false"
     )
-
-    @model_validator(mode="after")
-    def _credits_what_it_reports(self) -> "PythonTerm":
-        if self.use == "mean" and self.per_turn:
-            raise ValueError(
-                "use=mean with per_turn=true: turns are credited with their own values, whose sum "
-                "is the episode's reward; set use=sum, or per_turn=false"
-            )
-        return self
 
 
 EpisodeTermConfig = (  # computed from one episode

@@ -112,20 +112,3 @@ class TasksConfig(Block):
     )
     train: TaskSetConfig
     eval: TaskSetConfig
-
-    @model_validator(mode="after")
-    def _splits_are_disjoint(self) -> "TasksConfig":
-        """Check two ranges; other types are checked when their rows are known."""
-        train, evaluation = self.train, self.eval
-        if not (isinstance(train, TaskRange) and isinstance(evaluation, TaskRange)):
-            return self
-        seeds_overlap = (
-            train.seed_start < evaluation.seed_start + evaluation.num_tasks
-            and evaluation.seed_start < train.seed_start + train.num_tasks
-        )
-        if seeds_overlap and train.reset == evaluation.reset:
-            raise ValueError(
-                "the train and eval splits share tasks: their seeds overlap and their reset "
-                "keywords are equal; move eval.seed_start or give each a split keyword"
-            )
-        return self

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -73,16 +73,6 @@ class CredentialsConfig(Block):
     variables: Annotated[list[VariableName], Field(min_length=1, max_length=2)] = Field(
         description="the variable with the key; for basic, those with the user and the password"
     )
-
-    @model_validator(mode="after")
-    def _has_the_variables_of_its_scheme(self) -> "CredentialsConfig":
-        needed = 2 if self.scheme == "basic" else 1
-        if len(self.variables) != needed:
-            raise ValueError(
-                f"scheme={self.scheme} needs {needed} variables, and there are "
-                f"{len(self.variables)}"
-            )
-        return self
 
 
 class OtlpTrackerConfig(Block):

@@ -2,10 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field
 
 from openenv_pipe.config.schema.base import (
     MIN_TEMPERATURE,
@@ -20,7 +17,6 @@ from openenv_pipe.config.schema.base import (
     PythonTarget,
     Share,
     ShareBelowOne,
-    refuse_too_many,
 )
 from openenv_pipe.config.schema.checkpoint import CheckpointConfig
 from openenv_pipe.config.schema.loss import LossConfig
@@ -63,12 +59,6 @@ class WarmStartConfig(Block):
     episodes_per_step: NumEpisodes = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
 
-    @model_validator(mode="after")
-    def _needs_a_policy(self) -> "WarmStartConfig":
-        if self.steps and not (self.policy and self.num_episodes):
-            raise ValueError("steps > 0 needs a policy and num_episodes > 0")
-        return self
-
 
 class GroupRelativeAdvantageConfig(Block):
     """Rewards beyond a baseline, over a standard deviation."""
@@ -85,15 +75,6 @@ class GroupRelativeAdvantageConfig(Block):
     discount: Share = Field(
         description="discount of later turns' per-turn rewards; 0: each turn counts only its own"
     )
-
-    @model_validator(mode="after")
-    def _one_population(self) -> "GroupRelativeAdvantageConfig":
-        if self.baseline == "batch" and self.scale == "group":
-            raise ValueError(
-                "baseline=batch with scale=group: rewards would be compared over all groups and "
-                "scaled group by group; set scale=batch or scale=none"
-            )
-        return self
 
 
 class PythonAdvantageConfig(PythonTarget):
@@ -158,58 +139,7 @@ class TrainerConfig(Block):
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
 
-    @model_validator(mode="after")
-    def _shards_have_an_optimizer(self) -> "TrainerConfig":
-        kind = self.optimizer.type
-        if self.devices > 1 and self.parallel == "fsdp" and kind != "adamw":
-            raise ValueError(
-                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, and each "
-                "device would hold only a part; set optimizer.type=adamw or parallel=data"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _replicas_have_shards(self) -> "TrainerConfig":
-        if self.replicas == 1:
-            return self
-        if self.parallel != "fsdp":
-            raise ValueError(
-                f"replicas={self.replicas} with parallel={self.parallel}: every device already "
-                "holds the whole model; set parallel=fsdp or replicas=1"
-            )
-        if self.devices % self.replicas or self.devices == self.replicas:
-            raise ValueError(
-                f"replicas={self.replicas} with devices={self.devices}: each replica needs the "
-                f"same number of devices, at least 2; set devices to 2 x {self.replicas} or a "
-                f"higher multiple of {self.replicas}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_step_is_bounded(self) -> "TrainerConfig":
-        refuse_too_many("tasks_per_step", self.tasks_per_step, "group_size", self.group_size)
-        return self
-
-    @model_validator(mode="after")
-    def _groups_have_their_own_signal(self) -> "TrainerConfig":
-        if self.max_sampling_rounds == 1:
-            return self
-        if isinstance(self.advantage, PythonAdvantageConfig):
-            raise ValueError(
-                f"max_sampling_rounds={self.max_sampling_rounds} with advantage.type=python: which "
-                "groups have no signal is known for type=group_relative only; set "
-                "max_sampling_rounds=1"
-            )
-        if self.advantage.baseline == "batch":
-            raise ValueError(
-                f"max_sampling_rounds={self.max_sampling_rounds} with advantage.baseline=batch: "
-                "rounds replace groups whose rewards are all equal, and such groups do have a "
-                "signal when compared with all others; set max_sampling_rounds=1"
-            )
-        if self.loss.normalise_groups == "all":
-            raise ValueError(
-                f"max_sampling_rounds={self.max_sampling_rounds} with loss.normalise_groups=all: "
-                "rounds replace groups without a signal, and the loss would be a mean over these "
-                "as well; set loss.normalise_groups=with_signal or max_sampling_rounds=1"
-            )
-        return self
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each of several devices holds a shard of the policy."""
+        return self.devices > 1 and self.parallel == "fsdp"

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.config.schema.engine_vllm import PublishMode
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck, Probe
 from openenv_pipe.engines.vllm.ownership import Owner
-from openenv_pipe.engines.vllm.publish_mode import (
-    PublishMode,
-    choose_publish_mode,
-    refuse_transfer,
-    transfer_backend,
-)
+from openenv_pipe.engines.vllm.publish_mode import check_transfer, transfer_backend
 from openenv_pipe.engines.vllm.replica import Replica
 from openenv_pipe.engines.vllm.server_command import ServerSpec, TransferBackend
 from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
@@ -78,8 +74,8 @@ async def open_engine(
         EngineError: a server does not start, or refuses the policy.
         TrainingError: a server computes other logprobs than the trainer.
     """
-    mode = choose_publish_mode(config, weights.lora_rank)
-    refuse_transfer(config, footprint, mode)
+    mode = config.publish_mode(weights.lora_rank)
+    check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = None

@@ -5,7 +5,7 @@ import asyncio
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
-from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, refuse_transfer
+from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import bearer, fetch
@@ -19,12 +19,10 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     Raises:
         ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
     """
-    check_settings(config, lora_rank)
-    mode = choose_publish_mode(config, lora_rank)
     footprint = LearnerFootprint(on_gpu=build == "cuda")
-    sleep_level(config, footprint, mode=mode)
+    sleep_level(config, footprint, mode=config.publish_mode(lora_rank))
     if not footprint.on_gpu:  # else it depends on the number of GPUs
-        refuse_transfer(config, footprint, mode)
+        check_transfer(config, footprint)
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":
@@ -33,12 +31,6 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     installed = require_installed(build)
     packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
     return f"{installed.package} {installed.version} is installed, with {packages}"
-
-
-def check_settings(config: VllmEngineConfig, lora_rank: int) -> None:
-    """Raise ConfigError if the way of publishing fits neither the model nor the launch."""
-    mode = choose_publish_mode(config, lora_rank)
-    refuse_transfer(config, None, mode)  # without a look at the GPUs
 
 
 def _check_attached(config: VllmEngineConfig) -> str:

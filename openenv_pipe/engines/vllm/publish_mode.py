@@ -1,33 +1,14 @@
-"""Choose what of a policy is published, and refuse what does not fit the configuration."""
+"""How weights reach vLLM servers from memory to memory, and whether they can."""
 
-from typing import Literal
 from urllib.parse import urlsplit
 
 from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.config.schema.engine_vllm import PublishMode
 from openenv_pipe.engines.vllm.install import Build
 from openenv_pipe.engines.vllm.server_command import TransferBackend
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import LOOPBACK
-
-PublishMode = Literal["adapter", "merged", "full"]
-
-
-def choose_publish_mode(config: VllmEngineConfig, lora_rank: int) -> PublishMode:
-    """Return `engine.publish`, or what `auto` means for this model.
-
-    Raises:
-        ConfigError: `engine.publish` does not fit the model.
-    """
-    if config.publish == "auto":
-        return "adapter" if lora_rank else "full"
-    if (config.publish == "full") == bool(lora_rank):
-        fits = "full" if not lora_rank else "adapter or merged"
-        raise ConfigError(
-            f"engine.publish={config.publish} does not fit model.lora.rank={lora_rank}; "
-            f"expected {fits}, or auto"
-        )
-    return config.publish
 
 
 def transfer_backend(
@@ -39,24 +20,10 @@ def transfer_backend(
     return "ipc" if config.weight_transfer == "ipc" else "nccl"
 
 
-def refuse_transfer(
-    config: VllmEngineConfig, footprint: LearnerFootprint | None, mode: PublishMode
-) -> None:
-    """Raise ConfigError if `engine.weight_transfer` cannot work.
-
-    Args:
-        footprint: None if it is not known, so that only the other settings are checked.
-    """
+def check_transfer(config: VllmEngineConfig, footprint: LearnerFootprint) -> None:
+    """Raise ConfigError if `engine.weight_transfer` does not reach the servers from the learner."""
     chosen = f"engine.weight_transfer={config.weight_transfer}"
     if config.weight_transfer == "files":
-        return
-    if mode == "adapter":
-        raise ConfigError(
-            f"{chosen} can send all weights but no adapter, which "
-            f"engine.publish={config.publish} publishes; set engine.publish=merged, or "
-            "engine.weight_transfer=files"
-        )
-    if footprint is None:
         return
     is_managed, shares_gpu = config.launch == "managed", footprint.shares_gpu
     if config.weight_transfer == "ipc":
@@ -76,7 +43,7 @@ def refuse_transfer(
                 f"{chosen} from a CPU needs servers on this machine, and "
                 "cluster.vllm_on_nodes=true; set engine.weight_transfer=files"
             )
-        _refuse_remote_servers(config)
+        _check_near(config)
     elif is_managed and shares_gpu:
         raise ConfigError(
             f"{chosen}: the servers share the learner's GPU, but NCCL connects only different "
@@ -84,7 +51,7 @@ def refuse_transfer(
         )
 
 
-def _refuse_remote_servers(config: VllmEngineConfig) -> None:
+def _check_near(config: VllmEngineConfig) -> None:
     """gloo connects over the loopback interface, and finds the server by a file."""
     for url in config.urls:
         if urlsplit(url).hostname not in LOOPBACK:

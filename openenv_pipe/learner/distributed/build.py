@@ -9,7 +9,7 @@ from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
 from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
-from openenv_pipe.learner.distributed.sharded_load import is_sharded, load_sharded_policy
+from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.learner.distributed.workers import Workers
@@ -31,7 +31,7 @@ def build_workers(
         return None
     nodes = None
     if isinstance(cluster, RayClusterConfig) and cluster.learner_nodes > 1:
-        shared = logs.absolute() if is_sharded(config) else None
+        shared = logs.absolute() if config.trainer.is_sharded else None
         nodes = NodeRanks(cluster, device, Worker, shared)
     return Workers(num_devices, device, logs, num_threads, nodes)
 
@@ -46,7 +46,7 @@ def load_checked_policy(
     Raises:
         ConfigError: the model cannot be read, trained or sharded.
     """
-    if workers and is_sharded(config):
+    if workers and config.trainer.is_sharded:
         policy = load_sharded_policy(
             config.model,
             seed=config.seed,

@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from torch.distributed.tensor import DTensor
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.fsdp import (
     Root,
@@ -39,11 +39,6 @@ from openenv_pipe.models.safetensors_only import plain_name, refuse_other_weight
 
 Values = Mapping[str, torch.Tensor]
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
-
-
-def is_sharded(config: RunConfig) -> bool:
-    """Return whether each of several devices holds a shard of the policy."""
-    return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
 
 
 def load_sharded_policy(

@@ -1,0 +1,35 @@
+"""May these settings go together? One table of rules, read by the schema, `train` and `check`.
+
+A rule that needs only the configuration belongs here; bounds of a single key are in
+`config/schema/`, and what has to be measured is checked where it is used.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+from openenv_pipe.config.rules import engine, environment, reward, trainer
+from openenv_pipe.config.rules.rule import BrokenRulesError, Moment, Rule
+
+if TYPE_CHECKING:  # The schema reads the rules.
+    from openenv_pipe.config.schema.base import Document
+    from openenv_pipe.config.schema.run import RunConfig
+
+__all__ = ["RULES", "BrokenRulesError", "Moment", "Rule", "check_rules"]
+
+RULES = (*environment.RULES, *reward.RULES, *engine.RULES, *trainer.RULES)
+
+
+def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
+    """Check the rules of these moments, and return them.
+
+    Rules about blocks that the configuration lacks are skipped: an environment alone has no
+    `model`.
+
+    Raises:
+        BrokenRulesError: settings do not go together; it has all violations.
+    """
+    blocks = set(type(config).model_fields)
+    rules = [rule for rule in RULES if rule.when in moments and rule.blocks <= blocks]
+    whole = cast("RunConfig", config)  # as far as these rules look
+    if messages := [message for rule in rules for message in rule.violations(whole)]:
+        raise BrokenRulesError(messages)
+    return rules

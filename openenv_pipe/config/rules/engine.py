@@ -1,0 +1,217 @@
+"""Rules about `engine`, what it publishes, and the servers that it starts or attaches to."""
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from openenv_pipe.config.rules.rule import Rule
+from openenv_pipe.system.http import LOOPBACK
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+    from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
+    from openenv_pipe.config.schema.run import RunConfig
+
+SEVERAL_GPUS = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
+SEVERAL_ENGINES = ("--data-parallel", "-dp")
+LEVELS = ("level1", "level2")  # of engine.sleep, which free memory
+
+
+def _vllm(config: "RunConfig") -> "VllmEngineConfig | None":
+    return config.engine if config.engine.type == "vllm" else None
+
+
+def _capabilities(config: "RunConfig") -> "EngineCapabilities":
+    engine: EngineBlock = config.engine
+    return engine.capabilities
+
+
+def _sends_weights(config: "RunConfig", *transfers: str) -> "VllmEngineConfig | None":
+    """Return the engine if it sends weights from memory to memory, in one of these ways."""
+    engine = _vllm(config)
+    return engine if engine and engine.weight_transfer in transfers else None
+
+
+def option_name(argument: str) -> str:
+    """Return the name of an option without its value, as vLLM's parser reads it."""
+    return argument.partition("=")[0].replace("_", "-")
+
+
+def _has_option(engine: "VllmEngineConfig", options: tuple[str, ...]) -> bool:
+    return any(option_name(each).startswith(options) for each in engine.arguments)
+
+
+def _sleeps(config: "RunConfig") -> "VllmEngineConfig | None":
+    engine = _vllm(config)
+    return engine if engine and engine.sleep in LEVELS else None
+
+
+def _starts_no_server(config: "RunConfig") -> bool:
+    nodes = config.vllm_nodes is not None
+    return nodes and ((engine := _vllm(config)) is None or engine.launch != "managed")
+
+
+def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
+    engine = _vllm(config)
+    if engine is None or engine.publish == "auto":
+        return False
+    return (engine.publish == "full") == bool(config.model.lora.rank)
+
+
+def _sends_adapters(config: "RunConfig") -> bool:
+    engine = _sends_weights(config, "broadcast", "ipc")
+    return engine is not None and engine.publish_mode(config.model.lora.rank) == "adapter"
+
+
+def _drops_what_adapters_need(config: "RunConfig") -> bool:
+    engine = _vllm(config)
+    return (
+        engine is not None
+        and engine.sleep == "level2"
+        and engine.publish_mode(config.model.lora.rank) == "adapter"
+    )
+
+
+def _cuts_episodes_off(config: "RunConfig") -> bool:
+    engine = _vllm(config)
+    return (
+        engine is not None
+        and engine.launch != "attach"
+        and engine.max_model_len < config.env.max_episode_tokens
+    )
+
+
+RULES = (
+    Rule(
+        keys=("engine",),
+        breaks=lambda c: not _capabilities(c).can_train,
+        advice="it cannot train and is only for evaluation; set engine=local or engine=vllm",
+        when="train",
+    ),
+    # The capabilities of engine=python are known only by importing it, and to read a run's
+    # configuration imports nothing.
+    Rule(
+        keys=("trainer.max_staleness", "engine"),
+        breaks=lambda c: (
+            c.trainer.max_staleness > 1
+            and _capabilities(c).can_train
+            and not _capabilities(c).publishes_in_flight
+        ),
+        advice="this engine keeps one older version of the weights; set trainer.max_staleness to "
+        "0 or 1, or engine=vllm",
+        when="train",
+    ),
+    Rule(
+        keys=("agent", "engine"),
+        breaks=lambda c: (
+            c.agent.type != "loop"
+            and _capabilities(c).takes != "token_ids"
+            and c.engine.type != "openai"
+        ),
+        advice="this engine answers no calls; set engine=local, engine=vllm, for evaluation "
+        "engine=openai, or agent=loop",
+        when="play",
+    ),
+    Rule(
+        keys=("engine.sampling.*",),
+        breaks=lambda c: engine.sampling.distortions if (engine := _vllm(c)) else [],
+        advice="tokens and their logprobs would be from another distribution than the one that is "
+        "trained; turn these settings off for training, they are for evaluation",
+        when="train",
+    ),
+    Rule(
+        keys=("engine.max_model_len", "env.max_episode_tokens"),
+        breaks=_cuts_episodes_off,
+        advice="the server would reject long episodes; raise engine.max_model_len, or lower "
+        "env.max_episode_tokens",
+        when="train",
+    ),
+    Rule(
+        keys=("engine.launch", "engine.url"),
+        breaks=lambda c: bool((e := _vllm(c)) and e.launch == "attach" and e.url is None),
+        advice="it names no server; set engine.url, such as http://127.0.0.1:8000",
+    ),
+    Rule(
+        keys=("engine.launch", "engine.num_servers"),
+        breaks=lambda c: bool((e := _vllm(c)) and e.launch == "attach" and e.num_servers > 1),
+        advice="num_servers counts servers to start; set engine.url to a list instead",
+    ),
+    Rule(
+        keys=("engine.publish", "model.lora.rank"),
+        breaks=_publishes_what_is_not_trained,
+        advice="with a rank of 0 all weights are published as `full`, else `adapter` or `merged`; "
+        "set engine.publish=auto",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.publish", "model.lora.rank"),
+        breaks=_sends_adapters,
+        advice="it sends all weights, but no adapter; set engine.publish=merged, or "
+        "engine.weight_transfer=files",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.launch"),
+        breaks=lambda c: bool(
+            (e := _sends_weights(c, "broadcast", "ipc")) and e.launch == "docker"
+        ),
+        advice="a container shares too little with the learner; set engine.launch=managed, or "
+        "engine.weight_transfer=files",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.sleep"),
+        breaks=lambda c: bool(_sends_weights(c, "broadcast") and _sleeps(c)),
+        advice="a server sleeps for a learner on its GPU, and weights are sent to other GPUs; set "
+        "engine.weight_transfer=ipc or files",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.arguments"),
+        breaks=lambda c: bool(
+            (e := _sends_weights(c, "broadcast", "ipc")) and _has_option(e, SEVERAL_ENGINES)
+        ),
+        advice="weights reach only one engine of a server, and these start several; set "
+        "engine.num_servers instead, or engine.weight_transfer=files",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.arguments"),
+        breaks=lambda c: bool((e := _sends_weights(c, "ipc")) and _has_option(e, SEVERAL_GPUS)),
+        advice="weights reach one GPU, and these divide a server over several; set "
+        "engine.weight_transfer=broadcast or files",
+    ),
+    Rule(
+        keys=("engine.weight_transfer", "engine.url"),
+        breaks=lambda c: bool(
+            (e := _sends_weights(c, "ipc"))
+            and any(urlsplit(url).hostname not in LOOPBACK for url in e.urls)
+        ),
+        advice="it needs servers on this machine, and one may be on another; set engine.url to "
+        f"one of {', '.join(LOOPBACK)}, or engine.weight_transfer=broadcast or files",
+    ),
+    Rule(
+        keys=("engine.sleep", "trainer.max_staleness"),
+        breaks=lambda c: bool(_sleeps(c) and c.trainer.max_staleness),
+        advice="the server has to sample while the learner works; set engine.sleep=never, or "
+        "trainer.max_staleness=0",
+    ),
+    Rule(
+        keys=("engine.sleep", "engine.publish", "model.lora.rank"),
+        breaks=_drops_what_adapters_need,
+        advice="level2 drops the base weights that adapters need; set engine.sleep=level1, or "
+        "engine.publish=merged",
+    ),
+    Rule(
+        keys=("cluster.vllm_on_nodes", "engine"),
+        breaks=_starts_no_server,
+        advice="only servers of engine=vllm engine.launch=managed are started on nodes; set "
+        "these, or cluster.vllm_on_nodes=false",
+    ),
+    Rule(
+        keys=("cluster.vllm_on_nodes", "engine.weight_transfer"),
+        breaks=lambda c: c.vllm_nodes is not None and _sends_weights(c, "ipc") is not None,
+        advice="ipc reaches only a server on the learner's GPU; set "
+        "engine.weight_transfer=broadcast or files",
+    ),
+    Rule(
+        keys=("cluster.vllm_on_nodes", "engine.sleep"),
+        breaks=lambda c: c.vllm_nodes is not None and _sleeps(c) is not None,
+        advice="the servers are not on the learner's GPU, so sleep would free no memory for it; "
+        "set engine.sleep=auto or never",
+    ),
+)

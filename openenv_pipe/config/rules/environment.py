@@ -1,0 +1,221 @@
+"""Rules about `env` and its tasks, `host`, `agent`, `cluster` and `eval`."""
+
+from typing import TYPE_CHECKING
+
+from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
+from openenv_pipe.system.http import LOOPBACK
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema.run import RunConfig
+
+MAX_RESAMPLED = 10**8  # tasks of all resamples of the bootstrap
+
+
+def _splits_share_tasks(config: "RunConfig") -> bool:
+    """Return whether two ranges overlap; other types are checked when their rows are known."""
+    train, evaluation = config.env.tasks.train, config.env.tasks.eval
+    return (
+        train.type == "range"
+        and evaluation.type == "range"
+        and train.reset == evaluation.reset
+        and train.seed_start < evaluation.seed_start + evaluation.num_tasks
+        and evaluation.seed_start < train.seed_start + train.num_tasks
+    )
+
+
+def _evaluates_more_than_there_are(config: "RunConfig") -> bool:
+    tasks = config.env.tasks.eval  # The size of other types is known once they are read.
+    return tasks.type == "range" and config.eval.num_tasks > tasks.num_tasks
+
+
+def _plays_without_environment(config: "RunConfig") -> bool:
+    host, agent = config.host, config.agent
+    needs_environment = agent.type == "loop" or (
+        agent.type == "program" and agent.reward_from == "environment"
+    )
+    return host.type == "none" and needs_environment
+
+
+def _needs_session_on_node(config: "RunConfig") -> bool:
+    return config.cluster.type == "ray" and config.host.type not in ("process", "python")
+
+
+def _has_one_port_on_nodes(config: "RunConfig") -> bool:
+    host = config.host
+    return config.cluster.type == "ray" and host.type == "process" and host.port is not None
+
+
+def _is_open_without_token(config: "RunConfig") -> bool:
+    agent = config.agent
+    return agent.type == "client" and agent.host not in LOOPBACK and agent.token is None
+
+
+def _cannot_read_results(config: "RunConfig") -> bool:
+    agent = config.agent
+    return (
+        agent.type == "program" and agent.reward_from == "harbor" and agent.sandbox.type != "none"
+    )
+
+
+def _unmeasured_terms(config: "RunConfig") -> list[str]:
+    """Return the terms that make the reward of evaluations no measure: they compare episodes."""
+    num_samples = config.eval.during.samples_per_task or config.eval.samples_per_task
+    return config.reward.relative if num_samples == 1 else config.reward.standardised
+
+
+def _stops_by_unmeasured_reward(config: "RunConfig") -> list[str]:
+    stop = config.eval.during.stop
+    is_used = stop.at is not None and stop.measure == "reward"
+    return _unmeasured_terms(config)[:1] if is_used else []
+
+
+def _keeps_best_by_unmeasured_reward(config: "RunConfig") -> list[str]:
+    best = config.trainer.checkpoint.best
+    is_used = best is not None and best.metric == "eval/reward"
+    return _unmeasured_terms(config)[:1] if is_used else []
+
+
+def _has_no_interval(config: "RunConfig") -> bool:
+    during = config.eval.during
+    num_tasks = during.num_tasks or config.eval.num_tasks
+    return during.stop.at is not None and during.stop.bound == "low" and num_tasks == 1
+
+
+def _evaluates_for_nothing(config: "RunConfig") -> bool:
+    best = config.trainer.checkpoint.best
+    return best is not None and best.metric.startswith("eval/") and not config.eval.during.every
+
+
+NOT_MEASURED = (
+    "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
+    "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
+)
+
+RULES = (
+    Rule(
+        keys=("env.tasks.train", "env.tasks.eval"),
+        breaks=_splits_share_tasks,
+        advice="the splits share tasks, because their seeds overlap and their reset keywords are "
+        "equal; move env.tasks.eval.seed_start or give each a split keyword",
+    ),
+    Rule(
+        keys=("eval.num_tasks", "env.tasks.eval.num_tasks"),
+        breaks=_evaluates_more_than_there_are,
+        advice="there are not as many tasks; lower the first, or raise the second",
+    ),
+    Rule(
+        keys=("host", "agent"),
+        breaks=_plays_without_environment,
+        advice="without an environment only clients and Harbor can play; set agent=client, "
+        "agent=harbor, or another host",
+    ),
+    Rule(
+        keys=("host", "trainer.warm_start.steps"),
+        breaks=lambda c: c.host.type == "none" and c.trainer.warm_start.steps > 0,
+        advice="the warm start's policy needs an environment to play in; set "
+        "trainer.warm_start.steps=0",
+    ),
+    Rule(
+        keys=("host", "env.tasks.train.type"),
+        breaks=lambda c: c.host.type == "none" and c.env.tasks.train.type == "server",
+        advice="no server lists tasks; set another type",
+    ),
+    Rule(
+        keys=("host", "env.tasks.eval.type"),
+        breaks=lambda c: c.host.type == "none" and c.env.tasks.eval.type == "server",
+        advice="no server lists tasks; set another type",
+    ),
+    Rule(
+        keys=("agent.reward_from", "agent.sandbox.type"),
+        breaks=_cannot_read_results,
+        advice="Harbor starts the containers of its tasks itself; set agent/sandbox=none",
+    ),
+    Rule(
+        keys=("agent.host", "agent.token"),
+        breaks=_is_open_without_token,
+        advice="other machines could open episodes; set the environment variable "
+        "OPENENV_PIPE_TOKEN, or agent.host=127.0.0.1",
+        when="play",
+    ),
+    Rule(
+        keys=("agent", "eval.during.every"),
+        breaks=lambda c: c.agent.type == "client" and c.eval.during.every > 0,
+        advice="clients play no evaluations; set eval.during.every=0",
+        when="train",
+    ),
+    Rule(
+        keys=("agent",),
+        breaks=lambda c: c.agent.type == "client",
+        advice="clients play no evaluations; name what plays instead, such as agent=loop or "
+        "agent=program",
+        when="eval",
+    ),
+    Rule(
+        keys=("cluster", "agent"),
+        breaks=lambda c: c.cluster.type == "ray" and c.agent.type != "loop",
+        advice="rollout workers play by the pipeline's own loop; set agent=loop or cluster=local",
+        when="play",
+    ),
+    Rule(
+        keys=("cluster", "host"),
+        breaks=_needs_session_on_node,
+        advice="each rollout worker starts environment servers as processes on its node; set "
+        "host=process, or cluster=local",
+        when="play",
+    ),
+    Rule(
+        keys=("cluster", "host.port"),
+        breaks=_has_one_port_on_nodes,
+        advice="several rollout workers may be on one node; set host.port=null",
+        when="play",
+    ),
+    Rule(
+        keys=("eval.greedy", "eval.temperature"),
+        breaks=lambda c: c.eval.greedy and not c.eval.temperature,
+        advice="greedy adds a row at temperature 0, which all rows have already; set "
+        "eval.temperature, such as 1.0, or eval.greedy=false",
+    ),
+    Rule(
+        keys=("eval.num_tasks", "eval.samples_per_task"),
+        breaks=lambda c: c.eval.num_tasks * c.eval.samples_per_task > MAX_PRODUCT,
+        advice=f"an evaluation has at most {MAX_PRODUCT:,} episodes; lower one of them",
+    ),
+    Rule(
+        keys=("eval.num_resamples", "eval.num_tasks"),
+        breaks=lambda c: c.eval.num_resamples * c.eval.num_tasks > MAX_RESAMPLED,
+        advice=f"their product is at most {MAX_RESAMPLED:,}; lower one of them",
+    ),
+    Rule(
+        keys=("eval.during.num_tasks", "eval.num_tasks"),
+        breaks=lambda c: (c.eval.during.num_tasks or 0) > c.eval.num_tasks,
+        advice="evaluations during training play the first of these tasks; lower the first, or "
+        "raise the second",
+    ),
+    Rule(
+        keys=("eval.during.stop.at", "eval.during.every"),
+        breaks=lambda c: c.eval.during.stop.at is not None and not c.eval.during.every,
+        advice="there are no evaluations during training; set eval.during.every to a number of "
+        "steps",
+    ),
+    Rule(
+        keys=("eval.during.stop.bound", "eval.during.num_tasks", "eval.num_tasks"),
+        breaks=_has_no_interval,
+        advice="an interval needs at least two tasks; set more, or eval.during.stop.bound=mean",
+    ),
+    Rule(
+        keys=("trainer.checkpoint.best.metric", "eval.during.every"),
+        breaks=_evaluates_for_nothing,
+        advice="there are no evaluations during training; set eval.during.every to a number of "
+        "steps",
+    ),
+    Rule(
+        keys=("eval.during.stop.measure", "reward.terms.*"),
+        breaks=_stops_by_unmeasured_reward,
+        advice=NOT_MEASURED,
+    ),
+    Rule(
+        keys=("trainer.checkpoint.best.metric", "reward.terms.*"),
+        breaks=_keeps_best_by_unmeasured_reward,
+        advice=NOT_MEASURED,
+    ),
+)

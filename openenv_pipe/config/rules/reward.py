@@ -1,0 +1,144 @@
+"""Rules about `reward`, the judge that its terms ask, and the trackers."""
+
+from typing import TYPE_CHECKING
+
+from openenv_pipe.config.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema.run import RunConfig
+
+OF_EPISODES = ("standardise", "multiply")  # transforms that need one value of each episode
+
+
+def _begins_too_late(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, term in config.reward.terms.items()
+        if term.type == "overlong"
+        and (1.0 - term.buffer_share) * term.limit_tokens >= config.env.max_episode_tokens
+    ]
+
+
+def _means_of_turns(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, term in config.reward.terms.items()
+        if term.type == "python" and term.use == "mean" and term.per_turn
+    ]
+
+
+def _gates_with_weight(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, term in config.reward.terms.items()
+        if (term.type == "rubric" or term.type == "verifier")
+        and (set(term.gates) & set(term.weights or {}) or len(set(term.gates)) < len(term.gates))
+    ]
+
+
+def _turns_transformed(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, transforms in config.reward.transforms.items()
+        if (term := config.reward.terms.get(name)) is not None
+        and term.per_turn
+        and any(transform.type in OF_EPISODES for transform in transforms)
+    ]
+
+
+def _weighted_gates(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, transforms in config.reward.transforms.items()
+        if (term := config.reward.terms.get(name)) is not None
+        and term.weight != 1.0
+        and any(transform.type == "multiply" for transform in transforms)
+    ]
+
+
+def _empty_ranges(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, transforms in config.reward.transforms.items()
+        for transform in transforms
+        if transform.type == "clip"
+        and transform.low is not None
+        and transform.high is not None
+        and transform.low > transform.high
+    ]
+
+
+def _wrong_credentials(config: "RunConfig") -> list[str]:
+    return [
+        name
+        for name, tracker in config.tracker.items()
+        if tracker.type == "otlp"
+        and tracker.credentials is not None
+        and len(tracker.credentials.variables)
+        != (2 if tracker.credentials.scheme == "basic" else 1)
+    ]
+
+
+RULES = (
+    Rule(
+        keys=("reward.terms.*.limit_tokens", "env.max_episode_tokens"),
+        breaks=_begins_too_late,
+        advice="every episode ends before the penalty begins; lower limit_tokens",
+    ),
+    Rule(
+        keys=("reward.terms.*", "judge"),
+        breaks=lambda c: (
+            [name for name, term in c.reward.terms.items() if term.asks_judge]
+            if c.judge.type == "none"
+            else []
+        ),
+        advice="it asks a judge, and there is none; set judge=openai, judge.base_url and "
+        "judge.model",
+    ),
+    Rule(
+        keys=("reward.terms.*.use", "reward.terms.*.per_turn"),
+        breaks=_means_of_turns,
+        advice="turns are credited with their own values, whose sum is the episode's reward; set "
+        "use=sum, or per_turn=false",
+    ),
+    Rule(
+        keys=("reward.terms.*.gates", "reward.terms.*.weights"),
+        breaks=_gates_with_weight,
+        advice="a gate multiplies the sum of the others; name each gate once, and none in weights",
+    ),
+    Rule(
+        keys=("reward.transforms.*",),
+        breaks=lambda c: [name for name in c.reward.transforms if name not in c.reward.terms],
+        advice="there is no such term, only {reward.terms}; use the name of one of them",
+    ),
+    Rule(
+        keys=("reward.transforms.*", "reward.terms.*.per_turn"),
+        breaks=_turns_transformed,
+        advice=f"{' and '.join(OF_EPISODES)} are about whole episodes; set the term's "
+        "per_turn=false",
+    ),
+    Rule(
+        keys=("reward.transforms.*",),
+        breaks=lambda c: [
+            name
+            for name, transforms in c.reward.transforms.items()
+            if any(transform.type == "multiply" for transform in transforms[:-1])
+        ],
+        advice="multiply has to be the last transform",
+    ),
+    Rule(
+        keys=("reward.transforms.*", "reward.terms.*.weight"),
+        breaks=_weighted_gates,
+        advice="a term that multiplies has no weight of its own; set the term's weight=1.0",
+    ),
+    Rule(
+        keys=("reward.transforms.*",),
+        breaks=_empty_ranges,
+        advice="the low of clip is more than its high; exchange them",
+    ),
+    Rule(
+        keys=("tracker.*.credentials.scheme", "tracker.*.credentials.variables"),
+        breaks=_wrong_credentials,
+        advice="basic needs 2 variables, with the user and the password, and each other scheme 1",
+    ),
+)

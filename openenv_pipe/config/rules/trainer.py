@@ -1,0 +1,190 @@
+"""Rules about `trainer`, the model that it trains, and the devices that it trains on."""
+
+from typing import TYPE_CHECKING
+
+from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema.run import RunConfig
+
+
+def _trains_badly_in_steps(config: "RunConfig") -> bool:
+    advantage = config.trainer.advantage
+    return (
+        config.trainer.max_sampling_rounds > 1
+        and advantage.type == "group_relative"
+        and advantage.baseline == "batch"
+    )
+
+
+def _scales_by_another_population(config: "RunConfig") -> bool:
+    advantage = config.trainer.advantage
+    return (
+        advantage.type == "group_relative"
+        and advantage.baseline == "batch"
+        and advantage.scale == "group"
+    )
+
+
+def _has_uneven_replicas(config: "RunConfig") -> bool:
+    trainer = config.trainer
+    return trainer.replicas > 1 and (
+        trainer.devices % trainer.replicas > 0 or trainer.devices == trainer.replicas
+    )
+
+
+def _has_uneven_nodes(config: "RunConfig") -> bool:
+    cluster = config.cluster
+    return cluster.type == "ray" and config.trainer.devices % cluster.learner_nodes > 0
+
+
+def _has_uneven_heads(config: "RunConfig") -> bool:
+    model = config.model
+    return model.type == "tiny" and model.num_heads % model.num_kv_heads > 0
+
+
+def _exceeds_tiny_model(config: "RunConfig") -> bool:
+    model = config.model
+    return model.type == "tiny" and config.env.max_episode_tokens > model.max_length
+
+
+def _lacks_warm_start_episodes(config: "RunConfig") -> bool:
+    warm_start = config.trainer.warm_start
+    return warm_start.steps > 0 and not (warm_start.policy and warm_start.num_episodes)
+
+
+RULES = (
+    Rule(
+        keys=("trainer.tasks_per_step", "trainer.group_size"),
+        breaks=lambda c: c.trainer.tasks_per_step * c.trainer.group_size > MAX_PRODUCT,
+        advice=f"a step has at most {MAX_PRODUCT:,} episodes; lower one of them",
+    ),
+    Rule(
+        keys=(
+            *("trainer.warm_start.steps", "trainer.warm_start.policy"),
+            "trainer.warm_start.num_episodes",
+        ),
+        breaks=_lacks_warm_start_episodes,
+        advice="a warm start trains on episodes of a scripted policy; set policy=module:name and "
+        "num_episodes above 0, or steps=0",
+    ),
+    Rule(
+        keys=("trainer.max_sampling_rounds", "trainer.advantage.type"),
+        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and c.trainer.advantage.type == "python",
+        advice="which groups have no signal is known for group_relative only; set "
+        "trainer.max_sampling_rounds=1",
+    ),
+    Rule(
+        keys=("trainer.max_sampling_rounds", "trainer.advantage.baseline"),
+        breaks=_trains_badly_in_steps,
+        advice="rounds replace groups whose rewards are all equal, and such groups do have a "
+        "signal when compared with all others; set trainer.max_sampling_rounds=1",
+    ),
+    Rule(
+        keys=("trainer.max_sampling_rounds", "trainer.loss.normalise_groups"),
+        breaks=lambda c: (
+            c.trainer.max_sampling_rounds > 1 and c.trainer.loss.normalise_groups == "all"
+        ),
+        advice="rounds replace groups without a signal, and the loss would be a mean over these "
+        "as well; set trainer.loss.normalise_groups=with_signal or trainer.max_sampling_rounds=1",
+    ),
+    Rule(
+        keys=("trainer.advantage.baseline", "trainer.advantage.scale"),
+        breaks=_scales_by_another_population,
+        advice="rewards would be compared over all groups and scaled group by group; set "
+        "trainer.advantage.scale=batch or none",
+    ),
+    Rule(
+        keys=("trainer.loss.type", "trainer.loss.normalise"),
+        breaks=lambda c: c.trainer.loss.type == "gspo" and c.trainer.loss.normalise != "sample",
+        advice="GSPO has one ratio per sample, which would count once for each token; set "
+        "trainer.loss.normalise=sample",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.estimator", "trainer.loss.kl.importance_weights"),
+        breaks=lambda c: (
+            c.trainer.loss.kl.estimator == "k1" and not c.trainer.loss.kl.importance_weights
+        ),
+        advice="its gradient is zero on average; set "
+        "trainer.loss.kl.importance_weights=true, or trainer.loss.kl.estimator=k2 or k3",
+    ),
+    Rule(
+        keys=("trainer.loss.correction.low", "trainer.loss.correction.high"),
+        breaks=lambda c: not c.trainer.loss.correction.low < 1.0 < c.trainer.loss.correction.high,
+        advice="a weight of 1 means that sampler and policy agree; set low < 1 < high",
+    ),
+    Rule(
+        keys=("trainer.optimizer.type", "trainer.parallel"),
+        breaks=lambda c: c.trainer.is_sharded and c.trainer.optimizer.type != "adamw",
+        advice="it needs whole matrices, and each device would hold only a part; set "
+        "trainer.optimizer.type=adamw or trainer.parallel=data",
+    ),
+    Rule(
+        keys=("trainer.warm_start.optimizer.type", "trainer.parallel"),
+        breaks=lambda c: (
+            c.trainer.is_sharded
+            and c.trainer.warm_start.steps > 0
+            and c.trainer.warm_start.optimizer.type != "adamw"
+        ),
+        advice="it needs whole matrices, and each device would hold only a part; set "
+        "trainer.warm_start.optimizer.type=adamw or trainer.parallel=data",
+        when="train",
+    ),
+    Rule(
+        keys=("trainer.replicas", "trainer.parallel"),
+        breaks=lambda c: c.trainer.replicas > 1 and c.trainer.parallel != "fsdp",
+        advice="every device already holds the whole model; set trainer.parallel=fsdp or "
+        "trainer.replicas=1",
+    ),
+    Rule(
+        keys=("trainer.replicas", "trainer.devices"),
+        breaks=_has_uneven_replicas,
+        advice="each replica needs the same number of devices, at least 2; set trainer.devices to "
+        "2 x {trainer.replicas} or a higher multiple of {trainer.replicas}",
+    ),
+    Rule(
+        keys=("cluster.learner_nodes", "trainer.devices"),
+        breaks=_has_uneven_nodes,
+        advice="each node has the same number of devices; set trainer.devices to a multiple of "
+        "{cluster.learner_nodes}",
+    ),
+    Rule(
+        keys=("trainer.max_staleness", "trainer.parallel", "engine"),
+        breaks=lambda c: (
+            c.trainer.max_staleness > 0 and c.trainer.is_sharded and c.engine.type == "local"
+        ),
+        advice="to play ahead needs a second policy, but all ranks together hold one; set "
+        "trainer.max_staleness=0, engine=vllm or trainer.parallel=data",
+        when="train",
+    ),
+    Rule(
+        keys=("model.quantization", "trainer.parallel"),
+        breaks=lambda c: c.model.quantization != "none" and c.trainer.is_sharded,
+        advice="four-bit matrices cannot be sharded; set trainer.parallel=data",
+    ),
+    Rule(
+        keys=("model.quantization", "model.lora.rank"),
+        breaks=lambda c: c.model.quantization != "none" and not c.model.lora.rank,
+        advice="weights in four bits cannot be trained; set model.lora.rank above 0, 16 for "
+        "example, or model.quantization=none",
+    ),
+    Rule(
+        keys=("model.dtype", "model.lora.rank"),
+        breaks=lambda c: c.model.dtype == "bfloat16" and not c.model.lora.rank,
+        advice="bfloat16 would round most updates of full training to nothing; set "
+        "model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank",
+        when="train",
+    ),
+    Rule(
+        keys=("model.num_heads", "model.num_kv_heads"),
+        breaks=_has_uneven_heads,
+        advice="several heads share one of keys and values; set model.num_heads to a multiple of "
+        "model.num_kv_heads",
+    ),
+    Rule(
+        keys=("env.max_episode_tokens", "model.max_length"),
+        breaks=_exceeds_tiny_model,
+        advice="an episode would be longer than the model's positions; lower "
+        "env.max_episode_tokens, or raise model.max_length",
+    ),
+)
