@@ -342,6 +342,23 @@ def test_servers_that_make_no_sense_are_refused(overrides, why):
     assert several.urls == ["http://a:1", "http://b:1"]
 
 
+async def test_only_tokens_of_the_run_are_counted(tmp_path, monkeypatch):
+    """The server has answered others before, and has generated a token at its start."""
+    starting = SmallServer.start
+
+    async def start(self):
+        self.seeds += range(1000)
+        await starting(self)
+
+    monkeypatch.setattr(SmallServer, "start", start)
+    async with two_servers(tmp_path) as (engine, _, _, _):
+        engine.begin_collection(3, 3)
+        for episode in range(3):
+            await engine.generate(request(episode))
+        # One completion is one token on the page of `SmallServer`.
+        assert (await engine.metrics())["engine/generated_tokens"] == 3
+
+
 async def test_a_server_gets_the_prompt_of_the_request(tmp_path):
     """With `model.history=rerender`, the template may have changed what came before."""
     async with two_servers(tmp_path) as (engine, servers, _, _):

@@ -38,6 +38,22 @@ async def test_metrics_are_the_highest_and_the_growth_since_the_last_step():
     assert (await metrics.measured()).grown["generation_tokens_total"] == 0
 
 
+async def test_what_a_server_has_counted_before_the_run_is_not_the_runs():
+    """A sweep's worker keeps servers for its next job, and an attached server has other users."""
+    pages = [PAGE.format(running=7, tokens=100, queries=50, hits=10)]
+
+    async def read() -> str | None:
+        return pages.pop(0)
+
+    metrics = ServerMetrics(read)
+    await metrics.open()
+    pages += [PAGE.format(running=2, tokens=130, queries=60, hits=15)]
+    first = summarise([await metrics.measured()])
+    await metrics.close()
+    assert (first["engine/running_max"], first["engine/generated_tokens"]) == (2, 30)
+    assert first["engine/prefix_hit_share"] == 0.5
+
+
 def test_of_several_servers_the_sums_are_told_and_each_under_its_number():
     counted = {"generation_tokens_total": 100.0, "prefix_cache_queries_total": 300.0}
     busy = Measured(

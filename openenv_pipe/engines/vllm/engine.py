@@ -69,8 +69,6 @@ class VllmEngine:
         """See `Engine`. Collections may overlap, so every episode gets a number of its own."""
         first, self._next_number = self._next_number, self._next_number + num_episodes
         self._router.begin_collection(limit)
-        for replica in self.replicas:
-            replica.metrics.begin()
         return first
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -102,7 +100,7 @@ class VllmEngine:
         up again; this method waits for restarts only if all servers are being restarted.
 
         Raises:
-            EngineError: a server's restarts are used up, or it refuses the policy.
+            EngineError: a server's restarts are used up, or it rejects the policy.
             TrainingError: a server's logprobs differ from the learner's afterwards.
         """
         self._router.refuse_lost()

@@ -129,6 +129,7 @@ class Replica:
         """Start the server for the first time, and keep it running. Raises as `start` does."""
         await self.start()
         self._settled.set()
+        await self.metrics.open()
         self._supervisor.watch()
 
     async def close(self, *, withdraw: bool) -> None:

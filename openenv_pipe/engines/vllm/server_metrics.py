@@ -75,10 +75,11 @@ class ServerMetrics:
         self._highest: dict[str, float] = {}
         self._looking: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Begin to read every second."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look_on())
+    async def open(self) -> None:
+        """Begin to read every second. What the server has counted before is not the run's."""
+        await self._look()
+        self._before, self._highest = self._last, {}
+        self._looking = asyncio.create_task(self._look_on())
 
     async def close(self) -> None:
         if self._looking is not None:
