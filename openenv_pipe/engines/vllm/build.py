@@ -71,7 +71,7 @@ async def open_engine(
 
     Raises:
         ConfigError: the configuration does not fit the model or the machine.
-        EngineError: a server does not start, or refuses the policy.
+        EngineError: a server does not start, or rejects the policy.
         TrainingError: a server computes other logprobs than the trainer.
     """
     mode = config.publish_mode(weights.lora_rank)
