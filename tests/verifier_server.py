@@ -63,7 +63,9 @@ class VerifierServer:
             self._has_ended.wait(600)
             return
         status, content, headers = answer
-        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        data = content
+        if not isinstance(data, bytes):
+            data = (content if isinstance(content, str) else json.dumps(content)).encode()
         request.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **headers}.items():
             request.send_header(name, value)

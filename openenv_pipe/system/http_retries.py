@@ -9,7 +9,7 @@ from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import HttpClient, HttpError, Response
 
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
-SETTINGS_STATUSES = {301, 302, 307, 308, 401, 403, 404}  # wrong for every request: not repeated
+SETTINGS_STATUSES = {*range(300, 400), 401, 403, 404}  # wrong for every request: not repeated
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 MAX_QUOTED = 300  # characters of an answer in an error
 Result = TypeVar("Result")

@@ -1,6 +1,7 @@
 """The term `verifier`: an HTTP endpoint, or a function; and what happens when it fails."""
 
 import asyncio
+import gzip
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from fakes import run_config
 from pydantic import ValidationError
 
 from openenv_pipe.config.schema import RewardConfig
+from openenv_pipe.config.secrets import remember_config
 from openenv_pipe.errors import ConfigError, JudgeError
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.scoring import open_scorer
 from openenv_pipe.rollout.metrics import summarise_groups
+from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Group, Status
 from tests.judged_groups import episode, group
 from tests.verifier_server import VerifierServer
@@ -113,6 +116,7 @@ def test_null_is_no_reward_and_no_0(server, tmp_path):
     assert "null" in judged.episodes[2].unscored
 
 
+PACKED = gzip.compress(bytes(2**28))  # 256 MB
 PASSING = {
     "429 with Retry-After": (429, "slow down", {"Retry-After": "0.1"}),
     "429 with a Retry-After that is none": (429, "slow down", {"Retry-After": "nan"}),
@@ -120,7 +124,9 @@ PASSING = {
     "half a JSON": (200, '{"right": 0.', {}),
     "words": (200, "good", {}),
     "no answer in time": None,
+    "an answer that never ends": (200, "1", {"Content-Length": "100"}),
 }
+ENDLESS = ("no answer in time", "an answer that never ends")
 LASTING = {
     "a refusal": (400, "too long", {}),
     "a text": (200, '"good"', {}),
@@ -134,7 +140,8 @@ LASTING = {
     "NaN among numbers": (200, '{"right": NaN}', {}),
     "numbers in numbers": (200, {"right": {"left": 1.0}}, {}),
     "a long name": (200, {"x" * 101: 1.0}, {}),
-    "an answer without end": (200, "1" * (2**20 + 1), {}),
+    "a long answer": (200, "1" * (2**20 + 1), {}),
+    "a packed answer": (200, PACKED, {"Content-Encoding": "gzip"}),
 }
 
 
@@ -142,7 +149,7 @@ LASTING = {
 def test_after_a_failure_that_may_pass_the_endpoint_is_asked_again(server, tmp_path, fault):
     server.faults = [PASSING[fault]]
     judged = group(episode(0, "b"))
-    score(http(server, timeout_s=20.0 if PASSING[fault] else 1.0), tmp_path, judged)
+    score(http(server, timeout_s=1.0 if fault in ENDLESS else 20.0), tmp_path, judged)
     assert values(judged) == [1.0]
     assert len(server.bodies) == 2
 
@@ -151,7 +158,7 @@ def test_after_a_failure_that_may_pass_the_endpoint_is_asked_again(server, tmp_p
 def test_a_failure_is_no_0_and_leaves_out_that_episode_only(server, tmp_path, fault):
     answer = (PASSING | LASTING)[fault]
     server.faults = [answer] * (2 if fault in PASSING else 1)
-    fields = http(server, max_concurrent=1, timeout_s=20.0 if answer else 1.0)
+    fields = http(server, max_concurrent=1, timeout_s=1.0 if fault in ENDLESS else 20.0)
     judged = three()
     score(fields, tmp_path, judged)
     assert values(judged) == [None, 0.5, 0.0]
@@ -186,12 +193,26 @@ def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path):
     assert values(judged) == [1.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("status", [302, 401, 404])
+@pytest.mark.parametrize("status", [300, 302, 303, 308, 401, 404])
 def test_a_wrong_address_or_key_ends_the_run_at_once(server, tmp_path, status):
     server.faults = [(status, "no", {"Location": "http://127.0.0.1:1/elsewhere"})]
     with pytest.raises(ConfigError, match=rf"{status}.*reward\.terms\.checked\.source\.url"):
         score(http(server), tmp_path, group(episode(0, "b")))
     assert len(server.bodies) == 1
+
+
+def test_a_failure_shows_no_secret(server, tmp_path):
+    """An endpoint repeats a header."""
+    server.faults = [(400, "not Bearer hunter-two", {})]
+    fields = http(server)
+    fields["source"]["headers"] = {"Authorization": "Bearer hunter-two"}
+    judged = three()
+    remember_config({"reward": {"terms": {"checked": fields}}})  # as of every configuration
+    score(fields, tmp_path, judged)
+    texts = [redact(each.unscored or "") for each in judged.episodes]
+    texts += [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert "400" in "".join(texts) and len(texts) == 6
+    assert not [text for text in texts if "hunter" in text]
 
 
 async def slow_share(episode, *, letter):
