@@ -34,7 +34,7 @@ from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.packed_lines import read_packed, write_packed
 from openenv_pipe.runs.pictures import open_pictures, write_pictures
-from openenv_pipe.system.budgets import EPISODE
+from openenv_pipe.system.budgets import EPISODE, MAX_TURNS, BudgetError
 from openenv_pipe.system.files import parse_json
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import (
@@ -170,6 +170,12 @@ def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     row = parse_json(Path(f"{path}, line {number}"), line, EPISODE)
     if not isinstance(row, dict):
         raise RunFolderError(f"{path}, line {number} is not an episode: {row!r:.80}")
+    turns = row.get("turns")
+    if isinstance(turns, list) and len(turns) > MAX_TURNS:
+        raise BudgetError(
+            f"{path}, line {number} has {len(turns):,} turns, more than {MAX_TURNS:,}, the most "
+            "that is read; is the file damaged, or made to keep readers busy?"
+        )
     return row
 
 

@@ -18,6 +18,7 @@ MAX_UNPACKED_MB = 1024  # of a step's episodes; 1,000 of 32,000 tokens have half
 MAX_PACKING_RATIO = 200
 FREE_UNPACKED_MB = 64  # of a file, before its ratio counts
 MAX_ROWS = 100_000  # of a step's episodes, or of an evaluation's
+MAX_TURNS = 10_000  # of an episode; a configuration allows no more, either
 MAX_METRIC_NAMES = 10_000
 
 

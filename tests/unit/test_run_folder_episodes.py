@@ -14,7 +14,8 @@ import pytest
 import run_samples
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
-from openenv_pipe.errors import RunFolderError
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.runs.episodes import (
     episodes_path,
     last_episodes_path,
@@ -22,6 +23,7 @@ from openenv_pipe.runs.episodes import (
     read_rows,
     write_episodes,
 )
+from openenv_pipe.system.budgets import MAX_TURNS
 from openenv_pipe.types import Status, Step
 
 
@@ -164,3 +166,16 @@ def test_the_length_of_a_line_is_bounded(path):
     path.write_bytes(zlib.compress(Random(0).randbytes(33 * 2**20).replace(b"\n", b" "), 1, 31))
     with pytest.raises(RunFolderError, match="has a line of more than 32 MB"):
         list(read_rows(path))
+
+
+def test_the_number_of_turns_is_bounded(path):
+    groups = run_samples.groups()
+    write_episodes(path, groups)
+    first, *others = gzip.decompress(path.read_bytes()).splitlines()
+    row = json.loads(first)
+    row["turns"] = [row["turns"][0]] * (MAX_TURNS + 1)
+    path.write_bytes(gzip.compress(b"\n".join([json.dumps(row).encode(), *others])))
+    with pytest.raises(RunFolderError, match=r"line 1 has 10,001 turns, more than 10,000"):
+        read_episodes(path)
+    with pytest.raises(ConfigError, match=r"max_turns"):
+        compose(["conf=echo", f"env.max_turns={MAX_TURNS + 1}"])

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from openenv_pipe.config.schema.base import (
     Block,
     HeaderValue,
+    NumTurns,
     Port,
     PositiveCount,
     Seconds,
@@ -28,7 +29,7 @@ class LoopAgentConfig(Block):
 class CallingAgentConfig(Block):
     """Base of the agents that call the model by HTTP: the limits of an episode's calls."""
 
-    max_calls: PositiveCount = Field(
+    max_calls: NumTurns = Field(
         description="calls of the model; every further one is answered with a final message"
     )
     max_tokens: PositiveCount | None = Field(

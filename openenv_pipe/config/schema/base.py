@@ -16,6 +16,7 @@ from pydantic import (
 
 from openenv_pipe.config.schema.plain_data import refuse_unusual_values
 from openenv_pipe.config.secrets import remember_config
+from openenv_pipe.system.budgets import MAX_TURNS
 
 
 def _text(value: Any) -> Any:
@@ -64,6 +65,7 @@ PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 NumEpisodes = Annotated[int, Field(ge=1, le=10**6)]  # also of tasks; lists as long are built
 NumProcesses = Annotated[int, Field(ge=1, le=1024)]  # also of threads
 LayerSize = Annotated[int, Field(ge=1, le=65536)]  # a width or a number of parts of a model
+NumTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]  # episodes with more are not read again
 NumRetries = Annotated[int, Field(ge=0, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch takes no larger one
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]

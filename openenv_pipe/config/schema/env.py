@@ -9,6 +9,7 @@ from openenv_pipe.config.schema.base import (
     Block,
     DottedPath,
     Number,
+    NumTurns,
     PositiveCount,
     Seconds,
     Variables,
@@ -41,7 +42,7 @@ class EnvConfig(Block):
         "not trained on; unusable: as a mistake of the model, which is told and loses a turn"
     )
     max_message_mb: PositiveCount = Field(description="size limit of one message of the server")
-    max_turns: PositiveCount = Field(description="replies per episode; then the episode ends")
+    max_turns: NumTurns = Field(description="replies per episode; then the episode ends")
     max_reply_tokens: PositiveCount = Field(
         description="tokens per reply; longer replies are cut off"
     )
