@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from openenv_pipe.cli import main as cli
+from openenv_pipe.commands.judge.subject import find_recorded
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
@@ -164,6 +165,16 @@ def test_an_experiment_names_the_judge_and_its_newest_run(server, run, capsys):
     code, report = judge(capsys, "score", *given, "--step", "4")
     assert code == 0
     assert Path(report["episodes"]).parent == run.with_name(f"{run.name}_judged")
+
+
+def test_the_newest_run_of_an_experiment_is_found_where_it_was_started(tmp_path, monkeypatch):
+    """Its folder of runs was named by the run alone, not by the command that judges it."""
+    monkeypatch.chdir(tmp_path)
+    config = compose(["conf=echo", "runs_dir=elsewhere"]).config
+    folder = RunFolder.create(config, overrides=[], command=[])
+    words = ["conf=echo", "reward=ruler", "judge=openai", "judge.model=m", "judge.api_key=null"]
+    found = find_recorded(words, None, trust=False)
+    assert found.folder.path.resolve() == folder.path.resolve()
 
 
 def test_a_judge_of_single_episodes_is_checked_too(server, run, tmp_path, capsys):

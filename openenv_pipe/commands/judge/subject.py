@@ -14,6 +14,7 @@ from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.places import default_folder
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
@@ -80,8 +81,9 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
         )
     if has_experiment:
         config = compose(overrides).config
-        newest = Path(config.runs_dir, config.name, "latest")
-        folder = find_run(runs[0], runs_dir) if runs else RunFolder.open(newest)
+        is_default = Path(config.runs_dir) == default_folder()
+        named = runs_dir or (None if is_default else Path(config.runs_dir))
+        folder = find_run(runs[0] if runs else f"{config.name}/latest", named)
     else:
         folder = find_run(runs[0], runs_dir)
         config = amend(folder.config_to_run(trust=trust), split_runs_dir(overrides)[1])
