@@ -35,15 +35,16 @@ def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     # Every branch of a union reports the same key, so duplicates are removed.
     details = error.errors(include_url=False)
     found = [problem for detail in details[:MAX_SHOWN] for problem in _problems(detail, schema)]
-    problems = list(dict.fromkeys(found))
+    return list_problems(list(dict.fromkeys(found)), num_more=max(0, len(details) - MAX_SHOWN))
+
+
+def list_problems(problems: Sequence[str], num_more: int = 0) -> str:
+    """Return problems of a configuration as one text. num_more: how many are not listed."""
     if len(problems) == 1:
         return f"{problems[0]} ({SEE_KEYS})"
-    num_more = len(details) - MAX_SHOWN
-    if num_more > 0:
-        problems.append(f"and {num_more:,} more")
     lines = "".join(f"\n  - {problem}" for problem in problems)
-    num_problems = len(problems) if num_more <= 0 else len(details)
-    return f"{num_problems} problems in the configuration:{lines}\n({SEE_KEYS})"
+    more = f"\n  - and {num_more:,} more" if num_more else ""
+    return f"{len(problems) + num_more} problems in the configuration:{lines}{more}\n({SEE_KEYS})"
 
 
 def first_problem(error: ValidationError) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from openenv_pipe.algorithms.custom_advantages import UserAdvantages
+from openenv_pipe.config.error_messages import list_problems
 from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
     ClientAgentConfig,
@@ -95,7 +96,7 @@ def check_settings(config: RunConfig, *moments: Moment) -> str:
     try:
         rules = check_rules(config, "always", *moments)
     except BrokenRulesError as error:
-        raise ConfigError("\n".join(error.messages)) from None
+        raise ConfigError(list_problems(error.messages)) from None
     counts = Counter(rule.block for rule in rules)
     listed = ", ".join(f"{counts[block]} of {block}" for block in sorted(counts))
     return f"{len(rules)} rules between keys hold: {listed}"

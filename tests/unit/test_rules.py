@@ -20,6 +20,7 @@ from openenv_pipe.config.rules import RULES, BrokenRulesError, check_rules
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
 
 SMOKE = ("conf=smoke", "device=cpu")
 SHARDED = ("trainer.devices=2", "trainer.parallel=fsdp")
@@ -315,6 +316,12 @@ def test_all_violations_are_reported_at_once():
     assert message.startswith("4 problems")
     for key in ("correction.low=1.0", "eval.num_tasks=10000", "host=none with agent=loop"):
         assert key in message
+
+
+def test_train_reports_all_violations_at_once():
+    config = compose([*SMOKE, "engine=scripted", "engine.policy=a.b:c", "model.dtype=bfloat16"])
+    with pytest.raises(ConfigError, match=r"^2 problems in the .*\n  - engine=scripted"):
+        REQUIREMENTS["settings"](config.config)
 
 
 def test_a_value_that_is_a_secret_is_not_shown(monkeypatch):
