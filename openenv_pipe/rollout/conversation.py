@@ -10,6 +10,7 @@ from typing import Any
 
 from openenv_pipe.engines.base import (
     Completion,
+    GenerationRequest,
     MessageRequest,
     ObservationRequest,
     TextReply,
@@ -90,6 +91,13 @@ class Conversation(ABC):
             "seed": self._spec.seed,
         }
 
+    def _observation_request(self, max_tokens: int) -> ObservationRequest:
+        return ObservationRequest(
+            observations=[*self._observations],
+            opening=self._opening,
+            **self._fields(max_tokens),
+        )
+
 
 class TokenConversation(Conversation):
     """A conversation with an engine that takes token ids."""
@@ -167,11 +175,7 @@ class ScriptedConversation(TokenConversation):
     """
 
     async def _complete(self, max_tokens: int) -> Completion:
-        request = ObservationRequest(
-            observations=[*self._observations],
-            opening=self._opening,
-            **self._fields(max_tokens),
-        )
+        request = self._observation_request(max_tokens)
         reply: TextReply = await self._context.engine.generate(request)
         return written_completion(self._chat, reply.text, max_tokens)
 
@@ -218,10 +222,7 @@ class MessageConversation(Conversation):
         return self._fitted(messages, cut_text)
 
     async def reply(self, max_tokens: int) -> Turn:
-        request = MessageRequest(
-            messages=self._messages, tools=self._opening.tools, **self._fields(max_tokens)
-        )
-        reply: TextReply = await self._context.engine.generate(request)
+        reply: TextReply = await self._context.engine.generate(self._request(max_tokens))
         self._reply = reply
         usage = self._usage(reply, max_tokens)
         self._num_tokens += usage.num_prompt_tokens + usage.num_completion_tokens
@@ -234,6 +235,11 @@ class MessageConversation(Conversation):
             reply=encodable(reply.text),
             messages=self._new_messages,
             usage=usage,
+        )
+
+    def _request(self, max_tokens: int) -> GenerationRequest:
+        return MessageRequest(
+            messages=self._messages, tools=self._opening.tools, **self._fields(max_tokens)
         )
 
     def _usage(self, reply: TextReply, max_tokens: int) -> Usage:
@@ -249,6 +255,13 @@ class MessageConversation(Conversation):
         if num_completion is None:
             num_completion = min(max_tokens, estimate_tokens([{"content": reply.text}]))
         return Usage(num_prompt_tokens=num_prompt, num_completion_tokens=num_completion)
+
+
+class UntokenizedConversation(MessageConversation):
+    """A conversation with an engine that takes observations, where no model will learn from it."""
+
+    def _request(self, max_tokens: int) -> GenerationRequest:
+        return self._observation_request(max_tokens)
 
 
 def cut_messages(
@@ -291,8 +304,11 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Mess
     return [*described, *messages]
 
 
-CONVERSATIONS: dict[str, type[Conversation]] = {  # by `takes` of the engine's capabilities
-    "token_ids": TokenConversation,
-    "messages": MessageConversation,
-    "observations": ScriptedConversation,
-}
+def conversation_class(context: PlayContext) -> type[Conversation]:
+    """Return the class of conversations with the context's engine."""
+    takes = context.engine.capabilities.takes
+    if takes == "messages":
+        return MessageConversation
+    if takes == "token_ids":
+        return TokenConversation
+    return UntokenizedConversation if context.chat is None else ScriptedConversation

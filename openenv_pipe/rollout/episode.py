@@ -16,7 +16,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
-from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
+from openenv_pipe.rollout.conversation import Conversation, conversation_class
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
@@ -78,7 +78,7 @@ class Player:
         episode.started_s = time.time()
         try:
             async with host.session() as session:
-                episode.status = await self._play(session)
+                episode.status = await self.play_in(session)
         except SessionError as error:
             episode.status = Status.ERROR
             episode.error = f"{type(error).__name__}: {error}"
@@ -86,14 +86,14 @@ class Player:
             episode.duration_s = time.perf_counter() - started
         return episode
 
-    async def _play(self, session: Session) -> Status:
-        episode, env = self._episode, self._context.env
-        keywords = {**episode.task.reset, "seed": episode.task.seed}
-        result = await session.reset(keywords, env.reset_timeout_s)
+    async def play_in(self, session: Session) -> Status:
+        """Play the episode in this session, and return why it ended. Raises SessionError."""
+        episode = self._episode
+        result = await self._reset(session)
         episode.first_observation = result.observation
         if result.done:
             return Status.DONE
-        ask = partial(step_aside, session, env.step_timeout_s)
+        ask = partial(step_aside, session, self._context.env.step_timeout_s)
         self.opening = await self._adapter.open(result.observation, ask)
         return await self._converse(session, result, self.opening)
 
@@ -119,7 +119,7 @@ class Player:
     def _conversation(self, opening: Opening, first: Observation) -> Conversation:
         """Begin the conversation. Raises ConfigError if the tools alone exceed an episode."""
         context = self._context
-        kind = CONVERSATIONS[context.engine.capabilities.takes]
+        kind = conversation_class(context)
         conversation = kind(context, self._spec, opening, first)
         limit = context.env.max_episode_tokens
         if conversation.num_prompt_tokens < limit or not opening.tools:
@@ -161,11 +161,16 @@ class Player:
             messages += await awaited(adapter.refuse(turn.unusable))
         return messages, Status.ANSWERED if is_answer else None
 
+    async def _reset(self, session: Session) -> StepResult:
+        task = self._episode.task
+        keywords = {**task.reset, "seed": task.seed}
+        return await session.reset(keywords, self._context.env.reset_timeout_s)
+
     async def _step(self, session: Session, action: Action) -> StepResult:
         env = self._context.env
         try:
             return await session.step(action, env.step_timeout_s)
         except StepRefusedError as error:
             if is_mistake(error, env):
-                raise UnusableReply(str(error)) from None
+                raise UnusableReply(str(error)) from error
             raise

@@ -1,26 +1,30 @@
 """Play episodes without a model, to try environments.
 
-This is never used for training: replies are not tokenized, and token limits do not apply. As in
-training, an action that is the player's mistake costs a turn, and one that raises on the server
-ends the episode as a failed one, unless env.step_exception=unusable.
+Episodes are played by the loop of training (`rollout.episode`), but replies are not tokenized, and
+token limits do not apply.
 """
 
 import random
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.scripted import ScriptedPolicy, replies_of
+from openenv_pipe.config.schema import EnvConfig, ScriptedEngineConfig
+from openenv_pipe.engines.base import Engine, ObservationRequest, StaticEngine, TextReply
+from openenv_pipe.engines.scripted import ScriptedEngine, ScriptedPolicy, replies_of
 from openenv_pipe.environments.adapters import Adapter, UnusableReply
-from openenv_pipe.environments.client.protocol import StepResult, is_mistake
+from openenv_pipe.environments.adapters.base import Ask
+from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.rollout.context import EpisodeSpec
+from openenv_pipe.rollout.episode import Player
 from openenv_pipe.system.tasks import awaited
-from openenv_pipe.types import Action, Observation, Opening, Task
+from openenv_pipe.types import Action, Message, Observation, Opening, Status, Task
 
 ERROR_FIELDS = frozenset({"error", "errors", "error_message", "exception", "traceback"})
 MAX_COMPLAINT = 400  # characters
@@ -68,11 +72,6 @@ class PlayedEpisode:
         return self.results[-1].done
 
     @property
-    def is_over(self) -> bool:
-        """True if no further step may be taken: the episode is done, or has failed."""
-        return self.done or self.failure is not None
-
-    @property
     def comparable(self) -> list[tuple[Any, ...]]:
         """The answers without what may differ between two episodes of the same task."""
         return [comparable(result) for result in self.results]
@@ -89,26 +88,116 @@ def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Choo
 
     The chooser raises ConfigError for an unusable reply.
     """
-    reply = replies_of(policy)
+    reply, usable = replies_of(policy), UsableReplies(adapter)
 
     async def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
-        try:
-            written = await reply(observations, draw, opening)
-            return await awaited(adapter.read(PLAIN_READER.read(written, opening.tools)))
-        except UnusableReply as unusable:
-            raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
+        written = await reply(observations, draw, opening)
+        return await usable.read(PLAIN_READER.read(written, opening.tools))
 
     return choose
 
 
-async def start_episode(session: Session, task: Task, env: EnvConfig) -> PlayedEpisode:
-    """Reset the session to a task, as training does. Raises SessionError."""
-    play = PlayedEpisode(task=task)
-    started_s = time.perf_counter()
-    keywords = {**task.reset, "seed": task.seed}
-    play.results.append(await session.reset(keywords, env.reset_timeout_s))
-    play.durations_s.append(time.perf_counter() - started_s)
-    return play
+class UsableReplies:
+    """An adapter whose `read` raises ConfigError for an unusable reply of a scripted policy."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.open, self.follow, self.refuse = adapter.open, adapter.follow, adapter.refuse
+        self._adapter = adapter
+
+    async def read(self, reply: str) -> Sequence[Action]:
+        try:
+            return await awaited(self._adapter.read(reply))
+        except UnusableReply as unusable:
+            raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
+
+
+class ChosenActions(StaticEngine):
+    """The engine of one episode whose actions a function chooses, and the adapter of its replies,
+    which have no text."""
+
+    capabilities = ScriptedEngineConfig.capabilities
+    max_episodes = 1
+
+    def __init__(self, choose: Chooser, draw: random.Random) -> None:
+        self._choose = choose
+        self._draw = draw
+        self._actions: Sequence[Action] = ()
+
+    async def generate(self, request: ObservationRequest) -> TextReply:
+        self._actions = await awaited(self._choose(request.observations, self._draw))
+        return TextReply(text="")
+
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        return Opening(messages=[])
+
+    def read(self, reply: str) -> Sequence[Action]:
+        return self._actions
+
+    def follow(self, observation: Observation) -> list[Message]:
+        return []
+
+    def refuse(self, why: str) -> list[Message]:
+        return []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UntokenizedContext:
+    """A `rollout.context.PlayContext` without a model, in which token limits do not apply."""
+
+    env: EnvConfig
+    engine: Engine
+    chat: None = None
+    reads_messages: bool = False
+
+
+class RecordedPlayer(Player):
+    """Plays an episode by the loop of training, and keeps the server's answers as they are."""
+
+    def __init__(
+        self, env: EnvConfig, engine: Engine, adapter: Adapter, play: PlayedEpisode
+    ) -> None:
+        unlimited = {
+            "max_episode_tokens": sys.maxsize,
+            "max_reply_tokens": sys.maxsize,
+            "max_observation_tokens": None,
+        }
+        context = UntokenizedContext(env=env.model_copy(update=unlimited), engine=engine)
+        spec = EpisodeSpec(task=play.task, seed=0, temperature=0.0, number=0)
+        super().__init__(context, adapter, spec)
+        self._record = play
+
+    async def play_in(self, session: Session) -> Status:
+        """See `Player.play_in`. A refused step that fails the episode is in the record."""
+        try:
+            return await super().play_in(session)
+        except StepRefusedError:
+            if self._record.failure is None:
+                raise
+            return Status.ERROR
+
+    async def _reset(self, session: Session) -> StepResult:
+        return await self._recorded(super()._reset(session))
+
+    async def _step(self, session: Session, action: Action) -> StepResult:
+        try:
+            result = await self._recorded(super()._step(session, action))
+        except UnusableReply as mistake:
+            assert isinstance(mistake.__cause__, StepRefusedError)
+            self._record.refusals.append(mistake.__cause__)
+            raise
+        except StepRefusedError as refusal:
+            self._record.refusals.append(refusal)
+            self._record.failure = refusal
+            raise
+        self._record.actions.append(action)
+        return result
+
+    async def _recorded(self, answer: Awaitable[StepResult]) -> StepResult:
+        started_s = time.perf_counter()
+        result = await answer
+        self._record.durations_s.append(time.perf_counter() - started_s)
+        self._record.results.append(result)
+        return result
 
 
 async def play_to_end(
@@ -120,44 +209,46 @@ async def play_to_end(
     *,
     with_states: bool = False,
 ) -> None:
-    """Play an episode to its end, or for env.max_turns turns. Raises SessionError.
+    """Play an episode to its end, or for env.max_turns turns, and record it in `play`.
 
     with_states: also request the state before each turn.
+
+    Raises:
+        SessionError: the session failed, or refused the reset.
     """
-    for _ in range(env.max_turns):
-        if play.is_over:
-            return
-        if with_states:
-            await _keep_state(session, play, env)
-        actions = await awaited(choose(play.observations, draw))
-        if not actions:
-            return
-        for action in actions:
-            await take_step(session, play, action, env)
-            if play.is_over:
-                return
+
+    async def choose_after_state(
+        observations: Sequence[Observation], draw: random.Random
+    ) -> Sequence[Action]:
+        try:
+            play.states.append(await session.state(env.step_timeout_s))
+        except StepRefusedError as refusal:
+            play.refusals.append(refusal)
+        return await awaited(choose(observations, draw))
+
+    chosen = ChosenActions(choose_after_state if with_states else choose, draw)
+    await RecordedPlayer(env, chosen, chosen, play).play_in(session)
 
 
-async def take_step(session: Session, play: PlayedEpisode, action: Action, env: EnvConfig) -> None:
-    """Take one step, which is answered or refused. Raises SessionError."""
-    started_s = time.perf_counter()
-    try:
-        result = await session.step(action, env.step_timeout_s)
-    except StepRefusedError as refusal:
-        play.refusals.append(refusal)
-        if not is_mistake(refusal, env):
-            play.failure = refusal
-        return
-    play.durations_s.append(time.perf_counter() - started_s)
-    play.actions.append(action)
-    play.results.append(result)
+async def play_scripted(
+    session: Session, play: PlayedEpisode, policy: ScriptedPolicy, adapter: Adapter, env: EnvConfig
+) -> Opening | None:
+    """Play an episode by a scripted policy, as a warm start does, and record it in `play`.
+
+    Returns the opening; None if the episode is done at its reset.
+
+    Raises:
+        SessionError: the session failed, or refused the reset.
+        ConfigError: the policy failed, or its reply is unusable.
+    """
+    player = RecordedPlayer(env, ScriptedEngine(policy), UsableReplies(adapter), play)
+    await player.play_in(session)
+    return player.opening
 
 
-async def _keep_state(session: Session, play: PlayedEpisode, env: EnvConfig) -> None:
-    try:
-        play.states.append(await session.state(env.step_timeout_s))
-    except StepRefusedError as refusal:
-        play.refusals.append(refusal)
+async def reset(session: Session, task: Task, env: EnvConfig) -> StepResult:
+    """Reset the session to a task, as training does. Raises SessionError."""
+    return await session.reset({**task.reset, "seed": task.seed}, env.reset_timeout_s)
 
 
 def is_complaint(first: Observation) -> bool:

@@ -6,42 +6,39 @@ interrupts the wait.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Literal, Protocol
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
+from openenv_pipe.commands.env.episodes import PlayedEpisode, RecordedPlayer
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
-from openenv_pipe.config.schema import EnvConfig, RewardConfig
-from openenv_pipe.engines.base import estimate_tokens
-from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
-from openenv_pipe.environments.client.session import Session, step_aside
+from openenv_pipe.config.schema import EnvConfig, RewardConfig, ScriptedEngineConfig
+from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
+from openenv_pipe.environments.adapters import Adapter, adapter_for
+from openenv_pipe.environments.adapters.base import Ask
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
     Episode,
-    Finish,
     Group,
     Message,
     Observation,
+    Opening,
     Status,
-    Step,
     Task,
-    Turn,
-    Usage,
 )
 
 POLL_S = 1.0
-Result = TypeVar("Result")
 
 
 class Person(Protocol):
@@ -78,12 +75,10 @@ def play_environment(
         if seed is not None:
             task = replace(task, seed=seed)
         adapter = portal.call(adapter_for, env.adapter, host.urls, host.access)
-        with portal.wrap_async_context_manager(host.session()) as session:
-            game = Game(portal, session, adapter, env, person, raw=raw)
-            game.begin(task)
-            game.play()
-            if target.reward and not game.has_failed:
-                person.show(portal.call(_told_reward, target.reward, env, game.episode), "")
+        game = Game(portal, adapter, env, task, person, raw=raw)
+        episode = game.play(host)
+        if target.reward and not episode.failed:
+            person.show(portal.call(_reward_text, target.reward, env, episode), "")
 
 
 async def _find_task(
@@ -95,7 +90,7 @@ async def _find_task(
     return tasks[index]
 
 
-async def _told_reward(config: RewardConfig, env: EnvConfig, episode: Episode) -> str:
+async def _reward_text(config: RewardConfig, env: EnvConfig, episode: Episode) -> str:
     """Return every part of the reward that training would give the episode, line by line."""
     group = Group(id="play", task=episode.task, episodes=[episode])
     await Scorer(config, env.success_reward).score(group)
@@ -109,115 +104,43 @@ async def _told_reward(config: RewardConfig, env: EnvConfig, episode: Episode) -
     return "\n".join([*lines, f"  reward {episode.reward:.4g}"])
 
 
-class Game:
-    """One episode with a person."""
+class ShownAdapter:
+    """An adapter that shows the person what a model would be given."""
 
-    def __init__(
-        self,
-        portal: BlockingPortal,
-        session: Session,
-        adapter: Adapter,
-        env: EnvConfig,
-        person: Person,
-        *,
-        raw: bool,
-    ) -> None:
-        self._portal = portal
-        self._session = session
+    def __init__(self, adapter: Adapter, person: Person, *, raw: bool) -> None:
+        """raw: show observations in place of the messages that are made of them."""
+        self.read = adapter.read
         self._adapter = adapter
-        self._env = env
-        self._raw = raw
         self._person = person
+        self._raw = raw
 
-    def begin(self, task: Task) -> None:
-        """Reset to the task, and show the first messages."""
-        self._play: PlayedEpisode = self._portal.call(start_episode, self._session, task, self._env)
-        (observation,) = self._play.observations
-        self.episode = Episode(task=task, member=0, seed=0, first_observation=observation)
-        ask = partial(step_aside, self._session, self._env.step_timeout_s)
-        opening = self._portal.call(self._adapter.open, observation, ask)
-        self._tools = opening.tools
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        opening = await self._adapter.open(observation, ask)
         for tool in opening.tools:
             self._person.show(f"tool {json.dumps(tool['function'])}", "note")
         self._show(observation, opening.messages)
+        return opening
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an exception of the environment ended the episode."""
-        return self._play.failure is not None
+    async def follow(self, observation: Observation) -> list[Message]:
+        messages = await awaited(self._adapter.follow(observation))
+        self._show(observation, messages)
+        return messages
 
-    def play(self) -> None:
-        """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C."""
-        how = "stopped before the end"
-        with suppress(KeyboardInterrupt, EOFError):
-            how = self._take_turns()
-        self.episode.status = Status.DONE if self._play.done else Status.TURN_LIMIT
-        if (failure := self._play.failure) is not None:
-            self._person.show(
-                f"\nthe episode failed, as it would in training: {failure}\nwith "
-                "env.step_exception=unusable such an exception counts as the player's mistake, and "
-                "the episode continues",
-                "",
-            )
-            return
-        total = self._play.reward
-        success = ", a success" if total >= self._env.success_reward else ""
-        self._person.show(f"\n{how}, with reward {total:.4g} in all{success}", "")
+    async def follow_last(self, observation: Observation) -> None:
+        """Show the last observation, of which a model would not be shown empty messages."""
+        messages = await awaited(self._adapter.follow(observation))
+        self._show(observation, [each for each in messages if each["content"].strip()])
 
-    def _take_turns(self) -> str:
-        """Play the turns; return how the episode ended."""
-        for turn in range(self._env.max_turns):
-            if self._play.done:
-                return f"done after {turn} turns"
-            self._take_turn(self._person.reply())
-            if self._play.failure is not None:
-                return "failed"
-        limit = self._env.max_turns
-        return f"done after {limit} turns" if self._play.done else f"ended by env.max_turns={limit}"
-
-    def _take_turn(self, reply: str) -> None:
-        """Take the reply's steps; an unusable reply gets the adapter's answer."""
-        self.episode.turns.append(_turn_of(reply))
-        unusable: UnusableReply | None = None
-        try:
-            read = PLAIN_READER.read(reply, self._tools)
-            actions = self._portal.call(_answer, self._adapter.read, read)
-        except UnusableReply as error:
-            actions, unusable = error.actions, error
-        for action in actions:
-            self._step(action)
-            if self._play.is_over:
-                return
-        if unusable is not None:
-            self._refuse(unusable)
-
-    def _step(self, action: Action) -> None:
-        play = self._play
-        num_refused = len(play.refusals)
-        self._portal.call(take_step, self._session, play, action, self._env)
-        if play.failure is not None:
-            return
-        if len(play.refusals) > num_refused:
-            self._refuse(play.refusals[-1])
-            return
-        result = play.results[-1]
-        step = Step(action=action, observation=result.observation, reward=result.reward or 0.0)
-        self.episode.turns[-1].steps.append(step)
-        self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
-        messages = self._portal.call(_answer, self._adapter.follow, result.observation)
-        if play.done:  # A model would not be shown further messages.
-            messages = [each for each in messages if each["content"].strip()]
-        self._show(result.observation, messages)
-
-    def _refuse(self, why: Exception) -> None:
-        self.episode.turns[-1].unusable = str(why)
-        self._show_messages(self._portal.call(_answer, self._adapter.refuse, str(why)))
+    async def refuse(self, why: str) -> list[Message]:
+        messages = await awaited(self._adapter.refuse(why))
+        self._show_messages(messages)
+        return messages
 
     def _show(self, observation: Observation, messages: Sequence[Message]) -> None:
-        if not self._raw:
+        if self._raw:
+            self._person.show(json.dumps(observation, indent=2, ensure_ascii=False), "")
+        else:
             self._show_messages(messages)
-            return
-        self._person.show(json.dumps(observation, indent=2, ensure_ascii=False), "")
 
     def _show_messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -225,24 +148,113 @@ class Game:
             self._person.show(message["content"], message["role"])
 
 
-async def _answer(method: Callable[[Any], Result | Awaitable[Result]], argument: Any) -> Result:
-    """Call a method of an adapter, which may be a coroutine function."""
-    return await awaited(method(argument))
+class PersonEngine(StaticEngine):
+    """The person as an engine. Each request waits until the thread of the person answers it."""
+
+    capabilities = ScriptedEngineConfig.capabilities
+    max_episodes = 1
+
+    def __init__(self) -> None:
+        self.waiting: SimpleQueue[asyncio.Future[str] | None] = SimpleQueue()  # None: the end
+
+    async def generate(self, request: ObservationRequest) -> TextReply:
+        reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.waiting.put(reply)
+        return TextReply(text=await reply)
 
 
-def _turn_of(reply: str) -> Turn:
-    """Return a turn without token ids, whose number is estimated."""
-    return Turn(
-        prompt_ids=[],
-        completion_ids=[],
-        logprobs=[],
-        finish=Finish.STOP,
-        policy_versions=[],
-        reply=reply,
-        usage=Usage(
-            num_prompt_tokens=0, num_completion_tokens=estimate_tokens([{"content": reply}])
-        ),
-    )
+class ShownPlayer(RecordedPlayer):
+    """Plays the episode of a person by the loop of training, and shows each reward."""
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        engine: PersonEngine,
+        adapter: ShownAdapter,
+        record: PlayedEpisode,
+        person: Person,
+    ) -> None:
+        super().__init__(env, engine, adapter, record)
+        self._shown = adapter
+        self._person = person
+
+    async def _step(self, session: Session, action: Action) -> StepResult:
+        result = await super()._step(session, action)
+        self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
+        if result.done:
+            await self._shown.follow_last(result.observation)
+        return result
+
+
+class Game:
+    """One episode with a person."""
+
+    def __init__(
+        self,
+        portal: BlockingPortal,
+        adapter: Adapter,
+        env: EnvConfig,
+        task: Task,
+        person: Person,
+        *,
+        raw: bool,
+    ) -> None:
+        self._portal = portal
+        self._env = env
+        self._person = person
+        self._engine = PersonEngine()
+        self._record = PlayedEpisode(task=task)
+        shown = ShownAdapter(adapter, person, raw=raw)
+        self._player = ShownPlayer(env, self._engine, shown, self._record, person)
+
+    def play(self, host: Host) -> Episode:
+        """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C.
+
+        Raises SessionError.
+        """
+        playing = self._portal.call(self._begin, host)
+        try:
+            while (wanted := self._engine.waiting.get()) is not None:
+                self._portal.call(wanted.set_result, self._person.reply())
+        except (KeyboardInterrupt, EOFError):
+            self._portal.call(playing.cancel)
+        status = self._portal.call(self._end, playing)
+        episode = replace(self._player.episode_so_far, status=status or Status.TURN_LIMIT)
+        self._show_end(status, len(episode.turns))
+        return episode
+
+    async def _begin(self, host: Host) -> asyncio.Task[Status]:
+        async def play() -> Status:
+            async with host.session() as session:
+                return await self._player.play_in(session)
+
+        playing = asyncio.create_task(play())
+        playing.add_done_callback(lambda _: self._engine.waiting.put(None))
+        return playing
+
+    async def _end(self, playing: asyncio.Task[Status]) -> Status | None:
+        """Return how the episode has ended; None if the person has stopped it."""
+        await asyncio.wait([playing])
+        return None if playing.cancelled() else playing.result()
+
+    def _show_end(self, status: Status | None, num_turns: int) -> None:
+        if (failure := self._record.failure) is not None:
+            self._person.show(
+                f"\nthe episode failed, as it would in training: {failure}\nwith "
+                "env.step_exception=unusable such an exception counts as the player's mistake, and "
+                "the episode continues",
+                "",
+            )
+            return
+        how = {
+            None: "stopped before the end",
+            Status.DONE: f"done after {num_turns} turns",
+            Status.ANSWERED: f"ended by an answer after {num_turns} turns",
+            Status.TURN_LIMIT: f"ended by env.max_turns={self._env.max_turns}",
+        }[status]
+        total = self._record.reward
+        success = ", a success" if total >= self._env.success_reward else ""
+        self._person.show(f"\n{how}, with reward {total:.4g} in all{success}", "")
 
 
 def serve_page(target: Target, on_ready: Callable[[str], None]) -> None:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from openenv_pipe.commands.env.episodes import Chooser, start_episode
+from openenv_pipe.commands.env.episodes import Chooser, reset
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.tool import call_action, tools_of
@@ -43,7 +43,7 @@ async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) 
     if has_fields and not calls_tools(schema):
         return ()
     async with host.session() as session:
-        await start_episode(session, task, env)
+        await reset(session, task, env)
         try:
             return tools_of(await step_aside(session, env.step_timeout_s, LIST_TOOLS))
         except (ConfigError, StepRefusedError):

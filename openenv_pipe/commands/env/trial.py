@@ -13,7 +13,6 @@ from openenv_pipe.commands.env.episodes import (
     Chooser,
     PlayedEpisode,
     play_to_end,
-    start_episode,
 )
 from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.config.schema import EnvConfig
@@ -166,7 +165,7 @@ class _RandomPlay:
 
     async def _play_one(self, session: Session, number: int) -> None:
         task = self.tasks[number % min(NUM_TASKS, len(self.tasks))]
-        play = self.plays[number] = await start_episode(session, task, self.env)
+        play = PlayedEpisode(task=task)
         turns = itertools.count()
 
         async def choose(
@@ -176,7 +175,11 @@ class _RandomPlay:
             is_over = next(turns) > 0 and time.monotonic() > self._latest_s
             return () if is_over else await awaited(self.choose(observations, draw))
 
-        await play_to_end(session, play, choose, self.env, random.Random(number))
+        try:
+            await play_to_end(session, play, choose, self.env, random.Random(number))
+        finally:
+            if play.results:
+                self.plays[number] = play
 
 
 async def _open_sessions(env: EnvConfig, host: Host, opened: AsyncExitStack) -> list[Session]:

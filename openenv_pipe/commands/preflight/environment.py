@@ -1,7 +1,6 @@
 """Try the environment: its servers start, open all sessions, and play a task the same twice."""
 
 import asyncio
-import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import play_to_end, scripted, start_episode
+from openenv_pipe.commands.env.episodes import PlayedEpisode, play_scripted, reset
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.baselines import try_baselines
 from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
@@ -108,19 +107,18 @@ async def _play(
     Raises:
         ConfigError: a template names a field that the observation lacks.
     """
-    play = await start_episode(session, task, env)
-    (first,) = play.observations
-    if play.done:
-        return _Played(first=first, trajectory=play.comparable, opening=None)
-    ask = partial(step_aside, session, env.step_timeout_s)
-    opening = await adapter.open(first, ask)
+    play = PlayedEpisode(task=task)
     if policy is not None:
-        await play_to_end(session, play, scripted(policy, adapter, opening), env, random.Random(0))
+        opening = await play_scripted(session, play, policy, adapter, env)
+    else:
+        play.results.append(await reset(session, task, env))
+        ask = partial(step_aside, session, env.step_timeout_s)
+        opening = None if play.done else await adapter.open(play.observations[0], ask)
     if play.failure or (play.refusals and not play.actions):
         raise play.failure or play.refusals[0]
-    for observation in play.observations[1:]:
-        await awaited(adapter.follow(observation))
-    return _Played(first=first, trajectory=play.comparable, opening=opening)
+    if play.actions:  # The last observation is not shown to a model, but a template has to fit it.
+        await awaited(adapter.follow(play.observations[-1]))
+    return _Played(first=play.observations[0], trajectory=play.comparable, opening=opening)
 
 
 def _sessions_line(config: RunConfig, capacity: int) -> Line:

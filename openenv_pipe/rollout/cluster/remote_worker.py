@@ -176,7 +176,8 @@ class RemoteWorker:
         try:
             reply = await play.replies.reply(event.request)
         except SessionError as error:
-            self._send(ReplyOrder(play=event.play, reply=error))
+            # Without its class, because not every subclass can be unpickled.
+            self._send(ReplyOrder(play=event.play, reply=SessionError(str(error))))
         except Exception as error:
             if not play.end.done():
                 play.end.set_exception(error)

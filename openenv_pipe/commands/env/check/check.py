@@ -12,7 +12,7 @@ from openenv_pipe.commands.env.check.sessions import probe_sessions
 from openenv_pipe.commands.env.check.speed import probe_speed
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.check.validation import probe_validation
-from openenv_pipe.commands.env.episodes import Chooser, scripted, start_episode
+from openenv_pipe.commands.env.episodes import Chooser, reset, scripted
 from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, Result, failed
@@ -106,9 +106,9 @@ async def _choosers(
 async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
     """Return the adapter's opening of the task's conversation."""
     async with host.session() as session:
-        play = await start_episode(session, task, env)
+        first = await reset(session, task, env)
         ask = partial(step_aside, session, env.step_timeout_s)
-        opening = await adapter.open(play.results[0].observation, ask)
+        opening = await adapter.open(first.observation, ask)
         await session.close()
         return opening
 

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import (
+    PlayedEpisode,
     is_complaint,
     play_to_end,
-    start_episode,
-    take_step,
+    reset,
 )
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.environments.adapters.templates import observation_text
@@ -39,8 +40,7 @@ async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     firsts = []
     for index in range(min(NUM_PLAYS, len(subject.tasks))):
-        play = await start_episode(session, subject.task(index), subject.env)
-        firsts.append(play.results[0])
+        firsts.append(await reset(session, subject.task(index), subject.env))
     done = [each.observation for each in firsts if each.done]
     if len(done) == len(firsts):
         return Result.FAIL, done_at_reset(done[0])
@@ -65,7 +65,7 @@ async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result
         if name == "scripted" and num_taken:
             continue  # It is asked only where all random actions are refused.
         for index in range(min(NUM_PLAYS, len(subject.tasks))):
-            play = await start_episode(session, subject.task(index), lenient)
+            play = PlayedEpisode(task=subject.task(index))
             await play_to_end(session, play, chooser, lenient, random.Random(index))
             num_taken, reward = num_taken + len(play.actions), reward + play.reward
             refusals += play.refusals
@@ -95,19 +95,23 @@ async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result
 
 
 async def _state(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    play = await start_episode(session, subject.task(0), subject.env)
+    await reset(session, subject.task(0), subject.env)
     before = await session.state(subject.env.step_timeout_s)
-    await take_step(session, play, await _random_action(subject), subject.env)
+    is_taken = False
+    with suppress(StepRefusedError):
+        await session.step(await _random_action(subject), subject.env.step_timeout_s)
+        is_taken = True
     after = await session.state(subject.env.step_timeout_s)
     if missing := {"episode_id", "step_count"} - set(after):
         return Result.WARN, f"has no {', '.join(sorted(missing))}"
-    if play.actions and after["step_count"] == before["step_count"]:
+    if is_taken and after["step_count"] == before["step_count"]:
         return Result.WARN, f"step_count stays {after['step_count']} after a step"
     return Result.OK, f"step_count {before['step_count']}, then {after['step_count']}"
 
 
 async def _bad_action(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    play = await start_episode(session, subject.task(0), subject.env)
+    task = subject.task(0)
+    await reset(session, task, subject.env)
     try:
         await session.step(UNKNOWN_FIELD, subject.env.step_timeout_s)
     except StepRefusedError as refusal:
@@ -115,7 +119,7 @@ async def _bad_action(subject: EnvironmentUnderTest, session: Session) -> tuple[
         if refusal.code == "VALIDATION_ERROR":
             return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session continues"
         return Result.WARN, f"an unknown field is answered with {refusal!s:.200}"
-    return Result.WARN, f"an unknown field is accepted as an action of {play.task.id}"
+    return Result.WARN, f"an unknown field is accepted as an action of {task.id}"
 
 
 async def _unknown_message(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:

@@ -8,12 +8,10 @@ from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import (
     PlayedEpisode,
     leaves,
-    start_episode,
-    take_step,
+    play_to_end,
 )
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.system.tasks import awaited
 
 NUM_TASKS = 8
 
@@ -48,12 +46,10 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
-    """Play the first task after one step of another one."""
-    play = await start_episode(session, subject.task(NUM_TASKS - 1), subject.env)
-    if not play.done:
-        actions = await awaited(subject.best(play.observations, random.Random(0)))
-        for action in actions[:1]:
-            await take_step(session, play, action, subject.env)
+    """Play the first task after one turn of another one."""
+    one_turn = subject.env.model_copy(update={"max_turns": 1})
+    left = PlayedEpisode(task=subject.task(NUM_TASKS - 1))
+    await play_to_end(session, left, subject.best, one_turn, random.Random(0))
     return await subject.play(session, 0, subject.best)
 
 
