@@ -157,6 +157,11 @@ class Policy:
         return DynamicCache(config=self.decoder.config)
 
     @property
+    def samplers_left_out(self) -> dict[str, str]:
+        """The faster ways to sample, and why each of them is not used."""
+        return {name: why for name, why in self.left_out.items() if name in self.samplers}
+
+    @property
     def is_fast(self) -> bool:
         """Whether `row_forwards` returns passes for one thread each, of several at once."""
         return self.sampler is Sampler.FAST

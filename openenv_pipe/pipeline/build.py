@@ -246,7 +246,7 @@ def _load_checked(
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
     if isinstance(config.engine, LocalEngineConfig) and not policy.is_fast:
-        skipped = [f"{name}: {why}" for name, why in policy.left_out.items() if name != "packed"]
+        skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     refuse_long_episodes(config, policy.model)
     return policy

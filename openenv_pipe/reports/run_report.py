@@ -10,8 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from openenv_pipe.config.schema import (
-    HubModelConfig,
-    ModelConfig,
     RunConfig,
     TaskDataset,
     TaskFile,
@@ -24,6 +22,7 @@ from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.clients import clients_text
 from openenv_pipe.reports.eval_table import eval_warnings
+from openenv_pipe.reports.model_rows import model_rows
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.signal import signal_text
@@ -268,7 +267,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "environment": f"{for_markdown(env.name)}, at most {env.max_turns} turns",
         "train tasks": _tasks(env.tasks.train),
         "eval tasks": _tasks(env.tasks.eval),
-        "model": _model(config.model, record.facts),
+        **model_rows(config, record.facts),
         "reward": terms,
         "warm start": warm_start,
         "GRPO": grpo,
@@ -312,18 +311,6 @@ def _tasks(tasks: TaskSetConfig) -> str:
             text = f"the server's, split {code_span(tasks.split)}"
     keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())
     return f"{text}{f', reset with {keywords}' if keywords else ''}"
-
-
-def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
-    if isinstance(model, HubModelConfig):
-        name = for_markdown(f"{model.path}{f' at {model.revision}' if model.revision else ''}")
-    else:
-        name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
-    tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
-    if model.quantization != "none":
-        tuning += f" above weights in {model.quantization}"
-    size = facts.get("num_parameters")
-    return f"{name}{f', {size:,} parameters' if isinstance(size, int) else ''}, {tuning}"
 
 
 def _code(folder: RunFolder) -> str:

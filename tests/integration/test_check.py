@@ -44,7 +44,7 @@ def test_a_shipped_experiment_passes():
     assert set(lines) == {
         *("training", "device", "run folder", "model", "chat", "environment", "adapter"),
         *("rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory", "disk"),
-        *("tokens", "baseline expert", "baseline random"),
+        *("forward", "tokens", "baseline expert", "baseline random"),
     }
     assert "4 opened; the 6 episodes" in lines["sessions"].text
 

@@ -1,18 +1,23 @@
 """Each model family is computed as transformers computes it, or `check` and `train` reject it with
 the same message."""
 
+import re
+
 import pytest
 import torch
 import transformers
 from fakes import random_samples
 
 from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.commands.preflight.model import try_forward
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.attention import packed
 from openenv_pipe.models.attention.reach import find_reaches, layer_masks
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.load import check_architecture, load_policy
 from openenv_pipe.models.row_forward import Sampler
+from openenv_pipe.pipeline.facts import policy_facts
+from openenv_pipe.reports.model_rows import model_rows
 from tests.families import SIZES, family_policy, family_run, make_family
 
 FULL = ["full_attention", "full_attention"]
@@ -186,6 +191,20 @@ def test_each_kind_of_layer_is_sampled_and_trained_as_transformers_computes_it(
     assert not policy.packs_rows
     assert engine_difference(policy, folder, [61, 23, 40]) < 1e-4
     assert learner_difference(policy, folder) < 1e-4
+
+
+def test_check_and_report_say_how_a_model_is_computed_and_why(tmp_path):
+    run = family_run(make_family(tmp_path, "Qwen3_5TextConfig", **QWEN_DELTA))
+    (line,) = try_forward(run)
+    assert re.search(r"trained in padded rows \(logprobs in packed rows differ by \d", line.text)
+    assert "sampling is plain (not fast: " in line.text
+    assert "not ragged: its recurrent layers keep a state" in line.text
+
+    policy = load_policy(run.model, seed=0, device=torch.device("cpu"))
+    check_forward(policy, run.env.max_episode_tokens)
+    text = model_rows(run, policy_facts(policy))["forward passes"]
+    assert text.startswith("trained in padded rows, plain sampling (")
+    assert "not ragged: its recurrent layers keep a state" in text
 
 
 def test_a_window_as_long_as_episodes_is_trained_in_packed_rows(tmp_path):

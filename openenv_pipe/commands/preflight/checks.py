@@ -12,7 +12,7 @@ from pathlib import Path
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.commands.preflight.environment import check_environment
-from openenv_pipe.commands.preflight.model import check_hub, check_memory
+from openenv_pipe.commands.preflight.model import check_hub, check_memory, try_forward
 from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
@@ -80,5 +80,6 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "cluster": (check_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"settings", "model"}),
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
+    "forward": (try_forward, {"settings", "model", "device"}),
     "engine": (_try_engine, {"engine", "vllm"}),
 }

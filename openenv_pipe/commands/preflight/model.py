@@ -1,18 +1,24 @@
-"""Check the model beyond what `train` requires: the hub has it, and it fits memory and disk.
+"""Check the model beyond what `train` requires: the hub has it, it fits memory and disk, and how it
+is sampled and trained.
 
 Nothing is downloaded.
 """
 
 from collections.abc import Iterator
 
+import torch
+
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.machine import disk_line, memory_line
-from openenv_pipe.config.schema import HubModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.hub import find_model_folder
+from openenv_pipe.models.load import build_empty, load_policy
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 
 HUB_TIMEOUT_S = 10.0
+MAX_TRIED = 2_000_000_000  # parameters; a larger model is not loaded for a check
 
 
 def check_hub(config: RunConfig) -> Iterator[Line]:
@@ -31,6 +37,32 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
             f"from the model hub: {first_line}"
         ) from error
     yield Line("model", Result.OK, f"{model.path} is on the model hub and will be downloaded")
+
+
+def try_forward(config: RunConfig) -> Iterator[Line]:
+    """Load the model on the CPU, and choose how it is sampled and trained, as `train` does.
+
+    Raises:
+        ConfigError: no forward pass agrees with the model's own.
+    """
+    if not config.engine.capabilities.needs_tokenizer or not _is_on_this_machine(config.model):
+        return
+    num_parameters = sum(each.numel() for each in build_empty(config.model).parameters())
+    if num_parameters > MAX_TRIED or config.model.quantization != "none":
+        text = "not tried: the model is large or quantized; the run chooses when it has loaded it"
+        yield Line("forward", Result.OK, text)
+        return
+    policy = load_policy(config.model, seed=config.seed, device=torch.device("cpu"))
+    packing = check_forward(policy, config.env.max_episode_tokens)
+    text = "trained in packed rows" if packing is None else f"trained in padded rows ({packing})"
+    if config.engine.type == "local":
+        why = [f"not {name}: {reason}" for name, reason in policy.samplers_left_out.items()]
+        text += f"; sampling is {policy.sampler}" + (f" ({'; '.join(why)})" if why else "")
+    yield Line("forward", Result.OK, text)
+
+
+def _is_on_this_machine(model: ModelConfig) -> bool:
+    return not isinstance(model, HubModelConfig) or find_model_folder(model) is not None
 
 
 def check_memory(config: RunConfig) -> Iterator[Line]:
