@@ -336,12 +336,15 @@ class ChatFormat:
         """
         if self.keeps_text:
             return assistant(reply if is_sampled else self._harmless(reply))
+        if not self.has_fields:
+            visible, thought, _ = self.reply_reader.without_channels(reply)
+            text = visible or ("" if thought else reply)
+            return {**assistant(self._harmless(text)), "thinking": self._harmless(thought)}
         # Clients leave out what the prompt begins with.
         reader = self.reply_reader if is_sampled else ReplyReader(self.reply_reader.form)
         read = reader.read(reply, tools)
-        calls = read.made_calls if self.has_fields else []
-        text, thought = read.text if self.has_fields else read.visible, read.thought
-        text = text or ("" if thought or calls else reply)
+        calls, thought = read.made_calls, read.thought
+        text = read.text or ("" if thought or calls else reply)
         if calls and self.reply_reader.form.channels:
             # gpt-oss's template takes one of them before a call.
             text, thought = "", "\n".join(each for each in (thought, text) if each)

@@ -77,7 +77,7 @@ class ReplyReader:
             pair for call in self.calls if call.dialect for pair in call.dialect.strings.items()
         ]
         strings = [f"{re.escape(begin)}.*?(?:{re.escape(end)}|\\Z)" for begin, end in dialects]
-        strings += [STRING, r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"]
+        strings += [STRING, r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+(?:'|\\?(?=\n|\Z))"]
         self.outside_strings = _named(string="|".join(strings), mark=self.call_marks.pattern)
 
     def read(self, reply: str, tools: Iterable[Tool] = ()) -> Reply:

@@ -606,7 +606,13 @@ REPEATED = [
     *('<tool_call>{"', '<tool_call>{"x\\"', '<tool_call>{"a":', "<tool_call>{} ", "<tool_call>{}{"),
     *('<tool_call>{"a":[1,"', "<think></think>", "</think><think>", "<think>{", '</think>{"'),
     *(bare("stop"), marked("stop"), marked("stop")[:-3], marked("stop")[:-14]),
-    *("<tool_call><function=add>", "<parameter=a>", "</parameter>", "</parameter>\n<parameter=a>"),
+    *(
+        "<tool_call>\\'\"",
+        "<tool_call><function=add>",
+        "<parameter=a>",
+        "</parameter>",
+        "</parameter>\n<parameter=a>",
+    ),
     *(
         "<tool_call>add",
         "<arg_key>a</arg_key><arg_value>",
@@ -664,7 +670,7 @@ def readers_of_untrusted_text():
 
     yield "program", 2000, lambda text: reply_message(chat.reply_reader.read(text), request, 0)
     yield "opened", 10_000, lambda text: CHATS["opened"].reply_reader.read(text, TOOLS).content
-    yield "history", 10_000, chat.reply_message
+    yield "history", 5_000, chat.reply_message
     yield "hosted", 1000, hosted
     for name, form in FORMATS.items():
         yield name, 500, partial(ReplyReader(form).read, tools=TOOLS)
