@@ -1,6 +1,7 @@
 """Summarise the lines of an episodes file for the episode index."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -32,7 +33,7 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
     """
     turns = row["turns"]
     status = Status(row["status"])
-    terms = {_name(name): float(value) for name, value in row["reward_terms"].items()}
+    terms = {_name(name): _finite(value) for name, value in row["reward_terms"].items()}
     if len(terms) > MAX_TERMS:
         raise ValueError(f"it has {len(terms):,} reward terms; expected at most {MAX_TERMS:,}")
     advantages = row.get("advantages")
@@ -46,9 +47,9 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
             str(status),
             bool(row["success"]),
             not status.is_failure and row.get("unscored") is None,
-            float(row["reward"]),
+            _finite(row["reward"]),
             json.dumps(terms, allow_nan=False),
-            fmean(map(float, advantages)) if advantages else None,
+            fmean(map(_finite, advantages)) if advantages else None,
             len(turns),
             sum(_num_tokens(turn) for turn in turns),
             sum(turn["unusable"] is not None for turn in turns),
@@ -62,6 +63,14 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
 
 def _name(text: str) -> str:
     return storable_text(text[:MAX_NAME_LENGTH])
+
+
+def _finite(value: Any) -> float:
+    """SQLite has no NaN: it stores NULL, which readers of the index do not expect."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a reward")
+    return number
 
 
 def _small(number: int) -> int:

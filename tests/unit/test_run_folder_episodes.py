@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+import re
 import struct
 import time
 import tracemalloc
@@ -16,6 +17,8 @@ import run_samples
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.runs.episode_index import EpisodeIndex
+from openenv_pipe.runs.episode_query import EpisodeFilter
 from openenv_pipe.runs.episodes import (
     episodes_path,
     last_episodes_path,
@@ -179,3 +182,14 @@ def test_the_number_of_turns_is_bounded(path):
         read_episodes(path)
     with pytest.raises(ConfigError, match=r"max_turns"):
         compose(["conf=echo", f"env.max_turns={MAX_TURNS + 1}"])
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_an_episode_with_a_reward_that_is_not_finite_is_damaged(path, tmp_path, value):
+    write_episodes(path, run_samples.groups())
+    text = gzip.decompress(path.read_bytes())
+    changed = re.sub(rb'"reward": ?[-0-9.e]+', b'"reward":' + value.encode(), text, count=1)
+    assert changed != text
+    path.write_bytes(gzip.compress(changed))
+    with EpisodeIndex.open(tmp_path) as index:
+        assert index.find(EpisodeFilter(), limit=-1) == []  # the file is left out as damaged
