@@ -7,9 +7,8 @@ finds what no configuration says.
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.logit_transform import measure_logit_transform
 
 # The rotary angles of these depend on the position alone, and not on the length of a row.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
@@ -34,11 +33,7 @@ def refuse_unsupported(model: Any) -> None:
                 f"model.path: rope_type={rope_type} of {name} is not supported; expected one of "
                 f"{', '.join((*STATIC_ROPE, *CHANGING_ROPE))}"
             )
-    if not _logits_are_the_heads(model):
-        raise ConfigError(
-            f"model.path: {name} scales or caps its logits behind the head, which the learner's "
-            f"logprobs leave out; {ADVICE}"
-        )
+    measure_logit_transform(model, find_decoder(model))
 
 
 def find_decoder(model: Any) -> Any:
@@ -80,37 +75,3 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
 
 def _rope_types(config: Any) -> list[str]:
     return [each.get("rope_type") or "default" for each in _rope_parameters(config)]
-
-
-class _HiddenStates:
-    """What a decoder returns, for a model whose decoder is left out."""
-
-    def __init__(self, last_hidden_state: torch.Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.last_hidden_state
-
-    def __getattr__(self, name: str) -> None:
-        """All other outputs are None."""
-
-
-def _logits_are_the_heads(model: Any) -> bool:
-    """Return whether the model's logits are its head's outputs and nothing else.
-
-    Decoder and head are left out, so that this takes neither values nor time.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
-        return False
-    inner = model.base_model if model.base_model is not model else find_decoder(model)
-    device, size = head.weight.device, model.config.get_text_config().hidden_size
-    hidden = torch.zeros(1, 1, size, device=device)
-    logits = torch.zeros(1, 1, len(head.weight), device=device)
-    inner.forward = lambda *arguments, **options: _HiddenStates(hidden)
-    head.forward = lambda *arguments: logits
-    try:
-        token_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        return model(input_ids=token_ids, use_cache=False).logits is logits
-    finally:
-        del inner.forward, head.forward

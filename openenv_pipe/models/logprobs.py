@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from openenv_pipe.models.embedding import adds_in_place, gradient_of
+from openenv_pipe.models.logit_transform import UNCHANGED, LogitTransform
 from openenv_pipe.models.products import Linear, is_by_onednn, product, weight_gradient
 
 CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many
@@ -27,24 +28,37 @@ def token_logprobs(
     targets_U: torch.Tensor,
     *,
     head: torch.nn.Module,
+    transform: LogitTransform = UNCHANGED,
     temperature: float,
     precision: torch.dtype,
     entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each target's logprob [U] at the temperature, and the distribution's entropy [U].
 
+    transform: what the model makes of its head's outputs.
+
     Both are float32. The entropy has a gradient only if `entropy_gradient`.
     """
     if type(head) in (torch.nn.Linear, Linear) and not head._forward_hooks:
+        # z * scale / temperature, and cap * tanh of it / cap, where the cap is a temperature's too.
+        heat = temperature / transform.scale
+        cap = None if transform.cap is None else transform.cap / temperature
         return _Fused.apply(
-            hidden_UH, head.weight, head.bias, targets_U, temperature, precision, entropy_gradient
+            hidden_UH, head.weight, head.bias, targets_U, heat, cap, precision, entropy_gradient
         )
     logprobs, entropies = [], []
     for hidden, targets in zip(
         hidden_UH.split(MIN_COLUMNS), targets_U.split(MIN_COLUMNS), strict=True
     ):
         part = checkpoint(
-            _any_head, hidden, targets, head, temperature, precision, use_reentrant=False
+            _any_head,
+            hidden,
+            targets,
+            head,
+            transform,
+            temperature,
+            precision,
+            use_reentrant=False,
         )
         logprobs.append(part[0])
         entropies.append(part[1] if entropy_gradient else part[1].detach())
@@ -55,13 +69,14 @@ def _any_head(
     hidden_UH: torch.Tensor,
     targets_U: torch.Tensor,
     head: torch.nn.Module,
+    transform: LogitTransform,
     temperature: float,
     precision: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute both by autograd, for heads that are more than one matrix."""
     enabled = precision is not torch.float32
     with torch.autocast(hidden_UH.device.type, dtype=precision, enabled=enabled):
-        logits_UV = head(hidden_UH)
+        logits_UV = transform(head(hidden_UH))
     logprobs_UV = torch.log_softmax(logits_UV.float() / temperature, dim=-1)
     entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(dim=-1)
     return logprobs_UV.gather(1, targets_U[:, None])[:, 0], entropy_U
@@ -74,7 +89,8 @@ class _Fused(torch.autograd.Function):
 
         g_u (1[target] - p)  -  h_u p (log p + entropy_u)
 
-    for gradients g of the logprobs and h of the entropies.
+    for gradients g of the logprobs and h of the entropies. A cap, z = cap tanh(x / cap), makes it
+    1 - (z / cap)^2 of that.
     """
 
     @staticmethod
@@ -85,12 +101,13 @@ class _Fused(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         targets_U: torch.Tensor,
         temperature: float,
+        cap: float | None,
         precision: torch.dtype,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         fits = len(hidden_UH) * len(weight_VH) <= KEPT_ELEMENTS
         at_once = KEPT_CHUNK_ELEMENTS if fits else CHUNK_ELEMENTS
-        ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, precision, at_once)
+        ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, cap, precision, at_once)
         keeps = fits and any(ctx.needs_input_grad[:3])
         highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)
         total_U, moment_U, target_U = (torch.zeros_like(highest_U) for _ in range(3))
@@ -124,9 +141,9 @@ class _Fused(torch.autograd.Function):
         bias_grad = torch.empty_like(bias_V) if needs[2] else None
         for columns in head.stretches():
             logits_UC = ctx.kept.pop(columns.start, None)
-            logprobs_UC = (head.logits(columns) if logits_UC is None else logits_UC).sub_(
-                lse_U[:, None]
-            )
+            logits_UC = head.logits(columns) if logits_UC is None else logits_UC
+            slope_UC = None if head.cap is None else 1.0 - (logits_UC / head.cap).square_()
+            logprobs_UC = logits_UC.sub_(lse_U[:, None])
             factor_U1 = -grad_U[:, None]
             if ctx.entropy_gradient:
                 surprise_UC = logprobs_UC + entropy_U[:, None]
@@ -134,11 +151,13 @@ class _Fused(torch.autograd.Function):
             delta_UC = logprobs_UC.exp_().mul_(factor_U1)
             rows, places = _inside(targets_U, columns)
             delta_UC[rows, places] += grad_U[rows]
+            if slope_UC is not None:
+                delta_UC.mul_(slope_UC)
             if head.temperature != 1.0:
                 delta_UC.div_(head.temperature)
             head.backward(delta_UC, columns, hidden_grad, weight_grad, bias_grad)
         hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden_UH.dtype)
-        return hidden_grad, None if in_place else weight_grad, bias_grad, None, None, None, None
+        return hidden_grad, None if in_place else weight_grad, bias_grad, *[None] * 5
 
 
 class _Head:
@@ -150,10 +169,11 @@ class _Head:
         weight_VH: torch.Tensor,
         bias_V: torch.Tensor | None,
         temperature: float,
+        cap: float | None,
         precision: torch.dtype,
         num_at_once: int,
     ) -> None:
-        self.temperature = temperature
+        self.temperature, self.cap = temperature, cap
         self._num_columns = max(MIN_COLUMNS, num_at_once // max(1, len(hidden_UH)))
         self._dtype = weight_VH.dtype if precision is torch.float32 else precision
         self._hidden_UH = hidden_UH.to(self._dtype)
@@ -164,12 +184,16 @@ class _Head:
             yield slice(start, min(start + self._num_columns, len(self._weight_VH)))
 
     def logits(self, columns: slice) -> torch.Tensor:
-        """Return the logits [U, C] in float32, divided by the temperature."""
+        """Return the logits [U, C] in float32, divided by the temperature, then capped."""
         weight_CH = self._weight_VH[columns].to(self._dtype)
         logits_UC = product(self._hidden_UH, weight_CH).float()
         if self._bias_V is not None:
             logits_UC += self._bias_V[columns]
-        return logits_UC if self.temperature == 1.0 else logits_UC.div_(self.temperature)
+        if self.temperature != 1.0:
+            logits_UC.div_(self.temperature)
+        if self.cap is not None:
+            logits_UC.div_(self.cap).tanh_().mul_(self.cap)
+        return logits_UC
 
     def backward(
         self,

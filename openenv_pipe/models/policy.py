@@ -24,6 +24,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
+from openenv_pipe.models.logit_transform import measure_logit_transform
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.packed_decoder import PackedDecoder, unsupported_reason
 from openenv_pipe.models.plain_forward import PlainForward, WholeForward
@@ -70,6 +71,7 @@ class Policy:
         self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
         self._takes_positions = "position_ids" in arguments
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
+        self._logit_transform = measure_logit_transform(inner, self.decoder)
         self.max_length = find_max_length(inner)[0]
         self.num_layers: int = inner.config.get_text_config().num_hidden_layers
         self.reaches = find_reaches(inner.config.get_text_config())
@@ -180,7 +182,7 @@ class Policy:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._precision():
-            return self._head(hidden)
+            return self._logit_transform(self._head(hidden))
 
     def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
@@ -204,6 +206,7 @@ class Policy:
             self.row_hidden(batch).index_select(0, batch.predictors),
             batch.targets,
             head=self._head,
+            transform=self._logit_transform,
             temperature=temperature,
             precision=self._autocast,
             entropy_gradient=entropy_gradient,

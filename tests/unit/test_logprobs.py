@@ -5,6 +5,7 @@ import torch
 
 from openenv_pipe.models import logprobs as module
 from openenv_pipe.models.embedding import embed
+from openenv_pipe.models.logit_transform import UNCHANGED, LogitTransform
 from openenv_pipe.models.logprobs import token_logprobs
 
 ROWS, HIDDEN, VOCABULARY = 7, 5, 23
@@ -26,8 +27,8 @@ class PlusOne(torch.nn.Linear):
         return super().forward(hidden) + 1.0
 
 
-def by_autograd(hidden, targets, head, temperature):
-    logprobs = torch.log_softmax(head(hidden) / temperature, dim=-1)
+def by_autograd(hidden, targets, head, temperature, transform=UNCHANGED):
+    logprobs = torch.log_softmax(transform(head(hidden)) / temperature, dim=-1)
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     return logprobs.gather(1, targets[:, None])[:, 0], entropy
 
@@ -45,11 +46,17 @@ def numbers_and_gradients(found, given):
     return [logprobs, entropies, *gradients]
 
 
+TRANSFORMS = [UNCHANGED, LogitTransform(0.25), LogitTransform(1.0, 0.8), LogitTransform(3.0, 1.5)]
+
+
 @pytest.mark.parametrize("kind", [torch.nn.Linear, PlusOne])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_numbers_and_gradients_are_autograds(chunks, kind, bias, temperature, entropy_gradient):
+def test_numbers_and_gradients_are_autograds(
+    chunks, kind, bias, temperature, transform, entropy_gradient
+):
     torch.manual_seed(0)
     head = kind(HIDDEN, VOCABULARY, bias=bias)
     hidden = torch.randn(ROWS, HIDDEN, requires_grad=True)
@@ -59,12 +66,13 @@ def test_numbers_and_gradients_are_autograds(chunks, kind, bias, temperature, en
         hidden,
         targets,
         head=head,
+        transform=transform,
         temperature=temperature,
         precision=torch.float32,
         entropy_gradient=entropy_gradient,
     )
     assert found[1].requires_grad == entropy_gradient
-    expected = by_autograd(hidden, targets, head, temperature)
+    expected = by_autograd(hidden, targets, head, temperature, transform)
     if not entropy_gradient:
         expected = (expected[0], expected[1].detach())
     for seen, value in zip(
