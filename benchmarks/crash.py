@@ -12,7 +12,7 @@ These are tried:
     others          three more, this many times each:
                     SIGINT until the run ends, which the second one does; then it is resumed
                     a disk of 24 MB becomes full; the run is resumed once the disk is larger
-                    a killed run is resumed by two processes at once, one of which is refused
+                    a killed run is resumed by two processes at once, one of which is rejected
 
 The table is written to benchmarks/results/crash.md, or to FILE. The exit code is 1 if a run does
 not pass. The full disk needs the right to mount a file system.

@@ -76,7 +76,7 @@ class MailboxAdapter:
     def follow(self, observation: Observation) -> list[Message]:
         return [{"role": "user", "content": result_text(observation)}]
 
-    def refuse(self, why: str) -> list[Message]:
+    def reject(self, why: str) -> list[Message]:
         raise AssertionError(f"every reply is a call, but: {why}")
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.judge_server import JudgeServer, echo_rules  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
-PICTURE = REPOSITORY / "docs" / "images" / "ruler.png"
+IMAGE = REPOSITORY / "docs" / "images" / "ruler.png"
 METRIC = "reward/env"  # what the environment pays; RULER's run records it with weight 0
 WINDOW = 10  # steps that a point of the curve is the mean of
 # A verdict is about a whole episode of four turns, so that each turn's share of it is noisy: larger
@@ -80,9 +80,9 @@ def write(
         f"{num_calls} times. RULER reaches {100 * share:.0f}% of the reward.\n"
     )
     print(text)
-    picture = "../../docs/images/ruler.png"
+    image = "../../docs/images/ruler.png"
     (RESULTS / "judge.md").write_text(
-        "# Rewards by a judge\n\n`python benchmarks/judge.py`\n\n" + text + f"\n![]({picture})\n"
+        "# Rewards by a judge\n\n`python benchmarks/judge.py`\n\n" + text + f"\n![]({image})\n"
     )
     plot(by_reward[0], by_ruler[0])
 
@@ -100,7 +100,7 @@ def plot(by_reward: list[float], by_ruler: list[float]) -> None:
     axes.set(xlabel="step", ylabel="the environment's reward", ylim=(0, None))
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(PICTURE, dpi=120)
+    figure.savefig(IMAGE, dpi=120)
 
 
 if __name__ == "__main__":

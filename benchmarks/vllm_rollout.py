@@ -91,7 +91,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
             footprint=LearnerFootprint(on_gpu=policy.device.type == "cuda"),
             logs=logs,
             executor=executor,
-            tell=lambda text: print(text, file=sys.stderr),
+            notify=lambda text: print(text, file=sys.stderr),
         ) as engine:
             yield engine, policy
 
@@ -246,13 +246,13 @@ async def publishing(config: RunConfig, num_published: int) -> dict[str, float]:
                 await engine.publish(version)
                 measured = await engine.metrics()
                 times.append(1e3 * measured["time/publish_s"])
-                checks.append(1e3 * measured["time/canary_s"])
+                checks.append(1e3 * measured["time/logprob_check_s"])
     times, checks = times[NUM_WARMUPS:], checks[NUM_WARMUPS:]
     return {
         "bytes": sum(values.nbytes for values in sent),
         "median_ms": statistics.median(times),
         "slow_ms": sorted(times)[int(0.9 * len(times))],
-        "canary_ms": statistics.median(checks),
+        "check_ms": statistics.median(checks),
     }
 
 
@@ -300,9 +300,7 @@ def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
 
 def measure_publishing(arguments: argparse.Namespace, attach: list[str]) -> list[dict[str, Any]]:
     """Print a row for each way to publish, and return the rows."""
-    print(
-        "\n| what is published | over | MB | median, ms | MB/s | slowest tenth, ms | canary, ms |"
-    )
+    print("\n| what is published | over | MB | median, ms | MB/s | slowest tenth, ms | check, ms |")
     print("|" + "---|" * 7)
     rows = []
     for way, transfer, rank in WAYS:
@@ -316,7 +314,7 @@ def measure_publishing(arguments: argparse.Namespace, attach: list[str]) -> list
         speed = 1e3 * size / found["median_ms"]
         times = f"{found['median_ms']:.0f} | {speed:.0f} | {found['slow_ms']:.0f}"
         print(
-            f"| {way} | {transfer} | {size:.1f} | {times} | {found['canary_ms']:.0f} |", flush=True
+            f"| {way} | {transfer} | {size:.1f} | {times} | {found['check_ms']:.0f} |", flush=True
         )
     return rows
 

@@ -109,7 +109,7 @@ def _overview() -> str:
             "A run's configuration has these blocks, each on a page of its own. A key is set in a",
             "YAML file of `conf/`, or on the command line: `openenv-pipe train conf=wordle",
             "trainer.optimizer.lr=1e-4`. `openenv-pipe show conf=wordle` prints all values of a",
-            "run and the file that each block comes from. A key that is not listed is refused.",
+            "run and the file that each block comes from. A key that is not listed is rejected.",
             "",
             "| block | what it sets |",
             "|---|---|",

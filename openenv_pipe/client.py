@@ -36,7 +36,7 @@ TIMEOUT = httpx.Timeout(60.0, read=900.0)  # of one request; a call may wait for
 
 
 class ClientError(FailureError):
-    """The training server refuses what a client asks for, or cannot be reached."""
+    """The training server rejects what a client asks for, or cannot be reached."""
 
 
 class TrainingEndedError(ClientError):
@@ -83,7 +83,7 @@ class AsyncRollout:
         return message
 
     async def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Take a step in the environment of the run. Raises ClientError if it is refused."""
+        """Take a step in the environment of the run. Raises ClientError if it is rejected."""
         path = f"/openenv/{self.api_key}/step"
         answer = await _post(self._http, path, {"action": dict(action)})
         return StepResult(
@@ -101,7 +101,7 @@ class AsyncRollout:
 
         Raises:
             RolloutEndedError: the episode is over already.
-            ClientError: the server refuses the report.
+            ClientError: the server rejects the report.
         """
         return await self._end({"reward": reward, "metrics": dict(metrics or {})})
 
@@ -150,7 +150,7 @@ class AsyncClient:
 
         Raises:
             TrainingEndedError: there are no more episodes.
-            ClientError: the server refuses, or there is none within `timeout_s`.
+            ClientError: the server rejects, or there is none within `timeout_s`.
         """
         latest = time.monotonic() + timeout_s
         async with AsyncExitStack() as connection:

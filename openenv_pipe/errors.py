@@ -4,7 +4,7 @@ PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
 │   ├── ConfigError          a wrong key, value, group or file of the configuration
 │   │   ├── EngineMissingError   the engine is not installed; on a terminal, cli/ offers to do it
-│   │   └── RequestRefusedError  an endpoint refuses a request as it is
+│   │   └── RequestRejectedError  an endpoint rejects a request as it is
 │   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
 ├── FailureError         a part of the pipeline failed: exit 1, with the log to read
 │   ├── HostError            an environment server that did not start, or died for good
@@ -15,7 +15,7 @@ PipeError
 │       └── RankLostError        a process of the learner is gone; a resumed run starts another
 └── SessionError         one WebSocket to one environment failed: ends an episode, never a run
     ├── ServerFullError      the server has no free session (CAPACITY_REACHED)
-    ├── StepRefusedError     the environment answered with an error frame; the session is usable
+    ├── StepRejectedError     the environment answered with an error frame; the session is usable
     ├── SessionTimeoutError  no answer within the message's time limit
     └── SessionClosedError   the connection was closed
 
@@ -57,8 +57,8 @@ class EngineMissingError(ConfigError):
         self.build = build
 
 
-class RequestRefusedError(ConfigError):
-    """An endpoint refuses a request, with the HTTP status `status`, and would refuse it again."""
+class RequestRejectedError(ConfigError):
+    """An endpoint rejects a request, with the HTTP status `status`, and would reject it again."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class ServerFullError(SessionError):
     """The server has no free session (CAPACITY_REACHED)."""
 
 
-class StepRefusedError(SessionError):
+class StepRejectedError(SessionError):
     """The environment answered with an error frame of code `code`; the session stays usable."""
 
     def __init__(self, code: str, message: str) -> None:

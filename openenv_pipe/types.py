@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
-Message = Mapping[str, Any]  # "role", "content", perhaps "name", "pictures", "calls"
-PICTURE_IDS = 2**52  # token ids from here on are those of pictures (`Picture.token_id`)
-PICTURE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
+Message = Mapping[str, Any]  # "role", "content", perhaps "name", "images", "calls"
+IMAGE_IDS = 2**52  # token ids from here on are those of images (`Image.token_id`)
+IMAGE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
-Pictures = Mapping[int, "Picture"]  # by their token ids
-NO_PICTURES: Pictures = MappingProxyType({})
+Images = Mapping[int, "Image"]  # by their token ids
+NO_IMAGES: Images = MappingProxyType({})
 
 
-class Picture(dict[str, Any]):
-    """A picture of an observation: its file's path in the run folder, and its size in pixels.
+class Image(dict[str, Any]):
+    """An image of an observation: its file's path in the run folder, and its size in pixels.
 
-    As JSON it is `{"picture": "pictures/NAME.png", "width": ..., "height": ...}`. The name is a
-    digest of the pixels, so equal pictures have equal names.
+    As JSON it is `{"image": "images/NAME.png", "width": ..., "height": ...}`. The name is a
+    digest of the pixels, so equal images have equal names.
     """
 
     __slots__ = ("_source",)
@@ -55,18 +55,18 @@ class Picture(dict[str, Any]):
         self, name: str, width: int, height: int, source: bytes | Callable[[], bytes]
     ) -> None:
         """source: the content of the PNG file, or what reads it."""
-        super().__init__(picture=f"pictures/{name}.png", width=width, height=height)
+        super().__init__(image=f"images/{name}.png", width=width, height=height)
         self._source = source
 
     @property
     def token_id(self) -> int:
-        """The number in place of the picture's placeholder tokens in prompts of models that see it.
+        """The number in place of the image's placeholder tokens in prompts of models that see it.
 
         It is above every vocabulary, and from the digest: token ids are equal exactly if the model
         reads the same.
         """
-        name = self["picture"].removeprefix("pictures/")
-        return PICTURE_IDS + int(name[:PICTURE_DIGITS], 16)
+        name = self["image"].removeprefix("images/")
+        return IMAGE_IDS + int(name[:IMAGE_DIGITS], 16)
 
     @property
     def png(self) -> bytes:
@@ -350,7 +350,7 @@ class Sample:
     advantages: list[float]  # 0.0 where the mask is False
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
-    pictures: Pictures = field(default_factory=dict)  # those in token_ids
+    images: Images = field(default_factory=dict)  # those in token_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

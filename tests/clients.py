@@ -69,7 +69,7 @@ async def training_server(
     changes: dict[str, Any] | None = None,
     capacity: int = 64,
     scorer: Any = None,
-    tell: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
     **agent: Any,
 ):
     """Yield a server whose model gives `replies`."""
@@ -79,6 +79,6 @@ async def training_server(
     if scorer is not None:
         context = replace(context, scorer=scorer)
     agent_config = client_config(**agent)
-    async with serving_clients(context.loop, agent_config, config.reward, tell) as clients:
+    async with serving_clients(context.loop, agent_config, config.reward, notify) as clients:
         url = f"http://127.0.0.1:{agent_config.port}"
         yield Server(replace(context, agents=clients), url, engine)

@@ -51,7 +51,7 @@ class Result:
     @classmethod
     def of(cls, folder: Path) -> "Result":
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        names = ("episodes", "eval", "pictures")
+        names = ("episodes", "eval", "images")
         inside = [*_checkpoints(folder), *(folder / name for name in names)]
         files = sorted(file for path in inside for file in path.rglob("*") if file.is_file())
         digests = {str(file.relative_to(folder)): digest_of_file(file) for file in files}
@@ -157,7 +157,7 @@ def resumed_twice_at_once(
 ) -> Trial:
     """Kill a run, and let two processes resume it at the same time.
 
-    The trial has the exit codes of both in ascending order, and what the refused one said.
+    The trial has the exit codes of both in ascending order, and what the rejected one said.
     """
     trial, process = Trial(runs_dir / name / "0001"), start(runs_dir, *arguments)
     num_lines, delay_s = kill

@@ -8,7 +8,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from openenv_pipe.models.architecture_check import refuse_unsupported
+from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.policy import Policy
@@ -103,6 +103,6 @@ def tiny_model(name: str) -> Any:
 
 def policy_of(model: Any, chat: ChatFormat) -> Policy:
     """Return the policy of a model, as `load_policy` does. Raises ConfigError."""
-    refuse_unsupported(model)
+    reject_unsupported(model)
     use_packed_attention(model)
     return Policy(model, chat, device=torch.device("cpu"), autocast=torch.float32)

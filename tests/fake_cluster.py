@@ -1,6 +1,6 @@
 """A fake of a Kubernetes cluster's API, with the calls that the host makes. Pods are processes.
 
-Created objects are validated by the models of the official client, which refuse unknown fields. The
+Created objects are validated by the models of the official client, which reject unknown fields. The
 fake does not schedule pods, pull images, or enforce limits and policies.
 """
 
@@ -99,7 +99,7 @@ class FakeCluster:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in MODELS}
         self.pods: dict[str, FakePod] = {}
         self.deleted: list[str] = []
-        self.refuse: int | None = None  # the HTTP status of the answer to every creation
+        self.reject: int | None = None  # the HTTP status of the answer to every creation
         self.ready_at_once = False  # pods pass their readiness probe before they listen
         self._command = command
 
@@ -142,8 +142,8 @@ class FakeCluster:
     async def create(self, request: Request) -> JSONResponse:
         assert request.headers["authorization"] == f"Bearer {TOKEN}"
         assert request.query_params["fieldValidation"] == "Strict"
-        if self.refuse is not None:
-            return JSONResponse({"message": "pods is forbidden"}, self.refuse)
+        if self.reject is not None:
+            return JSONResponse({"message": "pods is forbidden"}, self.reject)
         manifest = await request.json()
         MODELS[manifest["kind"]].model_validate(manifest)
         name = manifest["metadata"]["name"]

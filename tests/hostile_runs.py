@@ -205,12 +205,12 @@ def headers(length: int, run: Path, private: Path) -> None:
     put(run, "checkpoints/step_000001/model.safetensors", struct.pack("<Q", length) + b"{}")
 
 
-def picture(run: Path, private: Path) -> None:
-    """Let an observation name a picture whose file is a link."""
+def image(run: Path, private: Path) -> None:
+    """Let an observation name an image whose file is a link."""
     name = "0" * 32
-    reference = {"picture": f"pictures/{name}.png", "width": 10**6, "height": 10**6}
+    reference = {"image": f"images/{name}.png", "width": 10**6, "height": 10**6}
     with_episode(lambda row: row["first_observation"].update(image=reference), run, private)
-    link(f"pictures/{name}.png", "file", run, private)
+    link(f"images/{name}.png", "file", run, private)
 
 
 def _turns(number: int, row: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ def _cases() -> Iterator[tuple[str, Change]]:
             yield f"json {kind} {name}", partial(written, name, make)
     yield "rows valid", many_rows
     yield "gzip members", members
-    yield "picture link", picture
+    yield "image link", image
     for folder, suffix in (("logs/attempt_1", ".log"), ("eval", ".json"), ("episodes", ".gz")):
         for kind, strange in STRANGE_NAMES.items():
             yield f"name {kind} {folder}", partial(names, folder, strange, suffix)
@@ -406,7 +406,7 @@ def pages(run: Path, scratch: Path) -> None:
         *(f"{of_run}/log?name=attempt_{number}/{SECRET_NAME}.log" for number in (1, 9)),
         *(f"{of_run}/log?name=attempt_1/env-0.log", f"{of_run}/tasks"),
         *(f"{of_run}/{what}?{episode}" for what in ("episode", "group", "tokens")),
-        f"{of_run}/picture?name={'0' * 32}.png",
+        f"{of_run}/image?name={'0' * 32}.png",
     ):
         print(client.get(address).text[: 10**7])
 

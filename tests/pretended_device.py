@@ -172,7 +172,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend(NAME)
     torch.pretended.get_amp_supported_dtype = lambda: [torch.bfloat16]
     flex._compiled = lambda: kernel
-    learners._refuse_broken = lambda samples: None  # it reads values
+    learners._reject_broken = lambda samples: None  # it reads values
     TokenRecorder.collected = lambda self, ranks: []  # it reads values too, on the CPU
     find_a_mistake()
     for lora_rank in (0, 4):

@@ -38,7 +38,7 @@ def ask(messages, key=None, **options):
 
 def step(**action):
     status, text = post(os.environ["OPENENV_URL"] + "/step", {"action": action})
-    return json.loads(text) if status == 200 else {"refused": text}
+    return json.loads(text) if status == 200 else {"rejected": text}
 
 def user(text):
     return {"role": "user", "content": text}

@@ -14,7 +14,7 @@ import numpy as np
 from aiohttp import web
 
 from openenv_pipe.engines.vllm.inside.openenv_pipe_claims import Claims
-from openenv_pipe.types import NO_PICTURES
+from openenv_pipe.types import NO_IMAGES
 
 VOCABULARY = 32
 VALUE = "value"
@@ -253,7 +253,7 @@ class SmallPolicyWeights:
     vocabulary_size = VOCABULARY
     end_ids = frozenset({TOKENS[-1]})
     placeholder_id = None
-    probe_pictures = NO_PICTURES
+    probe_images = NO_IMAGES
 
     def __init__(self) -> None:
         self.value = 0.25

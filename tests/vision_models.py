@@ -1,4 +1,4 @@
-"""Small vision-language models of random weights, as folders, and episodes that show pictures."""
+"""Small vision-language models of random weights, as folders, and episodes that show images."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.types import Picture
+from openenv_pipe.types import Image
 
 MARKERS = ["<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"]
 PATCH = 4  # pixels; four patches are one token
@@ -54,16 +54,16 @@ ADAPTER = {
 def write_vision_model(
     folder: Path, kind: str = "qwen2_vl", *, max_pixels: int = 1024, head_size: int = 16
 ) -> Path:
-    """Write a model, its tokenizer and its picture processor, and return the folder.
+    """Write a model, its tokenizer and its image processor, and return the folder.
 
-    max_pixels: to which larger pictures are shrunk; a token takes 64.
+    max_pixels: to which larger images are shrunk; a token takes 64.
     head_size: of the two attention heads; vLLM supports no smaller one than 32 on a CPU.
     """
     tokenizer = build_tokenizer()
     tokenizer.add_tokens([AddedToken(each, special=True) for each in MARKERS])
-    start, picture, video, end = tokenizer.convert_tokens_to_ids(MARKERS)
+    start, image, video, end = tokenizer.convert_tokens_to_ids(MARKERS)
     special = {
-        "image_token_id": picture,
+        "image_token_id": image,
         "video_token_id": video,
         "vision_start_token_id": start,
         "vision_end_token_id": end,
@@ -105,18 +105,18 @@ def write_vision_model(
     return folder
 
 
-def picture(seed: int, width: int = 24, height: int = 16) -> Picture:
+def image(seed: int, width: int = 24, height: int = 16) -> Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(pixels).save(file, "PNG")
     name = hashlib.sha256(file.getvalue()).hexdigest()[:32]
-    return Picture(name, width, height, file.getvalue())
+    return Image(name, width, height, file.getvalue())
 
 
 def play(seed, number, action):
-    """Show two pictures at the reset, the same one twice for odd tasks, and one at each step."""
-    first, second = picture(seed), picture(seed + 1, 40, 9) if seed % 2 == 0 else picture(seed)
-    observation = {"frame": picture(seed + 10 * number, 16 + 8 * number, 30)}
+    """Show two images at the reset, the same one twice for odd tasks, and one at each step."""
+    first, second = image(seed), image(seed + 1, 40, 9) if seed % 2 == 0 else image(seed)
+    observation = {"frame": image(seed + 10 * number, 16 + 8 * number, 30)}
     if number == 0:
         observation = {"frame": first, "other": second, "text": f"seed {seed}"}
     reward = sum(map(ord, action.get("text", ""))) % 11 / 10

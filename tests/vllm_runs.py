@@ -92,7 +92,7 @@ def assert_trained_and_agreed(folder: Path) -> None:
     assert [record["step"] for record in steps] == [1, 2, 3]
     for record in steps:
         assert record["groups/trained"] > 0
-        assert record["canary/difference"] < BOUND < record["canary/moved"]
+        assert record["logprob_check/difference"] < BOUND < record["logprob_check/moved"]
         assert record["mismatch/max"] < BOUND
     run = RunFolder.open(folder / "runs" / "smoke" / "0001")
     for step in (1, 2, 3):

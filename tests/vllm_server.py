@@ -177,14 +177,14 @@ async def opened(
             footprint=LearnerFootprint(on_gpu=False),
             logs=logs,
             executor=executor,
-            tell=lambda text: None,
+            notify=lambda text: None,
         ) as engine:
             yield engine, policy
 
 
 @contextmanager
 def vllm_server(
-    installed: Installed, folder: Path, *overrides: str, sees_pictures: bool = False
+    installed: Installed, folder: Path, *overrides: str, sees_images: bool = False
 ) -> Iterator[Served]:
     """Run the server for the length of the block. overrides: choose another model, and others."""
     config, base = small_config(*overrides), folder / "base"
@@ -195,7 +195,7 @@ def vllm_server(
         build="cpu",
         dtype="float32",
         lora_rank=LORA_RANK,
-        sees_pictures=sees_pictures,
+        sees_images=sees_images,
     )
     log = folder / "engine.log"
     server = VllmProcess(spec, config.engine, installed.python, log)

@@ -26,7 +26,7 @@ class TransferServer:
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any]] = []  # paths and bodies, in order
         self.received: dict[str, torch.Tensor] = {}
-        self.refuses: str | None = None  # the path that answers with status 500
+        self.rejects: str | None = None  # the path that answers with status 500
         self.problem = ""  # of the next call of the worker extension
         self.sent: queue.Queue[torch.Tensor | None] = queue.Queue()  # by NCCL; None: ends a wait
         self.buffers: dict[str, torch.Tensor] = {}  # on the "GPU", by their storage's handle
@@ -65,7 +65,7 @@ class TransferServer:
         text = await request.text()
         body = json.loads(text) if text else None
         self.requests.append((request.path_qs, body))
-        if request.path == self.refuses:
+        if request.path == self.rejects:
             return web.json_response({"error": "no such weight"}, status=500)
         if request.path == "/update_weights":
             try:

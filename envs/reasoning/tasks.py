@@ -109,7 +109,7 @@ def _require_task(task: object) -> None:
         )
     if task in EVALUATING_TASKS and os.environ.get(ALLOW_EVAL) != "1":
         raise TaskError(
-            f"task {task!r} is refused: its scorer runs answers as Python; where players may do "
+            f"task {task!r} is rejected: its scorer runs answers as Python; where players may do "
             f"that, as in a container of their own, start the server with {ALLOW_EVAL}=1"
         )
 

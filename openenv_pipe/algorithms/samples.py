@@ -8,10 +8,10 @@ from openenv_pipe.algorithms.credit import trained_turns
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.types import (
-    PICTURE_IDS,
+    IMAGE_IDS,
     Episode,
-    Picture,
-    Pictures,
+    Image,
+    Images,
     Sample,
     TurnRole,
     path_to,
@@ -54,7 +54,7 @@ def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -
     advantages: one value per turn
 
     Raises:
-        TrainingError: a picture of a prompt is missing.
+        TrainingError: an image of a prompt is missing.
     """
     assert len(advantages) == len(episode.turns), "an advantage for each turn"
     parents = episode.parents
@@ -106,33 +106,33 @@ def _sample(
         sample.loss_mask += [False] * given + [is_trained] * chosen
         sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)
         sample.advantages += [0.0] * given + [advantages[index] if is_trained else 0.0] * chosen
-    sample.pictures = _pictures_in(sample.token_ids, episode)
+    sample.images = _images_in(sample.token_ids, episode)
     return sample
 
 
-def _pictures_in(token_ids: Sequence[int], episode: Episode) -> Pictures:
-    """Return the pictures that stand in a sample's token ids. Raises TrainingError."""
-    wanted = {token_id for token_id in token_ids if token_id >= PICTURE_IDS}
+def _images_in(token_ids: Sequence[int], episode: Episode) -> Images:
+    """Return the images that stand in a sample's token ids. Raises TrainingError."""
+    wanted = {token_id for token_id in token_ids if token_id >= IMAGE_IDS}
     if not wanted:
-        return {}  # which, unlike NO_PICTURES, can be sent to other ranks
-    seen = {each.token_id: each for each in _find_pictures(episode.observations)}
+        return {}  # which, unlike NO_IMAGES, can be sent to other ranks
+    seen = {each.token_id: each for each in _find_images(episode.observations)}
     if missing := wanted - seen.keys():
         raise TrainingError(
-            f"{len(missing)} pictures of the prompts of {episode.task.id} are in none of its "
-            "observations; an adapter of yours may only show pictures of observations"
+            f"{len(missing)} images of the prompts of {episode.task.id} are in none of its "
+            "observations; an adapter of yours may only show images of observations"
         )
     return {token_id: seen[token_id] for token_id in sorted(wanted)}
 
 
-def _find_pictures(value: Any) -> Iterator[Picture]:
-    if isinstance(value, Picture):
+def _find_images(value: Any) -> Iterator[Image]:
+    if isinstance(value, Image):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _find_pictures(each)
+            yield from _find_images(each)
     elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
         for each in value:
-            yield from _find_pictures(each)
+            yield from _find_images(each)
 
 
 def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:

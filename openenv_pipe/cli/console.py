@@ -15,8 +15,8 @@ from rich.console import (
 )
 from rich.segment import Segment
 
-from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import visible
 
 FILE_WIDTH = 10_000  # columns where stdout is not a terminal
 

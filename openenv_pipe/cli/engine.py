@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.completion import complete_override
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import EngineMissingError
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ def install(
 
     chosen = vllm.find_build() if build == "auto" else build
     known = vllm.find_installed(chosen)
-    installed = vllm.install(chosen, tell_person, extra_index_url)
+    installed = vllm.install(chosen, notify_user, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
 
@@ -81,5 +81,5 @@ def offer_installation(missing: EngineMissingError) -> bool:
         return False
     from openenv_pipe.engines.vllm import install as vllm
 
-    vllm.install(missing.build, tell_person)
+    vllm.install(missing.build, notify_user)
     return True

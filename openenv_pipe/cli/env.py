@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_target
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import FailureError
 from openenv_pipe.system.secrets import redact
 
@@ -70,13 +70,13 @@ def inspect(
 
     console = open_console(stderr=True)
     with console.status("") as status:
-        tell = status.update if console.is_terminal else console.print
-        found = inspect_environment(find_target(target, overrides), output, tell)
+        notify = status.update if console.is_terminal else console.print
+        found = inspect_environment(find_target(target, overrides), output, notify)
     print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
     if found.experiment is not None:
         print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"), end="", flush=True)
     for note in found.notes:
-        tell_person(f"note: {note}")
+        notify_user(f"note: {note}")
     if found.problem is not None:
         raise FailureError(f"no experiment is written: {found.problem}")
     if output is None:
@@ -127,15 +127,15 @@ def check(
     if learn is not None:
         from openenv_pipe.commands.env.check.learning import probe_learning, tiny_experiment
 
-        tiny_experiment([target, *overrides])  # refused before the other checks take their time
+        tiny_experiment([target, *overrides])  # rejected before the other checks take their time
     console = open_console(stderr=True)
     with console.status("") as status:
-        tell = status.update if console.is_terminal else console.print
+        notify = status.update if console.is_terminal else console.print
         lines = probe_environment(
-            found, policy=policy or found.policy, num_episodes=episodes, tell=tell
+            found, policy=policy or found.policy, num_episodes=episodes, notify=notify
         )
         if learn is not None:
-            lines.append(probe_learning([target, *overrides], minutes=learn, tell=tell))
+            lines.append(probe_learning([target, *overrides], minutes=learn, notify=notify))
     if form == "json":
         print(findings.as_json(lines))
     else:

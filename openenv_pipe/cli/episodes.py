@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from openenv_pipe.cli.arguments import RunsDir
 from openenv_pipe.cli.completion import complete_run
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live, is_read
 from openenv_pipe.errors import RunFolderError
 
@@ -112,7 +112,7 @@ def show(
         if not is_read(sys.stdout):
             return
     if not num_shown:
-        tell_person(none_found(folder, selection))
+        notify_user(none_found(folder, selection))
 
 
 @app.command()
@@ -164,7 +164,7 @@ def export(
     if first is None:
         raise RunFolderError(none_found(folder, selection))
     count = export_episodes(folder, chain([first], found), form, output)
-    tell_person(f"{count} rows")
+    notify_user(f"{count} rows")
     print(output)
 
 
@@ -222,7 +222,7 @@ def watch(
         return
     while is_read(sys.stdout):
         for line in state.new_lines():
-            tell_person(line, sys.stdout)
+            notify_user(line, sys.stdout)
         if state.has_ended:
             return
         time.sleep(every_s)
@@ -240,7 +240,7 @@ def _watch_live(state: Any, every_s: float) -> None:
 
     with Live(console=open_console(), auto_refresh=False) as live:
         while is_read(sys.stdout):
-            live.update(drawn(state.picture()), refresh=True)
+            live.update(drawn(state.image()), refresh=True)
             if state.has_ended:
                 return
             time.sleep(every_s)

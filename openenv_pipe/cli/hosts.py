@@ -44,4 +44,4 @@ def prune(
     """
     from openenv_pipe.commands.prune import prune
 
-    prune(dry_run=dry_run, namespace=namespace, context=context, tell=print)
+    prune(dry_run=dry_run, namespace=namespace, context=context, notify=print)

@@ -10,7 +10,7 @@ import typer
 
 from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_subject
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 
 app = typer.Typer(
     help="Judges: measure how good one is, and score recorded episodes again.",
@@ -94,7 +94,7 @@ def check(
         max_failed_share=max_failed,
     )
     recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
-    tell_person(f"episodes of {recorded.folder.path}; answers in {recorded.output}")
+    notify_user(f"episodes of {recorded.folder.path}; answers in {recorded.output}")
     work = judging.check_judge(
         recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
     )

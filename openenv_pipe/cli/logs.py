@@ -6,8 +6,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import for_people, visible
 
 LogFormat = Literal["text", "json"]
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of times -v is given

@@ -31,13 +31,13 @@ from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
-from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.garbage import collect_rarely
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import for_people, visible
 
 # Errors about files that are not errors of this program.
 OF_THE_MACHINE = (
@@ -165,7 +165,7 @@ def _sweep(
         result = sweep_command.sweep(words, command_line(), progress, stopping)
     print_table(result.table)
     for note in result.notes:
-        tell_person(note)
+        notify_user(note)
     if stopping.received is not None:
         raise typer.Exit(128 + stopping.received)
     if not result.has_succeeded:
@@ -223,7 +223,7 @@ def check(overrides: Overrides) -> None:
 
     composed = compose(overrides)
     for text in unused_keys(composed):
-        tell_person(text)
+        notify_user(text)
     from openenv_pipe.cli.console import open_console, print_table
     from openenv_pipe.commands import findings
 

@@ -8,7 +8,7 @@ import typer
 from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.control import command_line, controlled
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import ConfigError
 
 Checkpoint = Annotated[
@@ -38,7 +38,7 @@ def export(
     """
     from openenv_pipe.commands.export import export_run
 
-    print(export_run(run, output, runs_dir=runs_dir, trust=trust, tell=tell_person))
+    print(export_run(run, output, runs_dir=runs_dir, trust=trust, notify=notify_user))
 
 
 def serve(
@@ -111,7 +111,7 @@ def serve(
         max_model_len=max_model_len,
         extra=extra,
         runs_dir=runs_dir,
-        tell=tell_person,
+        notify=notify_user,
         trust=trust,
     )
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from openenv_pipe.cli.streams import is_live
-from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.progress import LineProgress, Progress, StagePace, clock, step_numbers
+from openenv_pipe.system.untrusted_text import for_people
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_BAR_WIDTH = 24  # columns of the terminal
 
 
-def tell_person(text: str, stream: TextIO | None = None) -> None:
+def notify_user(text: str, stream: TextIO | None = None) -> None:
     """Print text of any origin, to stderr unless another stream is named."""
     print(for_people(text), file=stream or sys.stderr, flush=True)
 
@@ -30,7 +30,7 @@ def build_progress(stream: TextIO | None = None) -> Progress:
     stream = stream or sys.stderr
     if is_live(stream):
         return LiveProgress(stream)
-    return LineProgress(partial(tell_person, stream=stream))
+    return LineProgress(partial(notify_user, stream=stream))
 
 
 class LiveProgress:
@@ -133,13 +133,13 @@ class SweepTable:
 
     def note(self, text: str) -> None:
         if self._live is None:
-            tell_person(text, self._stream)
+            notify_user(text, self._stream)
         else:
             self._live.console.print(for_people(text), highlight=False)
 
     def job(self, line: str) -> None:
         if not is_live(self._stream):  # on a terminal the table shows it
-            tell_person(line, self._stream)
+            notify_user(line, self._stream)
 
     def table(self, make: "Callable[[], Table]") -> None:
         if not is_live(self._stream):

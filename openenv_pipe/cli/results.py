@@ -9,7 +9,7 @@ import typer
 from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.control import command_line, controlled
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
@@ -89,7 +89,7 @@ def evaluate(
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     """
-    progress = LineProgress(tell_person)
+    progress = LineProgress(notify_user)
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
@@ -104,7 +104,7 @@ def evaluate(
         print_table(table)
     for row in result.played:
         for warning in eval_warnings(row.report, row.folder):
-            tell_person(f"{row.name}: {warning}")
+            notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
 

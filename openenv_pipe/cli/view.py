@@ -7,7 +7,7 @@ import typer
 
 from openenv_pipe.cli.arguments import RunsDir, Trust
 from openenv_pipe.cli.completion import complete_run
-from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.progress import notify_user
 
 
 def view(
@@ -64,5 +64,5 @@ def view(
         port=port,
         needs_token=not no_token,
         trust=trust,
-        tell=tell_person,
+        notify=notify_user,
     )

@@ -71,7 +71,7 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
         build=build,
         dtype=model.autocast if engine.dtype == "auto" else engine.dtype,
         lora_rank=model.lora.rank if mode == "adapter" else 0,
-        sees_pictures=is_vision_model(model),
+        sees_images=is_vision_model(model),
         sleeps=engine.sleep in ("level1", "level2"),
         transfer_backend=transfer_backend(engine, mode, build),
     )
@@ -85,7 +85,7 @@ def _variables(spec: ServerSpec, engine: VllmEngineConfig, inside: str) -> dict[
 
 
 def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> str:
-    variables = _variables(spec, engine, python_path(spec.sees_pictures))
+    variables = _variables(spec, engine, python_path(spec.sees_images))
     # The server inherits those without a value from the shell.
     words = [f"{name}={shlex.quote(text)}" for name, text in variables.items() if text is not None]
     words += [f"{HOSTS_VARIABLE}={address.hostname}", f'{KEY_VARIABLE}="{GIVEN_KEY}"']

@@ -1,7 +1,7 @@
 """The command `eval`: evaluate runs on the same tasks, or a model that no run has trained.
 
 With several runs, the first one determines tasks, samples, temperature and reward; limits and
-prompts remain each run's own. Runs of different environments are refused. Each report is written
+prompts remain each run's own. Runs of different environments are rejected. Each report is written
 into its own run's folder.
 """
 

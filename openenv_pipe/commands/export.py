@@ -18,7 +18,7 @@ from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.served_template import (
     TEMPLATE_FILE,
-    refuse_other_prompts,
+    reject_other_prompts,
     served_template,
 )
 from openenv_pipe.models.template_probes import Probe
@@ -37,13 +37,13 @@ def export_run(
     *,
     runs_dir: Path | None = None,
     trust: bool,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Path:
     """Export what `RUN`, `RUN@40` or `RUN@best` names, and return its folder.
 
     runs_dir: where runs are looked for, as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
-    tell: gets a line about what was compared.
+    notify: gets a line about what was compared.
 
     Raises:
         RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
@@ -62,7 +62,7 @@ def export_run(
         difference = _write(subject, subject.checkpoint, aside, target.name)
         for file in aside.iterdir():
             file.chmod(aside.stat().st_mode & 0o666)  # as the umask has it; libraries differ
-    tell(
+    notify(
         f"read back: logprobs after {len(PROBES)} prompts differ from the policy's by at most "
         f"{difference:.1g} nats"
     )
@@ -75,7 +75,7 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     policy = load_policy(
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
     )
-    sees = policy.pictures is not None
+    sees = policy.images is not None
     template = None if sees else served_template(policy.chat)  # It is for messages of text.
     weights = PolicyWeights(policy)
     weights.write_weights(folder)
@@ -83,7 +83,7 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     if template is not None:
         write_text(folder / TEMPLATE_FILE, template)
         _compare_prompts(folder, policy.chat)
-    card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
+    card = model_card(subject.folder, checkpoint, name, sees_images=sees)
     write_text(folder / "README.md", card)
     prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]
     expected_PV = weights.next_logprobs(prompts, temperature=1.0)
@@ -104,7 +104,7 @@ def _compare_prompts(folder: Path, chat: ChatFormat) -> None:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    refuse_other_prompts(chat, "the exported model", ids_of)
+    reject_other_prompts(chat, "the exported model", ids_of)
 
 
 def _compare(

@@ -8,9 +8,9 @@ from enum import StrEnum
 from rich.text import Text
 
 from openenv_pipe.errors import FailureError, PipeError
-from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.tables import Column, Fit, Table
+from openenv_pipe.system.untrusted_text import for_people
 
 
 class Result(StrEnum):

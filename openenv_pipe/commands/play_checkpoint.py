@@ -28,9 +28,9 @@ from openenv_pipe.rollout.context import Chat, EpisodeSpec, RolloutContext
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.episode import LocalRunner, Player
 from openenv_pipe.runs.find import find_model
-from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.untrusted_json import encodable
 from openenv_pipe.types import Episode, Group
 from openenv_pipe.viewer.play import PlayRequest, PlayState, PlayStatus
 

@@ -13,7 +13,7 @@ from openenv_pipe.engines.vllm import weights_folder
 from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
 from openenv_pipe.errors import HostError
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Namespace:
     kubeconfig: str | None = None
 
 
-def prune(*, dry_run: bool, namespace: str | None, context: str | None, tell: Tell) -> None:
+def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: Notify) -> None:
     """Remove the leftovers of dead runs, and tell the name of each.
 
     Args:
@@ -35,19 +35,19 @@ def prune(*, dry_run: bool, namespace: str | None, context: str | None, tell: Te
 
     Raises:
         ConfigError: no cluster is known.
-        HostError: the cluster refuses.
+        HostError: the cluster rejects.
     """
-    found = _prune_containers(dry_run, tell) + _prune_weights(dry_run)
+    found = _prune_containers(dry_run, notify) + _prune_weights(dry_run)
     if namespace is not None:
         found += asyncio.run(_prune_pods(Namespace(namespace=namespace, context=context), dry_run))
     done = "would be removed" if dry_run else "removed"
     for name in found:
-        tell(f"{done}: {name}")
+        notify(f"{done}: {name}")
     if not found:
-        tell("dead runs have left nothing")
+        notify("dead runs have left nothing")
 
 
-def _prune_containers(dry_run: bool, tell: Tell) -> list[str]:
+def _prune_containers(dry_run: bool, notify: Notify) -> list[str]:
     try:
         with docker_daemon.connected() as client:
             orphans = docker_daemon.orphans(client)
@@ -55,7 +55,7 @@ def _prune_containers(dry_run: bool, tell: Tell) -> list[str]:
                 if not dry_run:
                     docker_daemon.remove(orphan.container)
     except HostError as error:
-        tell(f"containers are not looked for: {error}")
+        notify(f"containers are not looked for: {error}")
         return []
     return [f"container {each.container.name} of process {each.owner.pid}" for each in orphans]
 
@@ -78,7 +78,7 @@ async def _prune_pods(where: Namespace, dry_run: bool) -> list[str]:
         if not dry_run:
             await delete_dead_runs(cluster)
     except ClusterError as error:
-        raise HostError(f"namespace {where.namespace}: the cluster refuses: {error}") from error
+        raise HostError(f"namespace {where.namespace}: the cluster rejects: {error}") from error
     finally:
         await cluster.close()
     return [f"pods of the run {name} in namespace {where.namespace}" for name in names]

@@ -14,10 +14,10 @@ from openenv_pipe.engines.vllm.install import find_build, find_installed, requir
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineError, RunFolderError
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.load import load_chat, load_policy, refuse_vision_model, select_device
+from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
 from openenv_pipe.models.served_template import (
     TEMPLATE_FILE,
-    refuse_other_prompts,
+    reject_other_prompts,
     served_template,
 )
 from openenv_pipe.models.template_probes import Probe, probes
@@ -37,14 +37,14 @@ def serve_run(
     max_model_len: int | None,
     extra: Sequence[str],
     runs_dir: Path | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     trust: bool,
 ) -> None:
     """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
     engine: None: vLLM where it is installed.
     runs_dir: where runs are looked for, as for `find_run`.
-    tell: receives lines about the server's start.
+    notify: receives lines about the server's start.
     trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
@@ -55,10 +55,10 @@ def serve_run(
     subject = find_model(word, runs_dir=runs_dir, trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
-    refuse_vision_model(subject.config.model, "serve")
+    reject_vision_model(subject.config.model, "serve")
     build = find_build()
     if engine is None and find_installed(build) is None:
-        tell("vLLM is not installed here; the model is sampled in this process (--engine local)")
+        notify("vLLM is not installed here; the model is sampled in this process (--engine local)")
         engine = "local"
     if engine == "local":
         # Imported late, because a server of vLLM needs nothing of it.
@@ -69,7 +69,7 @@ def serve_run(
                 f"{extra[0]!r} is an argument of vLLM, which --engine local is without"
             )
         max_tokens = max_model_len or subject.config.env.max_episode_tokens
-        serve_locally(subject, host=host, port=port, max_tokens=max_tokens, tell=tell)
+        serve_locally(subject, host=host, port=port, max_tokens=max_tokens, notify=notify)
         return
     installed = require_installed(build)
     chat = load_chat(subject.config.model)
@@ -82,7 +82,7 @@ def serve_run(
             extra=extra,
             start_timeout_s=START_TIMEOUT_S,
             log=subject.folder.path / "logs" / "serve" / "engine.log",
-            tell=tell,
+            notify=notify,
             check=partial(_check_prompts, chat, served),
         )
         asyncio.run(serving)
@@ -104,7 +104,7 @@ async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -
             raise ConfigError(str(ids))
         return ids
 
-    refuse_other_prompts(chat, "vLLM's server", ids_of)
+    reject_other_prompts(chat, "vLLM's server", ids_of)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from openenv_pipe.engines.vllm.endpoint import server_key
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.served_template import refuse_other_prompts
+from openenv_pipe.models.served_template import reject_other_prompts
 from openenv_pipe.models.template_probes import Probe
 from openenv_pipe.pipeline.build import prepare_thread
 from openenv_pipe.rollout.agents.chat_completions import read_request
@@ -27,17 +27,17 @@ def serve_locally(
     host: str,
     port: int,
     max_tokens: int,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Serve a checkpoint by the local engine until interrupted.
 
     max_tokens: of a conversation.
-    tell: receives the address, and what requests ask for and do not get.
+    notify: receives the address, and what requests ask for and do not get.
 
     Raises:
         ConfigError: The model cannot be loaded, the port is taken, or a public address has no key.
     """
-    key = server_key(host, tell)
+    key = server_key(host, notify)
     config = subject.config
     policy = load_policy(
         config.model,
@@ -50,7 +50,7 @@ def serve_locally(
             f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
             f"tokens; set --max-model-len {policy.max_length} or less"
         )
-    asyncio.run(_serve(subject, policy, host, port, key, max_tokens, tell))
+    asyncio.run(_serve(subject, policy, host, port, key, max_tokens, notify))
 
 
 def _prompt_ids(model: ServedModel, probe: Probe) -> list[int]:
@@ -65,19 +65,19 @@ async def _serve(
     port: int,
     key: str,
     max_tokens: int,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     num_threads = subject.config.num_threads or len(usable_cores())
     prepare = partial(prepare_thread, num_threads)
     with ThreadPoolExecutor(1, "sampler", prepare) as executor:
         engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
         name = subject.folder.record.id.replace("/", "-")
-        model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, tell=tell)
-        refuse_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
+        model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, notify=notify)
+        reject_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
         try:
             endpoint = ModelEndpoint(model, host=host, port=port, key=key)
         except OSError as error:
             raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
         async with endpoint.serving():
-            tell(f"serving {name} at http://{host}:{port} until Ctrl-C")
+            notify(f"serving {name} at http://{host}:{port} until Ctrl-C")
             await asyncio.Event().wait()

@@ -26,14 +26,14 @@ def view(
     port: int | None,
     needs_token: bool,
     trust: bool,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> None:
     """Serve until Ctrl-C, and print the link to the page.
 
     target: a run, a sweep or a folder of runs; None: all runs. port: None takes one that is free.
     runs_dir: where runs are looked for, as for `find_run`.
     needs_token: whether requests need the random token that is part of the link.
-    trust: also plays foreign runs, and reads tokenizers that their configurations name.
+    trust: also plays untrusted runs, and reads tokenizers that their configurations name.
 
     Raises:
         RunFolderError: There is no such run, sweep or folder.
@@ -47,9 +47,9 @@ def view(
         )
     shown_dir, page, note = find_target(target, runs_dir)
     if note:
-        tell(note)
+        notify(note)
     if not needs_token:
-        tell(
+        notify(
             "without a token, every user and every program of this machine can read these runs, "
             "and play them, which runs their code as you"
         )
@@ -59,7 +59,7 @@ def view(
     listener = open_socket(host, port or FIRST_PORT, is_fixed=port is not None)
     number = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    tell(f"http://{shown}:{number}/{f'?token={token}' if token else ''}{page}")
+    notify(f"http://{shown}:{number}/{f'?token={token}' if token else ''}{page}")
     serve(app, listener)
 
 

@@ -28,12 +28,12 @@ from openenv_pipe.config.error_messages import (
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.engine import capabilities_of
-from openenv_pipe.config.schema.plain_data import refuse_unusual_values
+from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.untrusted_text import visible
 
 if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -231,7 +231,7 @@ def parse_overrides(
             shown = line if len(line) <= MAX_KEY_LENGTH else f"{line[:MAX_KEY_LENGTH]}..."
             raise ConfigError(explain_override(shown))
         if not override.is_sweep_override():
-            refuse_unusual_values({override.key_or_group: override.value()})
+            reject_unusual_values({override.key_or_group: override.value()})
         parsed.append(override)
     return parsed
 
@@ -388,6 +388,6 @@ def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
     except RecursionError as error:
         raise ConfigError(visible(explain_recursion(error))) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
-        if refused := _config_error_behind(error):  # raised by a resolver of ours
-            raise refused from None
+        if rejected := _config_error_behind(error):  # raised by a resolver of ours
+            raise rejected from None
         raise ConfigError(visible(explain_composition(error))) from error

@@ -131,13 +131,13 @@ def _parameter(override: "Override") -> Parameter:
         kind: Literal["whole", "real"] = "whole" if is_whole else "real"
         found = Parameter(key=key, kind=kind, values=(min(ends), max(ends)), step=step, log=log)
         if log:
-            _refuse_logarithm(found, override.input_line or "")
+            _reject_logarithm(found, override.input_line or "")
         return found
     values = tuple(line.removeprefix(f"{key}=") for line in _values(override))
     return Parameter(key=key, kind="choice", values=values)
 
 
-def _refuse_logarithm(parameter: Parameter, line: str) -> None:
+def _reject_logarithm(parameter: Parameter, line: str) -> None:
     """Raise ConfigError for a logarithmic scale that cannot be searched."""
     low, high = parameter.values
     if low <= 0:

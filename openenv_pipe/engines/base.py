@@ -20,10 +20,10 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
 from openenv_pipe.types import (
     Finish,
+    Images,
     Message,
     Observation,
     Opening,
-    Pictures,
     Tool,
 )
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 BYTES_PER_TOKEN = 4  # of English text, about
-PIXELS_PER_TOKEN = 784  # of a picture, about: hosted models and Qwen2-VL have similar numbers
+PIXELS_PER_TOKEN = 784  # of an image, about: hosted models and Qwen2-VL have similar numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class TokenRequest(GenerationRequest):
     num_sampled: int = 0
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
-    pictures: Pictures = field(default_factory=dict)  # at least those in prompt_ids
+    images: Images = field(default_factory=dict)  # at least those in prompt_ids
     # Below 1, only the local engine uses it: a model is served with it, and never trained.
     top_p: float = 1.0
 
@@ -131,7 +131,7 @@ class RelayingEngine(Protocol):
         """Answer the program's messages, which are sent as they are. The reply has a `message`.
 
         Raises:
-            RequestRefusedError: the endpoint refuses the request.
+            RequestRejectedError: the endpoint rejects the request.
             EngineError: there is no answer.
         """
 
@@ -244,14 +244,14 @@ def cut_text(text: str, max_tokens: int) -> str:
 def estimate_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
     """Estimate the tokens of messages or tools as a quarter of the bytes of their JSON.
 
-    A token of English text has about four bytes. Pictures count by their pixels.
+    A token of English text has about four bytes. Images count by their pixels.
     """
-    texts = [{k: v for k, v in each.items() if k != "pictures"} for each in messages]
+    texts = [{k: v for k, v in each.items() if k != "images"} for each in messages]
     text = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
     num_pixels = sum(
-        picture["width"] * picture["height"]
+        image["width"] * image["height"]
         for each in messages
-        for picture in each.get("pictures", {}).values()
+        for image in each.get("images", {}).values()
     )
     num_bytes = len(text.encode(errors="replace"))
     return -(-num_bytes // BYTES_PER_TOKEN) + -(-num_pixels // PIXELS_PER_TOKEN)

@@ -15,7 +15,7 @@ from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.row_forward import RowForward
-from openenv_pipe.types import PICTURE_IDS, Finish
+from openenv_pipe.types import IMAGE_IDS, Finish
 
 _MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so much of it
 
@@ -32,8 +32,8 @@ class _Row:
         length = min(len(self.ids), len(prompt_ids) - 1)
         if prompt_ids[:length] != self.ids[:length]:
             length = common_prefix(prompt_ids[:length], self.ids[:length])
-        # The forward pass knows the next position after all pictures of the row only.
-        if max(self.ids[length:], default=0) >= PICTURE_IDS:
+        # The forward pass knows the next position after all images of the row only.
+        if max(self.ids[length:], default=0) >= IMAGE_IDS:
             return 0
         return length
 
@@ -158,8 +158,8 @@ class _Wave:
             request.prompt_ids[start:]
             for request, start in zip(self._requests, starts, strict=True)
         ]
-        pictures = {name: each for one in self._requests for name, each in one.pictures.items()}
-        logits_AV = self._forward.feed(new_ids, starts, pictures)
+        images = {name: each for one in self._requests for name, each in one.images.items()}
+        logits_AV = self._forward.feed(new_ids, starts, images)
         self._num_cached += [len(ids) for ids in new_ids]
         num_rows = len(new_ids)
         for number in range(self._token_ids.shape[1]):

@@ -2,7 +2,7 @@
 
 Use `openenv_pipe.environments.random_policy:random_action` for warm starts and baselines where no
 scripted policy was written. Of the observations, it uses only a list of legal actions. It ignores
-what a schema says only in a regular expression or in prose: the environment refuses such actions,
+what a schema says only in a regular expression or in prose: the environment rejects such actions,
 and a policy written for it does better.
 """
 

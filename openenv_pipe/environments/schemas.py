@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.foreign_json import MAX_DEPTH
+from openenv_pipe.system.untrusted_json import MAX_DEPTH
 
 Schema = Mapping[str, Any]
 

@@ -74,7 +74,7 @@ class Learner:
         Raises:
             TrainingError: a sampled logprob or the gradient's norm is not finite.
         """
-        _refuse_broken(samples)
+        _reject_broken(samples)
         started = time.perf_counter()
         accumulator, recorder = MetricAccumulator(), TokenRecorder(samples)
         norms: list[float] = []
@@ -216,7 +216,7 @@ def _size(batch: Batch) -> Size:
     )
 
 
-def _refuse_broken(samples: Sequence[Sample]) -> None:
+def _reject_broken(samples: Sequence[Sample]) -> None:
     """Raise TrainingError if a sampled logprob is not finite."""
     values = torch.tensor([value for sample in samples for value in sample.logprobs])
     broken = int((~torch.isfinite(values)).sum())

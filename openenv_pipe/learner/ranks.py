@@ -52,12 +52,12 @@ class Ranks:
         rendezvous: Rendezvous,
         device: torch.device,
         listener: socket.socket | None = None,
-        refuse_lost: Callable[[], None] | None = None,
+        reject_lost: Callable[[], None] | None = None,
     ) -> None:
         """Join the process group through `rendezvous`; block until all ranks have joined.
 
         With a file, no port is open to other machines. On rank 0, listener: the socket at the
-        rendezvous' address, where it tells the ranks of other nodes how to connect; refuse_lost:
+        rendezvous' address, where it tells the ranks of other nodes how to connect; reject_lost:
         raises an error if a rank is lost, and is called while others are on their way.
         """
         store: dist.Store
@@ -75,7 +75,7 @@ class Ranks:
                 wait_for_workers=False,
                 timeout=LONGEST_WAIT,
             )
-        self._wait_for_others(store, refuse_lost)
+        self._wait_for_others(store, reject_lost)
         if INTERFACE not in os.environ:
             self._has_chosen_interface = True
             os.environ[INTERFACE] = interface
@@ -87,18 +87,18 @@ class Ranks:
             timeout=LONGEST_WAIT,
         )
 
-    def _wait_for_others(self, store: dist.Store, refuse_lost: Callable[[], None] | None) -> None:
-        """Tell that this rank is there; with `refuse_lost`, wait until all are.
+    def _wait_for_others(self, store: dist.Store, reject_lost: Callable[[], None] | None) -> None:
+        """Tell that this rank is there; with `reject_lost`, wait until all are.
 
         `init_process_group` would wait up to LONGEST_WAIT for one that is lost.
         """
         store.set(f"here/{self.rank}", "")
-        if refuse_lost is None:
+        if reject_lost is None:
             return
         latest = time.monotonic() + LONGEST_WAIT.total_seconds()
         names = [f"here/{rank}" for rank in range(self.size)]
         while not store.check(names):
-            refuse_lost()
+            reject_lost()
             if time.monotonic() > latest:
                 raise TrainingError(f"the learner's ranks have not joined within {LONGEST_WAIT}")
             time.sleep(POLL_S)

@@ -17,7 +17,7 @@ MODEL = "of the model"
 ADVICE = "choose another model, such as Qwen3 or Llama"
 
 
-def refuse_unsupported(model: Any) -> None:
+def reject_unsupported(model: Any) -> None:
     """Raise ConfigError if the model is of an unsupported architecture; its values do not matter.
 
     model: one without an adapter, also on torch's device `meta`.

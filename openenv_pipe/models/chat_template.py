@@ -10,8 +10,8 @@ Tools are described once at the beginning: by the template, or in plain words if
 tools or would move their description as the conversation grows. Calls stay in the text of replies
 as the model wrote them. With `rerender`, they go into fields if the template shows them otherwise.
 
-Where the model sees pictures, tokens of its own stand behind the note of each picture
-(`picture_format.py`).
+Where the model sees images, tokens of its own stand behind the note of each image
+(`image_format.py`).
 """
 
 import json
@@ -48,10 +48,10 @@ from openenv_pipe.models.template_probes import (
 )
 from openenv_pipe.models.template_rendering import TemplateRenderer
 from openenv_pipe.models.turn_ends import find_turn_ends
-from openenv_pipe.types import Message, Picture, Tool
+from openenv_pipe.types import Image, Message, Tool
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.picture_format import PictureFormat
+    from openenv_pipe.models.image_format import ImageFormat
 
 _log = logging.getLogger(__name__)
 HistoryMode = Literal["append", "rerender"]
@@ -68,7 +68,7 @@ _LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
 
 
 class ChatFormat:
-    """The chat template of one tokenizer, and how a model that sees pictures reads them.
+    """The chat template of one tokenizer, and how a model that sees images reads them.
 
     Raises:
         ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns
@@ -79,10 +79,10 @@ class ChatFormat:
         self,
         tokenizer: Any,
         history: HistoryMode = "append",
-        pictures: "PictureFormat | None" = None,
+        images: "ImageFormat | None" = None,
         eos_ids: Iterable[int] = (),
     ) -> None:
-        """pictures: None if the model reads text alone.
+        """images: None if the model reads text alone.
 
         eos_ids: end tokens of the model's settings, beside the one that the template writes
         """
@@ -100,10 +100,10 @@ class ChatFormat:
         self.history: HistoryMode = history
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [token.content for token in added if token.special]
-        self.pictures = pictures
-        if pictures is not None:
-            self._special_tokens += pictures.tokens
-        self._controls = ControlTokens(tokenizer, pictures.tokens if pictures else ())
+        self.images = images
+        if images is not None:
+            self._special_tokens += images.tokens
+        self._controls = ControlTokens(tokenizer, images.tokens if images else ())
         self.renderer = TemplateRenderer(tokenizer)
         self._render = self.renderer.render
         self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
@@ -139,18 +139,18 @@ class ChatFormat:
 
     def __reduce__(self) -> tuple[type["ChatFormat"], tuple[Any, ...]]:
         """Pickle the tokenizer; the caches stay in this process."""
-        return ChatFormat, (self.tokenizer, self.history, self.pictures, self._eos_ids)
+        return ChatFormat, (self.tokenizer, self.history, self.images, self._eos_ids)
 
     @property
-    def sees_pictures(self) -> bool:
-        """Whether pictures of messages are in the ids; else only their notes in the text are."""
-        return self.pictures is not None
+    def sees_images(self) -> bool:
+        """Whether images of messages are in the ids; else only their notes in the text are."""
+        return self.images is not None
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of a conversation's beginning, up to where the model writes."""
         shown = self._shown(messages)
         ids = self._cached_first_ids(_frozen(messages, shown), json.dumps(tools) if tools else "[]")
-        return self._with_pictures(ids, shown)
+        return self._with_images(ids, shown)
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> Sequence[int]:
         messages = self._thawed(frozen)
@@ -259,7 +259,7 @@ class ChatFormat:
         """
         shown = self._shown(messages)
         ids = self._cached_following_ids(_frozen(messages, shown), end)
-        return self._with_pictures(ids, shown)
+        return self._with_images(ids, shown)
 
     def _following_ids(self, frozen: _Frozen, end: int | None) -> Sequence[int]:
         messages = self._thawed(frozen)
@@ -277,28 +277,28 @@ class ChatFormat:
             texts.append(text)
         return self._kept_apart(*texts)
 
-    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Picture]]:
-        """Return for each message the pictures that the model sees, by their notes, in order."""
-        return [self.pictures.shown_in(each) if self.pictures else {} for each in messages]
+    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Image]]:
+        """Return for each message the images that the model sees, by their notes, in order."""
+        return [self.images.shown_in(each) if self.images else {} for each in messages]
 
     def _thawed(self, frozen: _Frozen) -> list[Message]:
-        """Return the messages of a key, with a placeholder behind the note of each picture."""
+        """Return the messages of a key, with a placeholder behind the note of each image."""
         messages: list[Message] = []
         for items in frozen:
             message = dict(items)
-            notes = message.pop("pictures", ())
+            notes = message.pop("images", ())
             (harmless,) = self.without_markup([message])
             marked = harmless["content"]
             for note in notes:
-                assert self.pictures is not None
-                marked = marked.replace(note, note + "".join(self.pictures.tokens), 1)
+                assert self.images is not None
+                marked = marked.replace(note, note + "".join(self.images.tokens), 1)
             messages.append({**harmless, "content": marked})
         return messages
 
-    def _with_pictures(self, ids: Sequence[int], shown: Sequence[dict[str, Picture]]) -> list[int]:
-        """Return the ids with the id of each picture in the place of its placeholder."""
-        pictures = [picture for each in shown for picture in each.values()]
-        return self.pictures.with_ids(ids, pictures) if self.pictures and pictures else [*ids]
+    def _with_images(self, ids: Sequence[int], shown: Sequence[dict[str, Image]]) -> list[int]:
+        """Return the ids with the id of each image in the place of its placeholder."""
+        images = [image for each in shown for image in each.values()]
+        return self.images.with_ids(ids, images) if self.images and images else [*ids]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Return the text, or the first and last tokens of one that has more than `max_tokens`.
@@ -381,17 +381,17 @@ class ChatFormat:
         return self._controls.special_broken_up(text)
 
     def encode(self, text: str) -> list[int]:
-        """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
+        """Encode text; lone surrogates, which JSON can hold and tokenizers reject, become `?`."""
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
 
 
-def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Picture]]) -> _Frozen:
-    """Return messages as keys of a cache, with the notes of the pictures that the model sees."""
+def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Image]]) -> _Frozen:
+    """Return messages as keys of a cache, with the notes of the images that the model sees."""
     return tuple(
         (
-            *(item for item in message.items() if item[0] != "pictures"),
-            *([("pictures", tuple(pictures))] if pictures else []),
+            *(item for item in message.items() if item[0] != "images"),
+            *([("images", tuple(images))] if images else []),
         )
-        for message, pictures in zip(messages, shown, strict=True)
+        for message, images in zip(messages, shown, strict=True)
     )

@@ -70,7 +70,7 @@ class ControlTokens:
         return self.special_broken_up(value) if isinstance(value, str) else value
 
     def _broken_up(self, text: str, ids: set[int], fence: re.Pattern[str] | None) -> str:
-        text = text.encode(errors="replace").decode()  # Tokenizers refuse lone surrogates.
+        text = text.encode(errors="replace").decode()  # Tokenizers reject lone surrogates.
         for _ in range(_MAX_PASSES):
             spans = {match.span() for match in fence.finditer(text)} if fence else set()
             # The tokenizer itself finds them, because it may normalize the text before.

@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, rms_norm
 from openenv_pipe.models.packed_decoder import PackedDecoder
 from openenv_pipe.models.row_attention import RowAttention, SharedPrefixes
 from openenv_pipe.models.row_store import RowStore
-from openenv_pipe.types import NO_PICTURES, Pictures
+from openenv_pipe.types import NO_IMAGES, Images
 
 # tokens of a pass over prompts, so that what it computes stays in the processor's cache
 BLOCK = 512
@@ -84,14 +84,14 @@ class FastForward:
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 
         Returns the logits [R, V] after each row's last token. What several rows begin with is
         computed and stored once.
         """
-        assert not pictures, "this model reads text alone"
+        assert not images, "this model reads text alone"
         self._shared.clear()
         new_rows: dict[tuple[int, ...], list[int]] = {}
         for row, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):

@@ -68,21 +68,21 @@ def _check(policy: Policy, probe: Probe) -> str | None:
     policy.packs_rows = False
     policy.left_out.pop("packed", None)
     difference = _learner_difference(policy, probe, own_N)
-    if not difference <= BOUNDS[policy.precision] and policy.pictures is None:
+    if not difference <= BOUNDS[policy.precision] and policy.images is None:
         policy.left_out["packed"] = (
             f"attention by scaled dot products {_excess(policy, difference)}"
         )
         policy.attention = OWN
         difference = _learner_difference(policy, probe, own_N)
     differences = {"the learner's": difference}
-    if policy.pictures is not None:
+    if policy.images is not None:
         # Imported late, because they import Pillow, which few runs need.
-        from openenv_pipe.models.picture_check import picture_differences
+        from openenv_pipe.models.image_check import image_differences
         from openenv_pipe.models.vision_policy import VisionPolicy
 
         assert isinstance(policy, VisionPolicy)
-        found = picture_differences(policy)
-        differences |= {f"{whose} (with pictures)": value for whose, value in found.items()}
+        found = image_differences(policy)
+        differences |= {f"{whose} (with images)": value for whose, value in found.items()}
     for whose, difference in differences.items():
         if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
             raise _rejection(policy, whose, _excess(policy, difference))

@@ -26,7 +26,7 @@ from openenv_pipe.models.architecture_check import (
     ADVICE,
     MODEL,
     find_max_length,
-    refuse_unsupported,
+    reject_unsupported,
 )
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
@@ -47,7 +47,7 @@ from openenv_pipe.models.template_variables import template_with
 from openenv_pipe.models.tokenizer_process import check_tokenizer
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.picture_format import PictureFormat
+    from openenv_pipe.models.image_format import ImageFormat
 
 VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -81,7 +81,7 @@ def load_policy(
         model = build_tiny(config, chat.tokenizer, full_checkpoint)
     else:
         model = _load_hub(config, full_checkpoint)
-    refuse_unsupported(model)
+    reject_unsupported(model)
     use_packed_attention(model)
     if config.quantization == "nf4":
         quantize(model, precision=DTYPES[config.autocast], device=device)
@@ -93,7 +93,7 @@ def load_policy(
         "autocast": DTYPES[config.autocast],
         "activation_checkpointing": config.activation_checkpointing,
     }
-    if chat.pictures is None:
+    if chat.images is None:
         return Policy(model, chat, **options)
     from openenv_pipe.models.vision_policy import VisionPolicy  # imports Pillow
 
@@ -112,9 +112,9 @@ def check_architecture(config: RunConfig) -> Any:
             episodes may have more tokens than the model has positions.
     """
     model = build_empty(config.model)
-    refuse_unsupported(model)
-    refuse_unsupported_vision(config)
-    refuse_long_episodes(config, model)
+    reject_unsupported(model)
+    reject_unsupported_vision(config)
+    reject_long_episodes(config, model)
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
     return with_adapter(model, config.model, None) if config.model.lora.rank else model
@@ -125,7 +125,7 @@ def adapts_experts(model: Any) -> bool:
     return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 
-def refuse_long_episodes(config: RunConfig, model: Any) -> None:
+def reject_long_episodes(config: RunConfig, model: Any) -> None:
     """Raise ConfigError if rows may have more tokens than the model computes as it was trained."""
     max_length, which = find_max_length(model)
     if max_length is None:
@@ -182,8 +182,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
 def load_chat(config: ModelConfig) -> ChatFormat:
     """Load the chat format, without the model. Raises ConfigError."""
     tokenizer = load_tokenizer(config)
-    pictures = load_picture_format(config, tokenizer)
-    return ChatFormat(tokenizer, config.history, pictures, _eos_ids(config, tokenizer))
+    images = load_image_format(config, tokenizer)
+    return ChatFormat(tokenizer, config.history, images, _eos_ids(config, tokenizer))
 
 
 def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:
@@ -199,14 +199,14 @@ def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:
     return listed
 
 
-def load_picture_format(config: ModelConfig, tokenizer: Any) -> "PictureFormat | None":
-    """Load how the model reads pictures; None for a model of text alone. Raises ConfigError."""
+def load_image_format(config: ModelConfig, tokenizer: Any) -> "ImageFormat | None":
+    """Load how the model reads images; None for a model of text alone. Raises ConfigError."""
     if (found := _vision_config(config)) is None:
         return None
     # Imported late, because they import Pillow, which few runs need.
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from openenv_pipe.models.picture_format import PictureFormat
+    from openenv_pipe.models.image_format import ImageFormat
 
     assert isinstance(config, HubModelConfig)
     with readable_errors(config):
@@ -214,7 +214,7 @@ def load_picture_format(config: ModelConfig, tokenizer: Any) -> "PictureFormat |
             config.path,
             revision=config.revision,  # type: ignore[arg-type]  # None is the newest
         )
-    return PictureFormat(processor, found, tokenizer)
+    return ImageFormat(processor, found, tokenizer)
 
 
 def _vision_config(config: ModelConfig) -> Any:
@@ -235,7 +235,7 @@ def is_vision_model(config: ModelConfig) -> bool:
     return _vision_config(config) is not None
 
 
-def refuse_vision_model(config: ModelConfig, purpose: str) -> None:
+def reject_vision_model(config: ModelConfig, purpose: str) -> None:
     """Raise ConfigError if the model is a vision-language model. purpose: what it cannot do."""
     if (found := _vision_config(config)) is not None:
         raise ConfigError(
@@ -244,7 +244,7 @@ def refuse_vision_model(config: ModelConfig, purpose: str) -> None:
         )
 
 
-def refuse_unsupported_vision(config: RunConfig) -> None:
+def reject_unsupported_vision(config: RunConfig) -> None:
     """Raise ConfigError if the run needs what is not supported with vision-language models."""
     model = config.model
     if not config.engine.capabilities.needs_tokenizer or _vision_config(model) is None:
@@ -328,7 +328,7 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
             # peft 0.21 looks among modules for the experts that it gives other ranks, but they are
             # parameters, which do get these ranks.
             warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not")
-            # Of this, `_refuse_tied_adapter` makes an error.
+            # Of this, `_reject_tied_adapter` makes an error.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied")
             model = get_peft_model(model, lora)
     except (ValueError, re.error) as error:
@@ -339,13 +339,13 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
             f"{str(error).splitlines()[0]:.200}; {advice}"
         ) from None
-    _refuse_tied_adapter(model, config)
+    _reject_tied_adapter(model, config)
     if checkpoint is not None:
         load_adapter(model, checkpoint, "cpu")
     return model
 
 
-def _refuse_tied_adapter(model: Any, config: ModelConfig) -> None:
+def _reject_tied_adapter(model: Any, config: ModelConfig) -> None:
     """Raise ConfigError if a matrix has an adapter in one of two modules that share it.
 
     Merged, the matrix would no longer be one, and config.json says that it is.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from openenv_pipe.types import NO_PICTURES, Pictures
+from openenv_pipe.types import NO_IMAGES, Images
 
 
 class PlainModel(Protocol):
@@ -56,9 +56,9 @@ class WholeForward:
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
-        assert not pictures, "this model reads text alone"
+        assert not images, "this model reads text alone"
         for row, ids, start in zip(self._rows, new_ids, starts, strict=False):
             row[start:] = ids
         rows = [torch.tensor(row) for row in self._rows[: len(new_ids)]]
@@ -133,9 +133,9 @@ class PlainForward:
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
-        assert not pictures, "this model reads text alone"
+        assert not images, "this model reads text alone"
         equal: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the numbers of equal rows
         for number, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):
             self._rows[number][start:] = ids

@@ -60,7 +60,7 @@ class Policy:
         use_products(model)
         use_gated_mlps(model)
         self.chat = chat
-        self.tokenizer, self.pictures = chat.tokenizer, chat.pictures
+        self.tokenizer, self.images = chat.tokenizer, chat.images
         self.device = device
         self.end_ids = chat.ends.ids
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -111,10 +111,10 @@ class Policy:
         self.model.save_pretrained(folder)
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer, and the picture processor if there is one."""
+        """Write the tokenizer, and the image processor if there is one."""
         self.tokenizer.save_pretrained(folder)
-        if self.pictures is not None:
-            self.pictures.save(folder)
+        if self.images is not None:
+            self.images.save(folder)
 
     def load_model(self, folder: Path) -> None:
         """Load what `save_model` wrote for the same model and adapter settings."""
@@ -281,7 +281,7 @@ class Policy:
 
         Changes of weights in place are changes of both.
         """
-        shared = [self.tokenizer, self.chat, self.pictures, *(self._reference or [])]
+        shared = [self.tokenizer, self.chat, self.images, *(self._reference or [])]
         memo: dict[int, Any] = {id(each): each for each in (*shared, *self.model.parameters())}
         for _, values in self.trained_parameters():
             memo[id(values)] = torch.nn.Parameter(values.detach())

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_pipe.system.foreign_json import require_shallow, too_deep
+from openenv_pipe.system.untrusted_json import require_shallow, too_deep
 
 START = r'\{\s*["}]'  # Other braces are prose.
 MAX_EXCERPT = 60

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from openenv_pipe.models.reply_json import MAX_EXCERPT
-from openenv_pipe.system.foreign_json import MAX_DEPTH
+from openenv_pipe.system.untrusted_json import MAX_DEPTH
 
 _Item = TypeVar("_Item")
 _SPACE = re.compile(r"[ \t\r\n]*")

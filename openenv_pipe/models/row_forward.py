@@ -11,7 +11,7 @@ import torch
 
 from openenv_pipe.models.attention.reach import Reach, layer_masks
 from openenv_pipe.models.kv_cache import RaggedCache
-from openenv_pipe.types import NO_PICTURES, Pictures
+from openenv_pipe.types import NO_IMAGES, Images
 
 
 class Sampler(StrEnum):
@@ -37,11 +37,11 @@ class RowForward(Protocol):
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 
-        pictures: those in the new tokens, for a vision-language model.
+        images: those in the new tokens, for a vision-language model.
 
         Returns the logits [R, V] after each row's last token.
         """
@@ -87,9 +87,9 @@ class TransformersForward:
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
-        assert not pictures, "this model reads text alone"
+        assert not images, "this model reads text alone"
         return self._forward(*self._in_rows(new_ids, starts))
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from openenv_pipe.errors import ConfigError
 
-VISION_MODELS = ("qwen2_vl", "qwen2_5_vl")  # `model_type` of those whose pictures can be read
+VISION_MODELS = ("qwen2_vl", "qwen2_5_vl")  # `model_type` of those whose images can be read
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -32,7 +32,7 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
             transformers would draw at random.
         OSError, ValueError: It cannot be read.
     """
-    refuse_other_weights(path, revision)
+    reject_other_weights(path, revision)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     model, found = model_class(config).from_pretrained(
         path,
@@ -57,7 +57,7 @@ def model_class(config: Any) -> Any:
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
-def refuse_other_weights(path: str, revision: str | None = None) -> None:
+def reject_other_weights(path: str, revision: str | None = None) -> None:
     """Raise ConfigError if the model is an adapter, or names weights in another format."""
     if find_file(path, ADAPTER_CONFIG, revision):
         raise ConfigError(

@@ -102,7 +102,7 @@ def served_template(chat: ChatFormat) -> str:
     Raises:
         ConfigError: There is none; the message says how the prompts differ.
     """
-    refuse_other_prompts(
+    reject_other_prompts(
         chat,
         "the endpoint for programs",
         lambda probe: chat.rendered_ids(*probe.as_episode(chat)),
@@ -115,7 +115,7 @@ def served_template(chat: ChatFormat) -> str:
     return template
 
 
-def refuse_other_prompts(
+def reject_other_prompts(
     chat: ChatFormat, where: str, ids_of: Callable[[Probe], Sequence[int]]
 ) -> None:
     """Raise ConfigError if a program gives the model other prompts than training.

@@ -35,7 +35,7 @@ def check_append_only(chat: "ChatFormat") -> None:
 
 
 def template_takes_tools(chat: "ChatFormat", call: Message) -> bool:
-    """Tell whether the template shows tools, calls and results, and keeps them in place."""
+    """Return whether the template shows tools, calls and results, and keeps them in place."""
     try:
         begun = chat.renderer.render(OPENING, prompt=True, tools=[TOOL])
         shown = chat.renderer.render((*OPENING, call, RESULT), prompt=True, tools=[TOOL])
@@ -55,7 +55,7 @@ def template_takes_tools(chat: "ChatFormat", call: Message) -> bool:
 
 
 def text_shows_calls(chat: "ChatFormat") -> bool:
-    """Tell whether a reply's text shows a call as the template shows one that is in a field.
+    """Return whether a reply's text shows a call as the template shows one that is in a field.
 
     Some templates write thoughts and space around calls by themselves.
     """
@@ -79,7 +79,7 @@ def text_shows_calls(chat: "ChatFormat") -> bool:
 def _only_grows(
     chat: "ChatFormat", reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
 ) -> bool:
-    """Tell whether a conversation built answer by answer has the ids of the whole."""
+    """Return whether a conversation built answer by answer has the ids of the whole."""
     conversation: list[Message] = [*OPENING]
     grown = chat.first_ids(conversation, tools)
     for messages in answers:

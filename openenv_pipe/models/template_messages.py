@@ -37,7 +37,7 @@ def tool_calls(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def paired(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose results name the call that they answer, in the order of the calls.
 
-    Results without a call become messages of the user, because templates refuse them.
+    Results without a call become messages of the user, because templates reject them.
     """
     changed: list[Message] = []
     open_ids: list[str] = []

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.untrusted_text import visible
 
 PROGRAM = Path(__file__).with_name("decode_vocabulary.py")
 # The largest vocabularies, of 260,000 tokens, take 3 s and 500 MB.

@@ -1,6 +1,6 @@
-"""The policy of a vision-language model like Qwen2-VL: rows of tokens with pictures in them.
+"""The policy of a vision-language model like Qwen2-VL: rows of tokens with images in them.
 
-Samples are computed by themselves, neither packed nor with shared prefixes, because a picture's
+Samples are computed by themselves, neither packed nor with shared prefixes, because an image's
 tokens have positions in three dimensions: time, height and width.
 
 Shape letters: B rows, T tokens, R rows of a cache, Q new tokens of a forward pass, V vocabulary.
@@ -17,20 +17,20 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
-from openenv_pipe.types import NO_PICTURES, PICTURE_IDS, Batch, Pictures
+from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Batch, Images
 
 
 class VisionPolicy(Policy):
-    """A vision-language model, its chat format and its picture processor on one device."""
+    """A vision-language model, its chat format and its image processor on one device."""
 
-    padding_reason = "tokens of pictures have positions in three dimensions"
+    padding_reason = "tokens of images have positions in three dimensions"
     samplers = (Sampler.RAGGED,)
 
     def __init__(self, model: Any, chat: ChatFormat, **options: Any) -> None:
         """options: those of `Policy`."""
         super().__init__(model, chat, **options)
-        assert chat.pictures is not None
-        self._pictures = chat.pictures
+        assert chat.images is not None
+        self._images = chat.images
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._vision: Any = inner.model  # with both of its parts, but not the head
 
@@ -40,46 +40,44 @@ class VisionPolicy(Policy):
         positions: torch.Tensor | None = None,
         mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         cache: Any = None,
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
         """Return the last hidden states [B, T, hidden size]; without a mask, causal attention.
 
         positions: [3, B, T]; None: those of rows that begin at their first token.
-        pictures: those whose ids are in the rows.
+        images: those whose ids are in the rows.
         """
         if positions is None:
-            positions = self.positions_of(token_ids, pictures)
+            positions = self.positions_of(token_ids, images)
         with self._precision():
             return self.decoder(
-                inputs_embeds=self._embedded(token_ids, pictures),
+                inputs_embeds=self._embedded(token_ids, images),
                 position_ids=positions,
                 attention_mask=mask,
                 use_cache=cache is not None,
                 **{self._cache_argument: cache},
             ).last_hidden_state
 
-    def positions_of(self, token_ids: torch.Tensor, pictures: Pictures) -> torch.Tensor:
+    def positions_of(self, token_ids: torch.Tensor, images: Images) -> torch.Tensor:
         """Return the positions [3, B, T] of rows that begin at position 0."""
         shown = [token_id for token_id, _ in _runs(token_ids)]
-        grids = self._pictures.grids([pictures[each] for each in shown]).to(token_ids.device)
-        is_picture_BT = (token_ids >= PICTURE_IDS).int()
-        positions, _ = self._vision.get_rope_index(token_ids, is_picture_BT, image_grid_thw=grids)
+        grids = self._images.grids([images[each] for each in shown]).to(token_ids.device)
+        is_image_BT = (token_ids >= IMAGE_IDS).int()
+        positions, _ = self._vision.get_rope_index(token_ids, is_image_BT, image_grid_thw=grids)
         return positions
 
-    def model_logits(
-        self, token_ids: torch.Tensor, pictures: Pictures = NO_PICTURES
-    ) -> torch.Tensor:
+    def model_logits(self, token_ids: torch.Tensor, images: Images = NO_IMAGES) -> torch.Tensor:
         """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
-        if not pictures:
+        if not images:
             return super().model_logits(token_ids)
-        shown = [pictures[token_id] for token_id, _ in _runs(token_ids)]
-        is_picture_BT = token_ids >= PICTURE_IDS
+        shown = [images[token_id] for token_id, _ in _runs(token_ids)]
+        is_image_BT = token_ids >= IMAGE_IDS
         with self._precision(), own_attention(self._inner):
             return self.model(
-                input_ids=token_ids.masked_fill(is_picture_BT, self._vision.config.image_token_id),
-                mm_token_type_ids=is_picture_BT.int(),
-                pixel_values=self._pictures.patches(shown).to(self.device),
-                image_grid_thw=self._pictures.grids(shown).to(self.device),
+                input_ids=token_ids.masked_fill(is_image_BT, self._vision.config.image_token_id),
+                mm_token_type_ids=is_image_BT.int(),
+                pixel_values=self._images.patches(shown).to(self.device),
+                image_grid_thw=self._images.grids(shown).to(self.device),
                 use_cache=False,
             ).logits
 
@@ -87,33 +85,31 @@ class VisionPolicy(Policy):
         return [VisionForward(self) for _ in range(num)]
 
     def _hidden_of_samples(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        pictures = {
-            name: each for sample in batch.samples for name, each in sample.pictures.items()
-        }
-        return self.hidden(token_ids, pictures=pictures)
+        images = {name: each for sample in batch.samples for name, each in sample.images.items()}
+        return self.hidden(token_ids, images=images)
 
-    def _embedded(self, token_ids: torch.Tensor, pictures: Pictures) -> torch.Tensor:
-        """Return the decoder's input [B, T, hidden size]: embeddings, and vectors of pictures."""
-        is_picture_BT = token_ids >= PICTURE_IDS
-        embedded = embed(self._embedding, token_ids.masked_fill(is_picture_BT, 0))
+    def _embedded(self, token_ids: torch.Tensor, images: Images) -> torch.Tensor:
+        """Return the decoder's input [B, T, hidden size]: embeddings, and vectors of images."""
+        is_image_BT = token_ids >= IMAGE_IDS
+        embedded = embed(self._embedding, token_ids.masked_fill(is_image_BT, 0))
         runs = list(_runs(token_ids))
         if not runs:
             return embedded
         distinct = list(dict.fromkeys(token_id for token_id, _ in runs))
-        read = [pictures[each] for each in distinct]
-        patches, grids = self._pictures.patches(read), self._pictures.grids(read)
+        read = [images[each] for each in distinct]
+        patches, grids = self._images.patches(read), self._images.grids(read)
         found = self._vision.get_image_features(patches.to(self.device), grids.to(self.device))
         vectors = dict(zip(distinct, found.pooler_output, strict=True))
-        assert all(len(vectors[token_id]) == num for token_id, num in runs), "a part of a picture"
+        assert all(len(vectors[token_id]) == num for token_id, num in runs), "a part of an image"
         in_order = torch.cat([vectors[token_id] for token_id, _ in runs])
-        return embedded.masked_scatter(is_picture_BT[..., None], in_order.to(embedded.dtype))
+        return embedded.masked_scatter(is_image_BT[..., None], in_order.to(embedded.dtype))
 
     def _like_this(self, model: Any) -> "VisionPolicy":
         return VisionPolicy(model, self.chat, device=self.device, autocast=self._autocast)
 
 
 class VisionForward(TransformersForward):
-    """The forward pass of transformers' own modules, for rows with pictures."""
+    """The forward pass of transformers' own modules, for rows with images."""
 
     def __init__(self, policy: VisionPolicy) -> None:
         super().__init__(policy)
@@ -134,17 +130,17 @@ class VisionForward(TransformersForward):
         self,
         new_ids: Sequence[Sequence[int]],
         starts: Sequence[int],
-        pictures: Pictures = NO_PICTURES,
+        images: Images = NO_IMAGES,
     ) -> torch.Tensor:
         ids_RQ, places_RQ, last_R = self._in_rows(new_ids, starts)
-        positions_3RQ = self._policy.positions_of(ids_RQ, pictures)
+        positions_3RQ = self._policy.positions_of(ids_RQ, images)
         for row, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):
             first = start + (self._shifts[row] if start else 0)
             positions_3RQ[:, row] += first
             following = int(positions_3RQ[:, row, : len(ids)].max()) + 1
             self._shifts[row] = following - (start + len(ids))
         mask = self._cache.write_at(places_RQ)
-        hidden = self._policy.hidden(ids_RQ, positions_3RQ, mask, self._cache, pictures)
+        hidden = self._policy.hidden(ids_RQ, positions_3RQ, mask, self._cache, images)
         return self._last_logits(hidden, last_R)
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
@@ -157,11 +153,11 @@ class VisionForward(TransformersForward):
 
 
 def _runs(token_ids: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Yield the pictures in rows [B, T], in order: the id of each, and how often it stands there.
+    """Yield the images in rows [B, T], in order: the id of each, and how often it stands there.
 
-    Other tokens stand between two pictures, even between equal ones.
+    Other tokens stand between two images, even between equal ones.
     """
     for row in token_ids.tolist():
         for token_id, run in groupby(row):
-            if token_id >= PICTURE_IDS:
+            if token_id >= IMAGE_IDS:
                 yield token_id, len(list(run))

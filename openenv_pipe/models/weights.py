@@ -21,7 +21,7 @@ from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
 from openenv_pipe.models.safetensors_only import plain_name
-from openenv_pipe.types import NO_PICTURES, Picture, Pictures
+from openenv_pipe.types import NO_IMAGES, Image, Images
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
@@ -58,12 +58,12 @@ class PolicyWeights:
         self.vocabulary_size: int = len(policy.model.get_input_embeddings().weight)
         self.end_ids = policy.end_ids
         self.placeholder_id: int | None = None
-        self.probe_pictures: Pictures = NO_PICTURES
-        if policy.pictures is not None:
-            from openenv_pipe.models.picture_check import probe_pictures  # imports Pillow
+        self.probe_images: Images = NO_IMAGES
+        if policy.images is not None:
+            from openenv_pipe.models.image_check import probe_images  # imports Pillow
 
-            self.placeholder_id = policy.pictures.placeholder_id
-            self.probe_pictures = {each.token_id: each for each in probe_pictures()}
+            self.placeholder_id = policy.images.placeholder_id
+            self.probe_images = {each.token_id: each for each in probe_images()}
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""
@@ -142,29 +142,29 @@ class PolicyWeights:
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def num_picture_tokens(self, picture: Picture) -> int:
-        """Return how many placeholders a picture has in prompts."""
-        assert self._policy.pictures is not None
-        return self._policy.pictures.num_tokens(picture)
+    def num_image_tokens(self, image: Image) -> int:
+        """Return how many placeholders an image has in prompts."""
+        assert self._policy.images is not None
+        return self._policy.images.num_tokens(image)
 
-    def read_picture(self, picture: Picture) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the model reads of a picture: patches [N, D] in float32, and its grid [3].
+    def read_image(self, image: Image) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the model reads of an image: patches [N, D] in float32, and its grid [3].
 
         Raises:
-            OSError: the picture's file cannot be read.
+            OSError: the image's file cannot be read.
         """
-        assert self._policy.pictures is not None
-        patches = self._policy.pictures.patches([picture])
-        return patches.numpy(), self._policy.pictures.grids([picture])[0].numpy()
+        assert self._policy.images is not None
+        patches = self._policy.images.patches([image])
+        return patches.numpy(), self._policy.images.grids([image])[0].numpy()
 
     @torch.inference_mode()
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
         """Return logprobs [P, V], float32, of the token after each prompt.
 
-        Prompts may show `probe_pictures`.
+        Prompts may show `probe_images`.
         """
         policy = self._policy
-        shown: dict[str, Any] = {"pictures": self.probe_pictures} if self.probe_pictures else {}
+        shown: dict[str, Any] = {"images": self.probe_images} if self.probe_images else {}
         rows = []
         for ids in prompts:
             hidden = policy.hidden(torch.tensor([list(ids)], device=policy.device), **shown)

@@ -52,8 +52,8 @@ from openenv_pipe.learner.distributed.build import (
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import (
-    refuse_long_episodes,
-    refuse_unsupported_vision,
+    reject_long_episodes,
+    reject_unsupported_vision,
     select_device,
 )
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
@@ -68,7 +68,7 @@ from openenv_pipe.rollout.context import EpisodeRunner
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
-from openenv_pipe.system.progress import Progress, telling_of_long_waits
+from openenv_pipe.system.progress import Progress, reporting_long_waits
 from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.tasks import in_thread
@@ -110,22 +110,24 @@ async def assembled(
     )
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = build_workers(config, device, logs, num_threads)
-    starting, tell = ExitStack(), progress.note
+    starting, notify = ExitStack(), progress.note
     try:
         starting.enter_context(
             progress.phase("starting the environment's servers and loading the model")
         )
-        loading = in_thread(torch_thread, _load_checked, config, device, workers, checkpoint, tell)
-        policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
+        loading = in_thread(
+            torch_thread, _load_checked, config, device, workers, checkpoint, notify
+        )
+        policy, _ = await asyncio.gather(loading, _start(host, logs, notify))
         weights = build_policy_weights(policy, workers) if policy else None
         opened = _opened_engine(
-            config, policy, weights, torch_thread, logs, checkpoint, tell, servers
+            config, policy, weights, torch_thread, logs, checkpoint, notify, servers
         )
         async with (
             opened as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_rollout(
-                config, host, known_sets, policy, engine, scorer, logs, tell
+                config, host, known_sets, policy, engine, scorer, logs, notify
             ) as rollout,
         ):
             starting.close()
@@ -153,7 +155,7 @@ async def _opened_rollout(
     engine: Engine,
     scorer: Scorer,
     logs: Path,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> AsyncIterator[RolloutContext]:
     """Put together what episodes are played with; adapter and tasks may depend on the servers."""
     rollout = partial(
@@ -170,13 +172,13 @@ async def _opened_rollout(
     loop = LocalRunner(host, await adapter_for(config.env.adapter, host.urls, host.access))
     url = next(iter(host.urls), "")  # host=none has no server
     splits = await open_splits(config, known_sets, url, host.access)
-    async with _opened_agents(config, loop, logs, tell) as agents:
+    async with _opened_agents(config, loop, logs, notify) as agents:
         yield rollout(loop=loop, splits=splits, agents=agents)
 
 
 @asynccontextmanager
 async def _opened_agents(
-    config: RunConfig, loop: LocalRunner, logs: Path, tell: Callable[[str], None]
+    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
 ) -> AsyncIterator[EpisodeRunner | None]:
     """Serve the programs or clients that play the episodes, until the end of the block."""
     agent = config.agent
@@ -187,7 +189,7 @@ async def _opened_agents(
     agents = "openenv_pipe.rollout.agents"
     if isinstance(agent, ClientAgentConfig):
         clients = await asyncio.to_thread(import_module, f"{agents}.client_player")
-        async with clients.serving_clients(loop, agent, config.reward, tell) as serving:
+        async with clients.serving_clients(loop, agent, config.reward, notify) as serving:
             yield serving
         return
     player = await asyncio.to_thread(import_module, f"{agents}.player")
@@ -206,8 +208,8 @@ async def _opened_agents(
         )
 
 
-async def _start(host: Host | RolloutWorkers, logs: Path, tell: Callable[[str], None]) -> None:
-    async with telling_of_long_waits(f"the environment's servers (logs: {logs})", tell):
+async def _start(host: Host | RolloutWorkers, logs: Path, notify: Callable[[str], None]) -> None:
+    async with reporting_long_waits(f"the environment's servers (logs: {logs})", notify):
         await host.start()
 
 
@@ -232,7 +234,7 @@ def _load_checked(
     device: torch.device,
     workers: Workers | None,
     checkpoint: Path | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Policy | None:
     """Load the model, and check its forward pass and its number of positions.
 
@@ -240,15 +242,15 @@ def _load_checked(
     """
     if not config.engine.capabilities.needs_tokenizer:
         return None
-    refuse_unsupported_vision(config)
+    reject_unsupported_vision(config)
     policy, reason = load_checked_policy(config, device, workers, checkpoint)
     if reason is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
-        tell(f"model {model} does not support packed rows ({reason}); training pads samples")
+        notify(f"model {model} does not support packed rows ({reason}); training pads samples")
     if isinstance(config.engine, LocalEngineConfig) and not policy.is_fast:
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
-    refuse_long_episodes(config, policy.model)
+    reject_long_episodes(config, policy.model)
     return policy
 
 
@@ -260,7 +262,7 @@ async def _opened_engine(
     torch_thread: ThreadPoolExecutor,
     logs: Path,
     checkpoint: Path | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     servers: ServerProvider,
 ) -> AsyncIterator[Engine]:
     """Build the engine, and close it at the end of the block."""
@@ -290,7 +292,7 @@ async def _opened_engine(
             footprint=_footprint(config, policy),
             logs=logs,
             executor=torch_thread,
-            tell=tell,
+            notify=notify,
             make_processes=servers.vllm_processes,
             nodes=config.vllm_nodes,
         ) as opened:

@@ -82,11 +82,11 @@ class Evaluations:
         for evaluation in reversed(evaluations):
             save_evaluation(self._folder, evaluation)
         for evaluation in evaluations:
-            self._tell(evaluation.report)
+            self._notify(evaluation.report)
             if self._trackers is not None:
                 self._trackers.log_evaluation(evaluation)
 
-    def _tell(self, report: EvalReport) -> None:
+    def _notify(self, report: EvalReport) -> None:
         self._progress.note(f"eval {report.label}: {report.error or scores_text(report)}")
         warnings = eval_warnings(report, self._folder)
         is_repeated = report.label.startswith(DURING) and len(warnings) == self._num_warnings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from openenv_pipe.config.schema import DockerHostConfig, DockerSandboxConfig, RunConfig
 
 
-async def prepare(config: RunConfig, tell: Callable[[str], None]) -> None:
+async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
     """Build or pull the images of `host=docker` and `agent/sandbox=docker` that the daemon lacks.
 
     Raises:
@@ -27,6 +27,6 @@ async def prepare(config: RunConfig, tell: Callable[[str], None]) -> None:
 
     if isinstance(config.host, DockerHostConfig):
         recipe = image_recipe(config.env, config.host)
-        await prepare_image(recipe, config.host.build_timeout_s, tell)
+        await prepare_image(recipe, config.host.build_timeout_s, notify)
     if isinstance(programs, DockerSandboxConfig):
-        await prepare_image(program_recipe(programs), programs.build_timeout_s, tell)
+        await prepare_image(program_recipe(programs), programs.build_timeout_s, notify)

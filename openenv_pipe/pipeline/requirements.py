@@ -44,7 +44,7 @@ from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import check_shardable
-from openenv_pipe.learner.distributed.workers import refuse_missing_devices
+from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.load import (
@@ -60,7 +60,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.child_environment import given_variables
-from openenv_pipe.system.extras import refuse_missing_requirements
+from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
@@ -113,7 +113,7 @@ def _sharding(config: RunConfig) -> str:
 
 def _device(config: RunConfig) -> str:
     device = select_device(config.device)
-    refuse_missing_devices(config.ranks_per_node, device)
+    reject_missing_devices(config.ranks_per_node, device)
     return f"{config.trainer.devices} x {device}" if config.trainer.devices > 1 else str(device)
 
 
@@ -215,7 +215,7 @@ def _vllm(config: RunConfig) -> str:
             return ""  # each node has its own installation, and checks it
         if config.engine.launch == "managed":
             build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
-            require_installed(build, sees_pictures=is_vision_model(config.model))
+            require_installed(build, sees_images=is_vision_model(config.model))
         elif config.engine.launch == "docker":
             require_docker()
     return ""  # `check` looks at the installation or the server as well, and reports that
@@ -223,7 +223,7 @@ def _vllm(config: RunConfig) -> str:
 
 def _environment(config: RunConfig) -> str:
     env, host = config.env, config.host
-    _refuse_too_many_sessions(config)
+    _reject_too_many_sessions(config)
     if host.type == "python":
         check_part("host", host, Host, 3)
         return f"by {host.target}"
@@ -236,11 +236,11 @@ def _environment(config: RunConfig) -> str:
     if isinstance(host, ProcessHostConfig) and env.command:
         return f"started by {find_program(env)}"
     if isinstance(host, ProcessHostConfig) and env.package and env.python is None:
-        refuse_missing_requirements(find_env(env.package))
+        reject_missing_requirements(find_env(env.package))
     return short_path(find_env(env.package)) if env.package else f"host.type={host.type}"
 
 
-def _refuse_too_many_sessions(config: RunConfig) -> None:
+def _reject_too_many_sessions(config: RunConfig) -> None:
     """Raise ConfigError if this process may not open a socket for each session."""
     host = config.host
     needed = host.capacity + OTHER_FILES
@@ -288,7 +288,7 @@ def _cluster(config: RunConfig) -> str:
 def _adapter(config: RunConfig) -> str:
     adapter = build_adapter(config.env.adapter)
     if config.env.adapter.type != "python":
-        adapter.refuse("an example")  # renders the template `unusable`, which needs no observation
+        adapter.reject("an example")  # renders the template `unusable`, which needs no observation
     return f"{config.env.adapter.type}: templates and pattern are valid"
 
 

@@ -1,6 +1,6 @@
 """Start a new run, resume one from its last checkpoint, or fork one from any checkpoint.
 
-A resumed run keeps its configuration: changes of most keys are refused by name. Other differences,
+A resumed run keeps its configuration: changes of most keys are rejected by name. Other differences,
 such as of code, versions or data, are reported and recorded in run.json.
 """
 
@@ -160,14 +160,14 @@ def _continued(
     """Rewind a run's folder to its last sound checkpoint; return a new attempt from there."""
     config = amend(saved, overrides)
     changed = changed_keys(saved, config)
-    _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
+    _reject_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
     check_requirements(config, makes_folder=False)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None
     _check_can_continue(folder, config, place, changed)
     differences = find_differences(folder.record)
-    _tell(progress, differences)
+    _notify(progress, differences)
     folder.begin_attempt(
         config,
         command=command,
@@ -183,7 +183,7 @@ def _continued(
         config=config,
         checkpoint=checkpoint,
         expected=folder.record.facts,
-        on_differences=partial(_tell, progress),
+        on_differences=partial(_notify, progress),
         servers=servers or OwnServers(),
     )
 
@@ -213,7 +213,7 @@ def fork(
     checkpoint = find_checkpoint(source.path, which)
     place = StageStep.of(checkpoint)
     check_requirements(config)
-    _refuse_other_model(source, changed)
+    _reject_other_model(source, changed)
     if place.stage == "warm_start":
         raise RunFolderError(
             f"{source.record.id} ended in its warm start, at {checkpoint.name}, from which it can "
@@ -260,11 +260,11 @@ def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
     return left_out
 
 
-def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
+def _reject_changes(folder: RunFolder, changed: Changed) -> None:
     """Raise ConfigError if a key was changed that a resumed run must keep."""
-    refused = [key for key in changed if not key.startswith(MAY_CHANGE)]
-    if refused:
-        lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in refused]
+    rejected = [key for key in changed if not key.startswith(MAY_CHANGE)]
+    if rejected:
+        lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in rejected]
         names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
         raise ConfigError(
             f"{folder.record.id} cannot be resumed with other values of\n"
@@ -302,15 +302,15 @@ def _check_can_continue(
         )
 
 
-def _refuse_other_model(source: RunFolder, changed: Changed) -> None:
-    refused = [key for key in changed if key.startswith("model.")]
-    if refused:
+def _reject_other_model(source: RunFolder, changed: Changed) -> None:
+    rejected = [key for key in changed if key.startswith("model.")]
+    if rejected:
         raise ConfigError(
-            f"{', '.join(refused)} cannot change in a fork, because the weights of "
+            f"{', '.join(rejected)} cannot change in a fork, because the weights of "
             f"{source.record.id} do not fit another model; train a new run"
         )
 
 
-def _tell(progress: Progress, differences: Sequence[Difference]) -> None:
+def _notify(progress: Progress, differences: Sequence[Difference]) -> None:
     for difference in differences:
         progress.note(f"different from before: {difference}")

@@ -14,8 +14,8 @@ from openenv_pipe.reports.episode_messages import Messages, messages_reader
 from openenv_pipe.reports.verifiers_episodes import FILE_NAME, replies_in, verifiers_episode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Episode, Sample, Turn
 
 ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]

@@ -11,9 +11,9 @@ from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.transcript import headline, transcript
-from openenv_pipe.system.foreign_json import encodable_json
-from openenv_pipe.system.foreign_text import code_block, for_markdown, for_people
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_json import encodable_json
+from openenv_pipe.system.untrusted_text import code_block, for_markdown, for_people
 
 DEFAULT_COUNT = 10  # episodes that are shown if no number is given
 MAX_COUNT = 10**9

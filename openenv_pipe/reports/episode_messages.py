@@ -55,7 +55,7 @@ def _rendered(adapter: TextAdapter, episode: Episode) -> Messages:
         for step in turn.steps:
             found += [_plain(message) for message in adapter.follow(step.observation)]
         if turn.unusable is not None:
-            found += [_plain(message) for message in adapter.refuse(turn.unusable)]
+            found += [_plain(message) for message in adapter.reject(turn.unusable)]
     return found
 
 
@@ -70,7 +70,7 @@ def _observed(episode: Episode) -> Messages:
 
 
 def _plain(message: Message) -> dict[str, str]:
-    return {str(key): str(value) for key, value in message.items() if key != "pictures"}
+    return {str(key): str(value) for key, value in message.items() if key != "images"}
 
 
 def _reply(text: str) -> dict[str, str]:

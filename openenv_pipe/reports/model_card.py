@@ -14,25 +14,23 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
 
 
-def model_card(
-    folder: RunFolder, checkpoint: Path, name: str, *, sees_pictures: bool = False
-) -> str:
+def model_card(folder: RunFolder, checkpoint: Path, name: str, *, sees_images: bool = False) -> str:
     """Return Markdown with the hub's metadata on top. `name` is the name of the model's folder."""
     config = folder.written_config
     sections = [
-        _metadata(config, sees_pictures),
+        _metadata(config, sees_images),
         f"# {name}",
         _origin(folder, config, checkpoint),
         _results(folder),
-        _use(config, name, sees_pictures),
+        _use(config, name, sees_images),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(config: RunConfig, sees_pictures: bool) -> str:
+def _metadata(config: RunConfig, sees_images: bool) -> str:
     values: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": "image-text-to-text" if sees_pictures else "text-generation",
+        "pipeline_tag": "image-text-to-text" if sees_images else "text-generation",
         "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
     }
     if isinstance(config.model, HubModelConfig) and _is_of_hub(config.model):
@@ -84,9 +82,9 @@ def _results(folder: RunFolder) -> str:
     return f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
 
 
-def _use(config: RunConfig, name: str, sees_pictures: bool) -> str:
+def _use(config: RunConfig, name: str, sees_images: bool) -> str:
     dtype = config.model.dtype
-    model_class = "AutoModelForImageTextToText" if sees_pictures else "AutoModelForCausalLM"
+    model_class = "AutoModelForImageTextToText" if sees_images else "AutoModelForCausalLM"
     return f"""```python
 from transformers import {model_class}, AutoTokenizer
 

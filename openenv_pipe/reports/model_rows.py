@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
-from openenv_pipe.system.foreign_text import for_markdown
+from openenv_pipe.system.untrusted_text import for_markdown
 
 
 def model_rows(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -184,10 +184,10 @@ def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterato
             num_rows, len(width_ratios), squeeze=False, width_ratios=width_ratios
         )
         yield list(axes.flat)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=DPI, metadata={"Software": None})
     path.parent.mkdir(exist_ok=True)
-    write_bytes(path, picture.getvalue())
+    write_bytes(path, image.getvalue())
 
 
 def _label(axis: "Axes", title: str, x_label: str) -> None:

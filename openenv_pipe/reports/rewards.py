@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import RewardConfig
-from openenv_pipe.system.foreign_text import for_markdown
 from openenv_pipe.system.markdown import UNKNOWN, table
+from openenv_pipe.system.untrusted_text import for_markdown
 
 PREFIX = "reward/"
 SPAN = 0.1  # of the steps, at either end, whose mean is shown

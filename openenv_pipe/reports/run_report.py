@@ -37,15 +37,15 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.record import RunRecord
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
-from openenv_pipe.system.foreign_text import (
+from openenv_pipe.system.intervals import Interval
+from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
+from openenv_pipe.system.progress import clock
+from openenv_pipe.system.untrusted_text import (
     code_block,
     code_span,
     for_markdown,
     shortened,
 )
-from openenv_pipe.system.intervals import Interval
-from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
-from openenv_pipe.system.progress import clock
 
 Reports = Mapping[str, EvalReport]
 Records = Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ def write_report(folder: RunFolder) -> Path:
         _unscored(folder.path, records, reports),
         clients_text(records),
         _scores_table(folder.path, config, reports),
-        _pictures(folder.path, config, records, stages),
+        _images(folder.path, config, records, stages),
         parts_table(config.reward, records),
         signal_text(records),
         _what_was_run(folder, config),
@@ -234,7 +234,7 @@ def _failures(report: EvalReport) -> str:
     return ", ".join(f"{n} {status}" for status, n in report.unsuccessful.items()) or "none"
 
 
-def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
+def _images(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
     plots = path / "plots"
     texts = []
     steps = config.trainer.steps

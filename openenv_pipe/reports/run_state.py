@@ -12,8 +12,8 @@ from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.progress import clock, step_numbers
+from openenv_pipe.system.untrusted_text import for_people
 
 WINDOW = 10  # steps of which the pace is taken
 WIDTH = 40  # steps, or means of several, in a curve
@@ -44,7 +44,7 @@ class RunState:
             lines.append(_headline(folder))
         return lines
 
-    def picture(self) -> list[str]:
+    def image(self) -> list[str]:
         """Return the whole state: status, progress, numbers, curves, alarms."""
         folder, records = self._read()
         lines = [_headline(folder)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv_pipe.errors import FailureError
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Group
 
 METRIC = "judge/failed"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.environments.client.protocol import EXECUTION_ERROR
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Group
 
 METRIC = "replies/unusable"

@@ -16,8 +16,6 @@ from openenv_pipe.errors import ConfigError, JudgeError
 from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
 from openenv_pipe.rewards.values import NoValue, TermValue, Values, value_each, weighted
-from openenv_pipe.system.foreign_json import encodable_json, parse_foreign
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient
 from openenv_pipe.system.http_retries import (
     MAX_QUOTED,
@@ -27,6 +25,8 @@ from openenv_pipe.system.http_retries import (
     repeated,
 )
 from openenv_pipe.system.python_targets import load_function
+from openenv_pipe.system.untrusted_json import encodable_json, parse_untrusted
+from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.system.user_code import UserCode, UserCodeError
 from openenv_pipe.system.user_numbers import read_number
 from openenv_pipe.types import Episode, Group
@@ -171,7 +171,7 @@ class HttpSource:
         if len(content) > MAX_BYTES:
             raise FailedVerifierError(f"an answer of more than {MAX_BYTES} bytes")
         try:
-            return parse_foreign(content)
+            return parse_untrusted(content)
         except ValueError as error:
             told = quoted(content, MAX_QUOTED)
             raise PassingError(f"an answer that is not JSON: {told}") from error

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.rollout.context import EpisodeRunner, EpisodeSpec, RolloutContext
-from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.system.tasks import uncancelled
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
 
 DEATH_SEEN_WITHIN_S = 2.0
@@ -48,7 +48,7 @@ async def collect_groups(
     # When a server died, the host's budget of restarts decides whether the run goes on.
     has_failed = bool(episodes) and all(episode.failed for episode in episodes)
     if not (has_failed and await _has_lost_a_server(context.runner, num_deaths)):
-        _refuse_total_failure(episodes)
+        _reject_total_failure(episodes)
     return groups
 
 
@@ -171,7 +171,7 @@ async def _has_lost_a_server(runner: EpisodeRunner, num_deaths: int) -> bool:
     return runner.num_deaths > num_deaths
 
 
-def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
+def _reject_total_failure(episodes: Sequence[Episode]) -> None:
     """Raise FailureError if no episode can be used; single failed episodes are only recorded."""
     if any(episode.status.is_of_client for episode in episodes):
         return  # Other clients may do better.

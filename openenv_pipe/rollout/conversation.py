@@ -21,8 +21,8 @@ from openenv_pipe.engines.base import (
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
-from openenv_pipe.system.foreign_json import encodable
-from openenv_pipe.types import Finish, Message, Observation, Opening, Picture, Tool, Turn, Usage
+from openenv_pipe.system.untrusted_json import encodable
+from openenv_pipe.types import Finish, Image, Message, Observation, Opening, Tool, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
 
@@ -49,8 +49,8 @@ class Conversation(ABC):
 
     @property
     @abstractmethod
-    def _sees_pictures(self) -> bool:
-        """Whether the model is given pictures, not only their notes."""
+    def _sees_images(self) -> bool:
+        """Whether the model is given images, not only their notes."""
 
     @abstractmethod
     def num_tool_tokens(self) -> int:
@@ -71,13 +71,13 @@ class Conversation(ABC):
         """Ask the engine for the next reply. Raises EngineError and ConfigError."""
 
     def _fitted(self, messages: Sequence[Message], cut: Callable[[str, int], str]) -> list[Message]:
-        """Cut long messages, and keep the pictures of those notes that are left, if they are seen.
+        """Cut long messages, and keep the images of those notes that are left, if they are seen.
 
         cut: shortens a text to so many tokens.
         """
         limit = self._context.env.max_observation_tokens
         return [
-            with_pictures_shown(each, self._sees_pictures)
+            with_images_shown(each, self._sees_images)
             for each in cut_messages(messages, limit, cut)
         ]
 
@@ -114,7 +114,7 @@ class TokenConversation(Conversation):
         self._num_sampled = 0  # tokens of completions
         messages, tools = self._cut(opening.messages), opening.tools
         self._new_messages = _with_tools(messages, tools)
-        self._pictures = _pictures_of(messages)
+        self._images = _images_of(messages)
         kind = HISTORIES[self._chat.history]
         self._history: PromptHistory = kind(self._chat, messages, tools)
 
@@ -123,8 +123,8 @@ class TokenConversation(Conversation):
         return len(self._history.prompt_ids)
 
     @property
-    def _sees_pictures(self) -> bool:
-        return self._chat.sees_pictures
+    def _sees_images(self) -> bool:
+        return self._chat.sees_images
 
     def num_tool_tokens(self) -> int:
         opening = self._opening
@@ -134,7 +134,7 @@ class TokenConversation(Conversation):
     def _add(self, messages: Sequence[Message]) -> None:
         self._new_messages = self._cut(messages)
         # Not in place, because requests have the earlier ones.
-        self._pictures = {**self._pictures, **_pictures_of(self._new_messages)}
+        self._images = {**self._images, **_images_of(self._new_messages)}
         self._history.add(self._last, self._new_messages)
 
     async def reply(self, max_tokens: int) -> Turn:
@@ -162,7 +162,7 @@ class TokenConversation(Conversation):
                 num_sampled=self._num_sampled,
                 group_seed=self._spec.group_seed,
                 member=self._spec.member,
-                pictures=self._pictures,
+                images=self._images,
                 **self._fields(max_tokens),
             )
         )
@@ -207,8 +207,8 @@ class MessageConversation(Conversation):
         return self._num_tokens + self._num_new_tokens
 
     @property
-    def _sees_pictures(self) -> bool:
-        return self._context.engine.capabilities.sees_pictures
+    def _sees_images(self) -> bool:
+        return self._context.engine.capabilities.sees_images
 
     def num_tool_tokens(self) -> int:
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0
@@ -279,22 +279,22 @@ def cut_messages(
     ]
 
 
-def with_pictures_shown(message: Message, sees_pictures: bool) -> Message:
-    """Return the message with those pictures that its text has notes of, or with none."""
-    if "pictures" not in message:
+def with_images_shown(message: Message, sees_images: bool) -> Message:
+    """Return the message with those images that its text has notes of, or with none."""
+    if "images" not in message:
         return message
-    rest = {key: value for key, value in message.items() if key != "pictures"}
-    text, pictures = message["content"], message["pictures"]
-    shown = {note: pictures[note] for note in pictures if sees_pictures and note in text}
-    return {**rest, "pictures": shown} if shown else rest
+    rest = {key: value for key, value in message.items() if key != "images"}
+    text, images = message["content"], message["images"]
+    shown = {note: images[note] for note in images if sees_images and note in text}
+    return {**rest, "images": shown} if shown else rest
 
 
-def _pictures_of(messages: Sequence[Message]) -> dict[int, Picture]:
-    """Return the pictures of messages by the token ids that stand for them."""
+def _images_of(messages: Sequence[Message]) -> dict[int, Image]:
+    """Return the images of messages by the token ids that stand for them."""
     return {
-        picture.token_id: picture
+        image.token_id: image
         for message in messages
-        for picture in message.get("pictures", {}).values()
+        for image in message.get("images", {}).values()
     }
 
 

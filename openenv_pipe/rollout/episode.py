@@ -13,7 +13,7 @@ from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
 from openenv_pipe.rollout.conversation import Conversation, conversation_class
@@ -155,10 +155,10 @@ class Player:
                 if result.done:
                     return [], Status.DONE
                 messages += await awaited(adapter.follow(result.observation))
-        except UnusableReply as refused:  # The calls behind it are not made.
-            turn.unusable = "; ".join(filter(None, (str(refused), turn.unusable)))
+        except UnusableReply as rejected:  # The calls behind it are not made.
+            turn.unusable = "; ".join(filter(None, (str(rejected), turn.unusable)))
         if turn.unusable is not None:
-            messages += await awaited(adapter.refuse(turn.unusable))
+            messages += await awaited(adapter.reject(turn.unusable))
         return messages, Status.ANSWERED if is_answer else None
 
     async def _reset(self, session: Session) -> StepResult:
@@ -170,7 +170,7 @@ class Player:
         env = self._context.env
         try:
             return await session.step(action, env.step_timeout_s)
-        except StepRefusedError as error:
+        except StepRejectedError as error:
             if is_mistake(error, env):
                 raise UnusableReply(str(error)) from error
             raise

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
-from openenv_pipe.types import PICTURE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
+from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
 
 # UUIDs, long hexadecimal ids, and times of day with the date before them.
 VOLATILE = re.compile(
@@ -96,14 +96,14 @@ def _written(episode: Episode) -> tuple[tuple[int, ...] | str, ...]:
 def count_unlike_prompts(groups: Sequence[Group], text_of: Callable[[list[int]], str]) -> int:
     """Count the groups whose members were shown different first prompts, though of one task.
 
-    Ids and clocks in a prompt, which differ by nature, are no difference. Pictures are compared by
+    Ids and clocks in a prompt, which differ by nature, are no difference. Images are compared by
     their pixels. text_of: decodes token ids.
     """
 
     def shown(prompt_ids: Sequence[int]) -> tuple[str, list[int]]:
-        words = [each for each in prompt_ids if each < PICTURE_IDS]
-        pictures = [each for each in prompt_ids if each >= PICTURE_IDS]
-        return VOLATILE.sub("", text_of(words)), pictures
+        words = [each for each in prompt_ids if each < IMAGE_IDS]
+        images = [each for each in prompt_ids if each >= IMAGE_IDS]
+        return VOLATILE.sub("", text_of(words)), images
 
     def differ(group: Group) -> bool:
         prompts = [each.turns[0].prompt_ids for each in group.episodes if each.turns]

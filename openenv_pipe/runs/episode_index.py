@@ -46,7 +46,7 @@ from openenv_pipe.runs.episode_query import (
 )
 from openenv_pipe.runs.episode_summary import Summary, summarise_row
 from openenv_pipe.runs.episodes import enumerate_rows
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.untrusted_text import visible
 
 WRITER_WAIT_S = 0.2  # of a training, which does without rather than wait
 EPISODES_SUFFIX = ".jsonl.gz"

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.runs.episode_query import storable_text
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.untrusted_text import visible
 from openenv_pipe.types import Finish, Status
 
 MAX_WORDS_LENGTH = 100_000  # characters of one episode that a text search covers

@@ -13,8 +13,8 @@ The loss mask is not stored: a sample is the prompt_ids and completion_ids of th
 a turn of the agent that no other continues, masked out in prompts and trained on in completions of
 the agent (`algorithms/samples.py`).
 
-A picture of an observation is `{"picture": "pictures/NAME.png", "width": ..., "height": ...}`, and
-its file lies in that place of the run folder. Equal pictures have one name, and are stored once.
+An image of an observation is `{"image": "images/NAME.png", "width": ..., "height": ...}`, and
+its file lies in that place of the run folder. Equal images have one name, and are stored once.
 In prompts of a vision-language model, its `token_id` stands in the place of its placeholder tokens.
 
 Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
@@ -32,8 +32,8 @@ from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.images import open_images, write_images
 from openenv_pipe.runs.packed_lines import read_packed, write_packed
-from openenv_pipe.runs.pictures import open_pictures, write_pictures
 from openenv_pipe.system.budgets import EPISODE, MAX_TURNS, BudgetError
 from openenv_pipe.system.files import parse_json
 from openenv_pipe.system.secrets import redact
@@ -72,13 +72,13 @@ def write_episodes(
     *,
     folder: Path | None = None,
 ) -> None:
-    """Write the episodes of one step atomically, after their pictures.
+    """Write the episodes of one step atomically, after their images.
 
-    folder: the run folder that gets the pictures; None: the one above the folder of `path`.
+    folder: the run folder that gets the images; None: the one above the folder of `path`.
     advantages: those of the groups, if they were trained on. They are stored for readers of the
     file, as null for an episode that was not trained on.
     """
-    write_pictures(
+    write_images(
         folder or path.parent.parent, (each for group in groups for each in group.episodes)
     )
     by_group = {each.group.id: each for each in advantages}
@@ -96,7 +96,7 @@ def write_episodes(
 def read_episodes(path: Path, *, folder: Path | None = None) -> list[Group]:
     """Read the groups of one step, as they were written except for `duration_s`.
 
-    folder: the run folder that has their pictures; None: the one above the folder of `path`.
+    folder: the run folder that has their images; None: the one above the folder of `path`.
 
     Raises:
         RunFolderError: The file is missing or damaged.
@@ -138,7 +138,7 @@ def iterate_episodes(
             )
             hash(recorded.group)
             _check_types(recorded.episode)
-            open_pictures(recorded.episode, folder or path.parent.parent)
+            open_images(recorded.episode, folder or path.parent.parent)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
         yield recorded

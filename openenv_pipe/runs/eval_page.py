@@ -5,8 +5,8 @@ from statistics import fmean
 
 from openenv_pipe.runs.eval_report import EvalReport, TaskScores
 from openenv_pipe.runs.transcript import in_markdown
-from openenv_pipe.system.foreign_text import code_block, for_markdown, shortened
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
+from openenv_pipe.system.untrusted_text import code_block, for_markdown, shortened
 from openenv_pipe.types import Episode, Group
 
 NUM_SHOWN = 3  # best and worst episodes each

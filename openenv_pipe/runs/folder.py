@@ -3,7 +3,7 @@
     runs/wordle/0007/
       run.json config.json overrides.txt dirty.diff     what was run, by whom, on what
       metrics.jsonl episodes/ episode_index.sqlite checkpoints/ eval/ plots/ report.md
-      logs/attempt_1/  logs/latest ->                   pictures/ if observations have some
+      logs/attempt_1/  logs/latest ->                   images/ if observations have some
     runs/wordle/latest ->
 
 A folder is filled beside its place and renamed to the next free number, so it is complete or
@@ -63,8 +63,8 @@ from openenv_pipe.system.files import (
     write_json,
     write_text,
 )
-from openenv_pipe.system.foreign_text import MAX_LENGTH, for_people
 from openenv_pipe.system.process_id import ProcessId
+from openenv_pipe.system.untrusted_text import MAX_LENGTH, for_people
 
 
 class RunFolder:

@@ -13,8 +13,8 @@ from openenv_pipe.runs.allocation import SUBFOLDERS
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.evals import DURING, STAGES, read_report
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.images import FOLDER as IMAGES
 from openenv_pipe.runs.metrics import parse_record, read_lines
-from openenv_pipe.runs.pictures import FOLDER as PICTURES
 from openenv_pipe.system.budgets import METRICS_LINE
 from openenv_pipe.system.files import open_file, write_bytes
 
@@ -44,7 +44,7 @@ def rewind(folder: RunFolder, place: StageStep | None) -> list[str]:
 
 def _remove_halves(folder: Path) -> None:
     """Delete unfinished files of killed attempts; their names begin with a dot."""
-    folders = (folder / name for name in (*SUBFOLDERS, PICTURES))
+    folders = (folder / name for name in (*SUBFOLDERS, IMAGES))
     places = [folder, *folders, *all_checkpoints(folder)]
     for place in places:
         if place.is_symlink():  # Its files may be somebody else's.

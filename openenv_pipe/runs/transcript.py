@@ -8,15 +8,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from openenv_pipe.environments.pictures import find_references, replace_references
-from openenv_pipe.system.foreign_text import code_block, for_markdown, visible
+from openenv_pipe.environments.images import find_references, replace_references
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import code_block, for_markdown, visible
 from openenv_pipe.types import Episode, TurnRole
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
 MAX_FIELD_LENGTH = 120  # characters of one field of an observation
 ROLES = {TurnRole.RETRY: "a retry", TurnRole.AUXILIARY: "an auxiliary call"}
-MAX_PICTURES = 4  # of one episode that pages show
+MAX_IMAGES = 4  # of one episode that pages show
 
 
 def transcript(episode: Episode) -> str:
@@ -61,25 +61,25 @@ def branch_notes(episode: Episode) -> list[str]:
 
 
 def in_markdown(episode: Episode, run_folder: str) -> str:
-    """Return the headline, the transcript and some pictures of an episode as Markdown.
+    """Return the headline, the transcript and some images of an episode as Markdown.
 
     run_folder: the path to it from the page, such as `..`.
     """
-    parts = [headline(episode), code_block(transcript(episode)), _pictures(episode, run_folder)]
+    parts = [headline(episode), code_block(transcript(episode)), _images(episode, run_folder)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _pictures(episode: Episode, run_folder: str) -> str:
-    """Return the first and the last pictures of an episode; empty without any."""
+def _images(episode: Episode, run_folder: str) -> str:
+    """Return the first and the last images of an episode; empty without any."""
     seen = [
-        reference["picture"]
+        reference["image"]
         for observation in episode.observations
         for reference in find_references(observation)
     ]
     paths = list(dict.fromkeys(seen))
-    first = paths[: MAX_PICTURES // 2]
-    shown = [*first, *paths[len(first) :][-MAX_PICTURES // 2 :]]
-    links = [f"![picture {paths.index(path) + 1}]({run_folder}/{path})" for path in shown]
+    first = paths[: MAX_IMAGES // 2]
+    shown = [*first, *paths[len(first) :][-MAX_IMAGES // 2 :]]
+    links = [f"![image {paths.index(path) + 1}]({run_folder}/{path})" for path in shown]
     if left_out := len(paths) - len(shown):
         links.insert(len(first), f"({left_out} more)")
     return " ".join(links)
@@ -109,14 +109,14 @@ def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
 
 
 def _field(value: Any) -> str:
-    value = replace_references(value, _picture)
+    value = replace_references(value, _image)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return _cut(text, MAX_FIELD_LENGTH)
 
 
-def _picture(reference: Mapping[str, Any]) -> str:
+def _image(reference: Mapping[str, Any]) -> str:
     size = f"{reference['width']} x {reference['height']} pixels"
-    return f"[{size}: {reference['picture']}]"
+    return f"[{size}: {reference['image']}]"
 
 
 def _cut(text: str, longest: int) -> str:

@@ -1,4 +1,4 @@
-"""Recognise run folders that this user made, and refuse to act on others without trust.
+"""Recognise run folders that this user made, and reject to act on others without trust.
 
 The configuration of a run names code: commands, functions, environment packages, images. A new run
 folder gets a signature by the user's own key (`system/user_key.py`), of the configuration and of
@@ -47,7 +47,7 @@ def local_code(config: RunConfig) -> list[str]:
         if re.fullmatch(TARGETS, key, re.DOTALL) and value:
             found.add(module_in_current_folder(str(value)))
     if env.package is not None:
-        with suppress(ConfigError):  # A package that does not exist is refused elsewhere.
+        with suppress(ConfigError):  # A package that does not exist is rejected elsewhere.
             found.add(env_in_current_folder(env.package))
     elif env.command is not None and config.host.type == "process":
         found.add(Path.cwd())  # where the command is started
@@ -70,7 +70,7 @@ def try_to_sign(text: str) -> str | None:
         return None
 
 
-def why_foreign(text: str, signature: str | None) -> str | None:
+def why_untrusted(text: str, signature: str | None) -> str | None:
     """Say why the signature does not show that this user signed the text; None if it does."""
     if signature is None:
         return "it carries no signature, as one of a user without a key"
@@ -95,21 +95,21 @@ def check_trust(
     config: what its config.json says, of which `digest` is the sha256. The other arguments are what
     its run.json says.
     """
-    foreign: str | None
+    untrusted: str | None
     if digest != recorded_digest:
-        foreign = "its config.json was changed after it was written (run.json has another sha256)"
+        untrusted = "its config.json was changed after it was written (run.json has another sha256)"
     else:
-        foreign = why_foreign(signed_text(digest, recorded_paths), signature)
+        untrusted = why_untrusted(signed_text(digest, recorded_paths), signature)
     new = sorted({*local_code(config)} - {*recorded_paths})
-    if foreign is None and new:
-        foreign = "code would be loaded from the current folder, which was not so in the run"
-    if foreign is None:
+    if untrusted is None and new:
+        untrusted = "code would be loaded from the current folder, which was not so in the run"
+    if untrusted is None:
         return
     lines = [f"  {line}" for line in [*_described(config), *(f"from {each!r}" for each in new)]]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES:] = [f"  and {len(lines) - MAX_LINES} more"]
     raise RunFolderError(
-        f"{path} is not trusted: {foreign}. It names this code, and servers, models and files:\n"
+        f"{path} is not trusted: {untrusted}. It names this code, and servers, models and files:\n"
         + "\n".join(lines)
         + f"\nRead {path / 'config.json'}; if you trust who wrote it, repeat the command with "
         "--trust (from Python: trust=True)"
@@ -127,6 +127,6 @@ def _described(config: RunConfig) -> Iterator[str]:
 
 
 def as_ascii(value: JsonValue) -> str:
-    """Return a value of a foreign file as it may be shown: short and without control characters."""
+    """Return a value of an untrusted file fit to be shown: short, without control characters."""
     text = ascii(value)
     return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}..."

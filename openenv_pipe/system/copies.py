@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from openenv_pipe.types import Picture
+from openenv_pipe.types import Image
 
 Value = TypeVar("Value")
 
@@ -33,7 +33,7 @@ def _copied(value: Any) -> Any:
         return value[:] if ATOMS.issuperset(map(type, value)) else [_copied(each) for each in value]
     if kind is tuple:
         return tuple(_copied(each) for each in value)
-    if kind is Picture:
+    if kind is Image:
         return copy.copy(value)  # its values are text and numbers
     if isinstance(value, Mapping):
         return {key: _copied(each) for key, each in value.items()}

@@ -4,7 +4,7 @@ import os
 import sys
 
 from openenv_pipe.errors import PipeError
-from openenv_pipe.system.foreign_text import for_people
+from openenv_pipe.system.untrusted_text import for_people
 
 
 def end_at_once(error: PipeError) -> None:

@@ -30,7 +30,7 @@ def how_to_install(package: str) -> str:
     return f"`pip install '{DISTRIBUTION}[{extra}]'`"
 
 
-def refuse_missing_requirements(folder: Path) -> None:
+def reject_missing_requirements(folder: Path) -> None:
     """Check that the packages of our extras are installed that a package's pyproject.toml names.
 
     Other packages are not checked: environments work with other releases than they name.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.foreign_json import parse_foreign
-from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.untrusted_json import parse_untrusted
+from openenv_pipe.system.untrusted_text import quoted
 
 if TYPE_CHECKING:
     import aiohttp
@@ -191,7 +191,7 @@ async def fetch_object(
     address = url.rstrip("/") + path
     try:
         status, content = await fetch(url, path, timeout_s=timeout_s, access=access, body=body)
-        answer = parse_foreign(content) if status == 200 else None
+        answer = parse_untrusted(content) if status == 200 else None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {address}: {error}; expected an OpenEnv server that is running"

@@ -5,8 +5,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import HttpClient, HttpError, Response
+from openenv_pipe.system.untrusted_text import quoted
 
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
 SETTINGS_STATUSES = {*range(300, 400), 401, 403, 404}  # wrong for every request: not repeated

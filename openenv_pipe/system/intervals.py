@@ -70,7 +70,7 @@ def bootstrap_interval(
     means_N = numpy.array([numpy.mean(values) for values in values_by_task if len(values)])
     if not means_N.size:
         return None
-    _refuse_not_finite(means_N)
+    _reject_not_finite(means_N)
     mean = float(means_N.mean())
     if means_N.size < max(2.0, min_share * len(values_by_task)):
         return Interval(mean=mean, low=None, high=None)
@@ -141,7 +141,7 @@ def interval_over_runs(
     """Return the mean of independent runs with Student's t interval; None for fewer than two."""
     if len(values) < 2:
         return None
-    _refuse_not_finite(numpy.array(values))
+    _reject_not_finite(numpy.array(values))
     mean = fmean(values)
     half = _t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     lowest, highest = bounds or (-math.inf, math.inf)
@@ -173,7 +173,7 @@ def _t_probability(angle: float, num_degrees: int) -> float:
     return math.sin(angle) * total
 
 
-def _refuse_not_finite(values_N: numpy.ndarray) -> None:
+def _reject_not_finite(values_N: numpy.ndarray) -> None:
     if not numpy.isfinite(values_N).all():
         raise ValueError("an interval needs finite values; got NaN or infinity")
 

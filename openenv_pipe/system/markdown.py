@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.intervals import Interval
+from openenv_pipe.system.untrusted_text import visible
 
 UNKNOWN = "–"
 

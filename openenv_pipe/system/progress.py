@@ -96,8 +96,8 @@ class StagePace:
 
 
 @asynccontextmanager
-async def telling_of_long_waits(what: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Call `tell` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled.
+async def reporting_long_waits(what: str, notify: Callable[[str], None]) -> AsyncIterator[None]:
+    """Call `notify` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled.
 
     what: says what is waited for, and the log to read, such as "the servers (log: env-0.log)".
     """
@@ -106,7 +106,7 @@ async def telling_of_long_waits(what: str, tell: Callable[[str], None]) -> Async
         waited_s = LONG_WAIT_S
         await asyncio.sleep(waited_s)
         while True:
-            tell(f"waiting for {what} since {clock(waited_s)}")
+            notify(f"waiting for {what} since {clock(waited_s)}")
             await asyncio.sleep(waited_s)
             waited_s *= 2
 

@@ -43,7 +43,7 @@ def check_part(
     if isinstance(make, type) and not hasattr(make, "__getattr__"):
         methods = [name for name in _members(contract) if callable(vars(contract).get(name))]
         missing = [name for name in methods if not hasattr(make, name)]
-        _refuse_missing(key, block, make, missing, contract)
+        _reject_missing(key, block, make, missing, contract)
     return make
 
 
@@ -63,7 +63,7 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
         for name in _members(contract)  # The class first: a property may not be readable yet.
         if not hasattr(type(part), name) and not hasattr(part, name)
     ]
-    _refuse_missing(key, block, type(part), missing, contract)
+    _reject_missing(key, block, type(part), missing, contract)
     return part
 
 
@@ -121,7 +121,7 @@ def _load_target(
     return target
 
 
-def _refuse_missing(
+def _reject_missing(
     key: str, block: Target, made: type, missing: list[str], contract: type
 ) -> None:
     """Raise ConfigError if what a target makes, a `made`, lacks members of its contract."""

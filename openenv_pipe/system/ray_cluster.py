@@ -363,7 +363,7 @@ def _close_unwanted(connecting: "Future[RayCluster]") -> None:
 
 
 def _call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function of Ray's, which may wait for ever where the cluster's head is lost.
+    """Call a function of Ray's, which may wait forever where the cluster's head is lost.
 
     It goes on in a daemon thread, which does not keep this process, and whose errors are ignored.
     """

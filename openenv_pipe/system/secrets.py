@@ -36,8 +36,8 @@ QUERY_NAMES = ("key", "sig", "signature")  # of a URL's query, beside the names 
 OPTION = re.compile(r"--?(?P<name>[\w-]+)(?:=(?P<secret>.+))?", re.DOTALL)
 SCHEME = re.compile(r"(?:Bearer|Basic|Token|ApiKey)\s+(?P<secret>\S.*)", re.DOTALL | re.IGNORECASE)
 COOKIE = re.compile(r"[^\s=;]+=(?P<secret>[^\s;]+)")
-# How Python's HTTP libraries quote a header that they refuse.
-REFUSED_HEADER = re.compile(
+# How Python's HTTP libraries quote a header that they reject.
+REJECTED_HEADER = re.compile(
     r"""((?:invalid|illegal) header value:? )b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""",
     re.IGNORECASE,
 )
@@ -61,7 +61,7 @@ def redact(text: str) -> str:
     forms = secret_forms()
     for form in sorted(forms, key=len, reverse=True):  # One may contain another.
         text = text.replace(form, forms[form])
-    return REFUSED_HEADER.sub(r"\1<hidden>", text)
+    return REJECTED_HEADER.sub(r"\1<hidden>", text)
 
 
 def secret_forms() -> dict[str, str]:

@@ -42,12 +42,12 @@ Restart = Callable[[RestartableServer, FailureError], Coroutine[Any, Any, None]]
 class RestartBudget:
     """A number of restarts, over the whole run, for all servers that share the budget."""
 
-    def __init__(self, limit: int, key: str, tell: Callable[[str], None] = _log.warning) -> None:
-        """key: the configuration key that sets `limit`. tell: is called with each restart."""
+    def __init__(self, limit: int, key: str, notify: Callable[[str], None] = _log.warning) -> None:
+        """key: the configuration key that sets `limit`. notify: is called with each restart."""
         self.num_used = 0
         self._limit = limit
         self._key = key
-        self._tell = tell
+        self._notify = notify
 
     async def restart(self, server: RestartableServer, error: FailureError) -> None:
         """Stop and start a server until a start succeeds.
@@ -62,7 +62,7 @@ class RestartBudget:
         while self.num_used < self._limit:
             self.num_used += 1
             cause = str(error).partition("\n")[0]
-            self._tell(f"{cause}; restart {self.num_used} of {self._limit}")
+            self._notify(f"{cause}; restart {self.num_used} of {self._limit}")
             try:
                 await server.stop()
                 await server.start()

@@ -101,13 +101,13 @@ def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
 class Trackers:
     """All trackers of one attempt at a run. Call it in one thread."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, tell: Callable[[str], None]) -> None:
-        """tell: called with sentences for people, in the caller's thread.
+    def __init__(self, config: RunConfig, folder: RunFolder, notify: Callable[[str], None]) -> None:
+        """notify: called with sentences for people, in the caller's thread.
 
         Raises:
             ConfigError: a tracker cannot be built.
         """
-        self._tell = tell
+        self._notify = notify
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()  # by the trackers' threads
         self._num_records = 0
         earlier = [*read_reports(folder.path).values(), *read_during(folder.path)]
@@ -158,7 +158,7 @@ class Trackers:
 
     def _tell_all(self) -> None:
         while not self._told.empty():
-            self._tell(self._told.get())
+            self._notify(self._told.get())
 
 
 def _step_of(report: EvalReport) -> int:

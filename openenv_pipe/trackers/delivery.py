@@ -17,7 +17,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.copies import copied
 from openenv_pipe.system.files import read_json, write_json
-from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.system.user_code import is_ours
 from openenv_pipe.trackers.base import (
     EvaluationTracker,
@@ -74,13 +74,13 @@ class Delivery:
     """Passes steps to one tracker. Its own methods never wait for the tool, except `join`."""
 
     def __init__(
-        self, name: str, tracker: Tracker, run: TrackedRun, tell: Callable[[str], None]
+        self, name: str, tracker: Tracker, run: TrackedRun, notify: Callable[[str], None]
     ) -> None:
-        """tell: called with sentences for people, from this object's thread."""
+        """notify: called with sentences for people, from this object's thread."""
         self._name = name
         self._tracker = tracker
         self._run = run
-        self._tell = tell
+        self._notify = notify
         self._state = read_state(run.folder, name) or State(run_id=None, num_records=0)
         self._is_open = False
         self._num_lost = 0
@@ -127,7 +127,7 @@ class Delivery:
         """Wait until everything is delivered or given up, at most `limit_s` seconds."""
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            self._tell(
+            self._notify(
                 f"tracker {self._name} has not taken everything within {END_LIMIT_S:g} s; "
                 "metrics.jsonl and episodes/ have it all"
             )
@@ -212,7 +212,7 @@ class Delivery:
     def _fail(self, error: BaseException) -> None:
         self._num_failures += 1
         if self._num_failures == 1:
-            self._tell(
+            self._notify(
                 f"tracker {self._name} failed ({type(error).__name__}: {quoted(str(error), 300)}); "
                 "the run goes on, and the call is repeated"
             )
@@ -222,12 +222,12 @@ class Delivery:
 
     def _recover(self) -> None:
         if self._num_failures:
-            self._tell(f"tracker {self._name} works again")
+            self._notify(f"tracker {self._name} works again")
         self._num_failures = 0
 
     def _give_up(self) -> None:
         num_left = len(self._pending) + self._num_lost
-        self._tell(
+        self._notify(
             f"tracker {self._name} has not received {num_left} steps and the end of the run; "
             "metrics.jsonl and episodes/ have it all"
         )

@@ -5,7 +5,7 @@ from itertools import chain
 
 from openenv_pipe.config.schema.tracker import EpisodeTableConfig
 from openenv_pipe.runs.transcript import transcript
-from openenv_pipe.system.foreign_text import for_people
+from openenv_pipe.system.untrusted_text import for_people
 from openenv_pipe.trackers.base import TrackedStep
 from openenv_pipe.types import Episode
 

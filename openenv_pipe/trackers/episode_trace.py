@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openenv_pipe.system.foreign_text import shortened, visible
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import shortened, visible
 from openenv_pipe.types import Episode, Message, Step, Turn
 
 MAX_TEXT_LENGTH = 20_000  # characters of one message

@@ -19,8 +19,8 @@ TRACES = "/api/public/otel/v1/traces"  # the end of the endpoint that takes trac
 INGESTION = "/api/public/ingestion"
 SCORES_PER_REQUEST = 200
 MAX_ANSWER_BYTES = 2**20
-MULTI_STATUS = 207  # some may have been taken, and some refused
-MAX_SHOWN = 200  # characters of a refusal
+MULTI_STATUS = 207  # some may have been taken, and some rejected
+MAX_SHOWN = 200  # characters of a rejection
 
 
 def server_of(endpoint: str) -> str | None:
@@ -63,7 +63,7 @@ async def _send(
 
 
 def _problem(status: int, content: bytes) -> str | None:
-    """Say what the server has refused; None if it has taken everything."""
+    """Say what the server has rejected; None if it has taken everything."""
     if status != MULTI_STATUS:
         return None if status in (200, 201) else f"HTTP status {status}"
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.untrusted_text import visible
 
 
 class Answer(Response):

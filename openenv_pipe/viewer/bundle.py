@@ -3,7 +3,7 @@
     DIR/index.html      open this
     DIR/static/         the pages; all modules in one script, because files cannot load modules
     DIR/data/           the answers of the server, each a script that a page loads when it needs it
-    DIR/data/pictures/  the pictures of the observations
+    DIR/data/images/  the images of the observations
 
 A page in a bundle filters episodes itself (`static/bundle.js`). It searches the beginnings of last
 replies and errors, not whole texts.
@@ -21,11 +21,11 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.episode_index import EpisodeIndex, file_of
 from openenv_pipe.runs.episode_query import EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import read_recorded_episodes
-from openenv_pipe.runs.pictures import FOLDER as PICTURES
+from openenv_pipe.runs.images import FOLDER as IMAGES
 from openenv_pipe.system.files import new_folder
 from openenv_pipe.viewer import comparisons, run_page
 from openenv_pipe.viewer.answers import as_json
-from openenv_pipe.viewer.episodes import content_of, read_picture, why_skipped
+from openenv_pipe.viewer.episodes import content_of, read_image, why_skipped
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_run
 from openenv_pipe.viewer.tokens import tokens_of, trained_tokens_of
@@ -51,7 +51,7 @@ def write_bundle(
 ) -> None:
     """Write the pages of some runs and sweeps into a new folder.
 
-    trust: whether tokenizers of models that a foreign run names may be read.
+    trust: whether tokenizers of models that an untrusted run names may be read.
 
     Raises:
         ConfigError: The folder has files already, or cannot be written.
@@ -88,7 +88,7 @@ def joined_modules() -> str:
 
 def _write_data(folder: Path, answers: Iterator[tuple[str, Any]]) -> None:
     """Write each answer as a script, and a list of which file has which."""
-    (folder / PICTURES).mkdir(parents=True)
+    (folder / IMAGES).mkdir(parents=True)
     files: dict[str, str] = {}
     for number, (name, answer) in enumerate(answers, 1):
         files[name] = f"{number:06d}.js"
@@ -100,7 +100,7 @@ def _write_data(folder: Path, answers: Iterator[tuple[str, Any]]) -> None:
 def _answers(
     store: RunStore, keys: list[str], stamps: list[str], bundle: Path, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what the server would answer, by address; copy pictures into the bundle."""
+    """Yield what the server would answer, by address; copy images into the bundle."""
     yield "/runs", {"runs": [summarise_run(store, key) for key in keys]}
     sweeps = [each for each in comparisons.list_sweeps(store) if each["stamp"] in stamps]
     yield "/sweeps", {"sweeps": sweeps}
@@ -151,11 +151,11 @@ def _episodes(
             f"This bundle has the last episodes; {num_left_out:,} of earlier steps are left out."
         )
 
-    def copy_picture(name: str) -> str:
-        address = f"data/{PICTURES}/{name}"
+    def copy_image(name: str) -> str:
+        address = f"data/{IMAGES}/{name}"
         with suppress(PipeError, OSError):  # without the file, pages show its size
             if not (bundle / address).exists():
-                (bundle / address).write_bytes(read_picture(store, key, {"name": name}))
+                (bundle / address).write_bytes(read_image(store, key, {"name": name}))
         return address
 
     entries = [
@@ -172,7 +172,7 @@ def _episodes(
             f"/runs/{key}/file/{source}/{step}",
             {
                 each.line: {
-                    "content": content_of(each, copy_picture, whole=False),
+                    "content": content_of(each, copy_image, whole=False),
                     "tokens": tokens_of(
                         each,
                         trained.get((each.group, each.episode.member)),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
-from openenv_pipe.environments.pictures import (
+from openenv_pipe.environments.images import (
     find_references,
     reference_of,
     replace_references,
@@ -15,10 +15,10 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episode_index import file_of
 from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
-from openenv_pipe.runs.pictures import FOLDER as PICTURES
+from openenv_pipe.runs.images import FOLDER as IMAGES
 from openenv_pipe.runs.transcript import branch_notes
 from openenv_pipe.system.files import read_bytes
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Turn
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.tokens import tokens_of, trained_tokens_of
@@ -33,7 +33,7 @@ TEXTS = ("source", "task", "task_id", "group", "status", "reward_term", "text")
 Number = TypeVar("Number", int, float)
 FLAGS = ("success", "is_scored", "is_truncated", "has_unusable")
 MAX_NUMBER_LENGTH = 40
-PICTURE_NAME = re.compile(r"[0-9a-f]{32}\.png")
+IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.png")
 
 
 def list_episodes(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -165,23 +165,23 @@ def _place(query: Mapping[str, str]) -> str:
     return f"{query.get('source') or TRAIN!r:.80}, step {query.get('step') or 'none'!r:.20}"
 
 
-def read_picture(store: RunStore, key: str, query: Mapping[str, str]) -> bytes:
-    """Return the PNG file of a picture of a run. Raises RunFolderError if there is none."""
+def read_image(store: RunStore, key: str, query: Mapping[str, str]) -> bytes:
+    """Return the PNG file of an image of a run. Raises RunFolderError if there is none."""
     name = query.get("name", "")
-    if not PICTURE_NAME.fullmatch(name):
-        raise RunFolderError(f"{name!r:.80} is not the name of a picture")
-    return read_bytes(store.path(key) / PICTURES / name)
+    if not IMAGE_NAME.fullmatch(name):
+        raise RunFolderError(f"{name!r:.80} is not the name of an image")
+    return read_bytes(store.path(key) / IMAGES / name)
 
 
 def _served_from(key: str) -> Callable[[str], str]:
-    """Return the function from a picture's name to the address where the server has it."""
-    return lambda name: f"api/runs/{key}/picture?name={name}"
+    """Return the function from an image's name to the address where the server has it."""
+    return lambda name: f"api/runs/{key}/image?name={name}"
 
 
 def content_of(
     recorded: RecordedEpisode, address_of: Callable[[str], str], *, whole: bool
 ) -> dict[str, Any]:
-    """Return what people read of an episode. address_of: from a picture's name to its address."""
+    """Return what people read of an episode. address_of: from an image's name to its address."""
     episode, limit = recorded.episode, None if whole else MAX_TEXT_LENGTH
     advantages = recorded.advantages or []
     turns, notes = [], branch_notes(episode)
@@ -199,7 +199,7 @@ def content_of(
     return {
         "task": {"id": episode.task.id, "seed": episode.task.seed, "reset": episode.task.reset},
         "first_observation": _observation(episode.first_observation, limit),
-        "first_pictures": _pictures(episode.first_observation, address_of),
+        "first_images": _images(episode.first_observation, address_of),
         "turns": turns,
         "reward_terms": episode.reward_terms,
         "whole_reward": episode.whole_reward,
@@ -223,7 +223,7 @@ def _turn(turn: Turn, address_of: Callable[[str], str], limit: int | None) -> di
             {
                 "action": _observation(step.action, limit),
                 "observation": _observation(step.observation, limit),
-                "pictures": _pictures(step.observation, address_of),
+                "images": _images(step.observation, address_of),
                 "reward": step.reward,
             }
             for step in turn.steps
@@ -245,10 +245,10 @@ def _observation(value: Mapping[str, Any], limit: int | None) -> dict[str, str]:
     }
 
 
-def _pictures(
+def _images(
     observation: Mapping[str, Any], address_of: Callable[[str], str]
 ) -> list[dict[str, str]]:
-    """Return the addresses and the sizes of an observation's pictures."""
+    """Return the addresses and the sizes of an observation's images."""
     return [
         {"address": address_of(f"{reference_of(each)}.png"), "size": _size(each)}
         for each in find_references(observation)
@@ -256,7 +256,7 @@ def _pictures(
 
 
 def _size(reference: Mapping[str, Any]) -> str:
-    return f"[picture: {reference['width']} x {reference['height']} pixels]"
+    return f"[image: {reference['width']} x {reference['height']} pixels]"
 
 
 def _cut(text: str | None, limit: int | None) -> str | None:

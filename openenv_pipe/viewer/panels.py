@@ -45,7 +45,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "KL of sampler and trainer": ("mismatch/kl",),
         "Effective share of samples": ("mismatch/effective_share",),
         "Correction": ("correction/mean", "correction/bounded"),
-        "Check on fixed prompts": ("canary/difference", "canary/moved"),
+        "Check on fixed prompts": ("logprob_check/difference", "logprob_check/moved"),
     },
     "Time and tokens": {
         "Seconds": ("time/step_s", "time/rollout_s", "time/learner_s", "time/*_s"),

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openenv_pipe.environments.pictures import find_references, reference_of
+from openenv_pipe.environments.images import find_references, reference_of
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.episodes import RecordedEpisode
-from openenv_pipe.system.foreign_json import parse_request
 from openenv_pipe.system.http_server import BodyError, read_body
-from openenv_pipe.types import Episode, Message, Picture
+from openenv_pipe.system.untrusted_json import parse_request
+from openenv_pipe.types import Episode, Image, Message
 from openenv_pipe.viewer.answers import Answer
 from openenv_pipe.viewer.episodes import content_of
 from openenv_pipe.viewer.events import stream_changes
@@ -120,10 +120,10 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
             return Answer({"error": str(error)}, status_code=400)
         return Answer(shown_state(session))
 
-    async def picture(request: Request) -> Response:
-        png = _picture(session, request.query_params.get("name", ""))
+    async def image(request: Request) -> Response:
+        png = _image(session, request.query_params.get("name", ""))
         if png is None:
-            return Answer({"error": "the session has no such picture"}, status_code=404)
+            return Answer({"error": "the session has no such image"}, status_code=404)
         return Response(png, media_type="image/png")
 
     async def version() -> int:
@@ -137,7 +137,7 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
         Route("/api/play/start", start, methods=["POST"]),
         Route("/api/play/reply", reply, methods=["POST"]),
         Route("/api/play/end", end, methods=["POST"]),
-        Route("/api/play/picture", picture),
+        Route("/api/play/image", image),
         Route("/api/play/events", events),
     ]
 
@@ -168,23 +168,23 @@ def shown_state(session: PlaySession) -> dict[str, Any]:
 def _shown_episode(episode: Episode) -> dict[str, Any]:
     recorded = RecordedEpisode(line=0, group="play", episode=episode, advantages=None)
     return {
-        **content_of(recorded, _address_of_picture, whole=False),
+        **content_of(recorded, _address_of_image, whole=False),
         "reward": episode.reward,
         "success": episode.success,
         "status": episode.status,
     }
 
 
-def _address_of_picture(name: str) -> str:
-    return f"api/play/picture?name={name}"
+def _address_of_image(name: str) -> str:
+    return f"api/play/image?name={name}"
 
 
-def _picture(session: PlaySession, name: str) -> bytes | None:
-    """Return the PNG file of a picture that the episode has shown."""
+def _image(session: PlaySession, name: str) -> bytes | None:
+    """Return the PNG file of an image that the episode has shown."""
     episode = session.state and session.state.episode
     for observation in episode.observations if episode else ():
         for each in find_references(observation):
-            if isinstance(each, Picture) and f"{reference_of(each)}.png" == name:
+            if isinstance(each, Image) and f"{reference_of(each)}.png" == name:
                 return each.png
     return None
 

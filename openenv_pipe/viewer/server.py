@@ -49,7 +49,7 @@ def build_app(
 
     token: what a browser has to know; None: whoever reaches the server may ask.
     is_local: whether only this machine reaches the server, by one of its loopback names.
-    trust: whether tokenizers of models that a foreign run names may be read.
+    trust: whether tokenizers of models that an untrusted run names may be read.
     play: plays checkpoints when a page asks for it, and ends with the application.
     """
 
@@ -81,9 +81,9 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
         stamp = partial(asyncio.to_thread, _stamp, store, _key(request))
         return stream_changes(request, stamp, poll_s=POLL_S)
 
-    def picture(request: Request) -> Response:
+    def image(request: Request) -> Response:
         try:
-            png = episodes.read_picture(store, _key(request), request.query_params)
+            png = episodes.read_image(store, _key(request), request.query_params)
         except (PipeError, OSError) as error:
             return Answer({"error": str(error)}, status_code=404)
         return Response(png, media_type="image/png")
@@ -109,7 +109,7 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
             f"{run}/tokens",
             lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
         ),
-        Route(f"/api{run}/picture", picture),
+        Route(f"/api{run}/image", image),
         Route(f"/api{run}/events", events),
     ]
 

@@ -21,10 +21,10 @@ from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
 from openenv_pipe.system.files import read_bytes
-from openenv_pipe.types import PICTURE_IDS, TurnRole
+from openenv_pipe.types import IMAGE_IDS, TurnRole
 
 MAX_TOKENS = 100_000  # of one episode
-PICTURE = "[picture]"  # as the text of each of a picture's tokens
+IMAGE = "[image]"  # as the text of each of an image's tokens
 
 
 def tokens_of(
@@ -89,7 +89,7 @@ def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | 
         return None, "the model of this run is behind an endpoint that takes messages, not tokens"
     try:
         known = _known_texts(path, trust=trust)
-        return [PICTURE if each >= PICTURE_IDS else known.get(each, "") for each in ids], None
+        return [IMAGE if each >= IMAGE_IDS else known.get(each, "") for each in ids], None
     except (PipeError, OSError) as error:
         problem = str(error).partition("\n")[0]
     return None, f"tokens are shown by their ids, because there is no tokenizer: {problem}"

@@ -92,7 +92,7 @@ async def attached(*urls, **changes):
         await host.close()
 
 
-async def refusal(*urls, **changes):
+async def rejection(*urls, **changes):
     with pytest.raises(HostError) as caught:
         async with asyncio.timeout(LIMIT_S), attached(*urls, **changes):
             pass
@@ -108,7 +108,7 @@ async def test_a_real_server_is_used_and_left_running(tmp_path):
     try:
         await server.start()
         own = {"headers": "{Authorization: 'Bearer its-key'}"}
-        assert "set host.headers" in await refusal(server.url)
+        assert "set host.headers" in await rejection(server.url)
         async with attached(server.url, sessions_per_server=3, **own) as host:
             async with host.session() as session:
                 first = await session.reset({"seed": 1, "split": "train", "index": 0}, LIMIT_S)
@@ -142,8 +142,8 @@ async def test_episodes_go_to_the_servers_that_are_free():
 
 async def test_headers_reach_health_and_sessions(monkeypatch):
     async with Stub(token=f"Bearer {TOKEN}").serving() as url:
-        message = await refusal(url)
-        assert "refuses access with status 403" in message
+        message = await rejection(url)
+        assert "rejects access with status 403" in message
         monkeypatch.setenv("MY_TOKEN", TOKEN)
         # the override that the message advises
         (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()
@@ -170,30 +170,30 @@ def certificate(tmp_path):
 async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
     path, context = certificate
     async with Stub().serving(tls=context) as url:
-        assert "its certificate is not trusted" in await refusal(url)
+        assert "its certificate is not trusted" in await rejection(url)
         for changes in ({"ca_file": path}, {"verify_tls": "false"}):
             async with attached(url, **changes) as host, host.session() as session:
                 await session.reset({}, LIMIT_S)
         with pytest.raises(ConfigError, match=r"host\.ca_file"):
             AttachHost(*settings(url, ca_file="/no/such/file"))
     async with Stub().serving() as url:
-        assert "TLS fails" in await refusal(url.replace("http:", "https:"))
+        assert "TLS fails" in await rejection(url.replace("http:", "https:"))
 
 
 # --- addresses without an OpenEnv server ---------------------------------------------------------
 
 
 async def test_what_does_not_answer_as_a_server_is_explained():
-    assert "check that the server runs" in await refusal(f"http://localhost:{lasting_port()}")
+    assert "check that the server runs" in await rejection(f"http://localhost:{lasting_port()}")
     async with Stub(health=HTTPStatus.NOT_FOUND).serving() as url:
-        assert "/health answers 404" in await refusal(url)
+        assert "/health answers 404" in await rejection(url)
     async with Stub().serving() as url:
-        assert "expected 200 of an OpenEnv server" in await refusal(url.replace("/env", ""))
+        assert "expected 200 of an OpenEnv server" in await rejection(url.replace("/env", ""))
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        assert "no answer within 0.2 s" in await refusal(url, connect_timeout_s=0.2)
+        assert "no answer within 0.2 s" in await rejection(url, connect_timeout_s=0.2)
     async with Stub(limit=1).serving() as url:
-        assert "accepted 1 session" in await refusal(url, sessions_per_server=3)
+        assert "accepted 1 session" in await rejection(url, sessions_per_server=3)
 
 
 async def test_a_page_without_sessions_is_no_server():
@@ -203,7 +203,7 @@ async def test_a_page_without_sessions_is_no_server():
 
     async with serve(Stub().play, "localhost", 0, process_request=only_health) as server:
         url = f"http://localhost:{server.sockets[0].getsockname()[1]}"
-        message = await refusal(url)
+        message = await rejection(url)
     assert "HTTP 404" in message
     assert "this is how a server without /ws" in message
 
@@ -211,7 +211,7 @@ async def test_a_page_without_sessions_is_no_server():
 @pytest.mark.parametrize(
     "urls", ["[]", "[localhost:8000]", "[http://me:word@a.example]", "[http://a,http://a]"]
 )
-def test_urls_that_are_none_are_refused(urls):
+def test_urls_that_are_none_are_rejected(urls):
     with pytest.raises(ConfigError, match=r"host"):
         compose(["conf=echo", "host=attach", f"host.urls={urls}"])
 

@@ -167,7 +167,9 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
                 episodes = all_episodes(await collect(policy, engine=engine))
                 assert largest_difference(policy, episodes, 1.0) < BOUND
                 measured = await engine.metrics()
-                assert measured["canary/difference"] < BOUND < measured["canary/moved"]
+                assert (
+                    measured["logprob_check/difference"] < BOUND < measured["logprob_check/moved"]
+                )
     finally:
         await server.stop()
     assert "tensor_parallel_size=2" in log.read_text()

@@ -33,7 +33,7 @@ ESCAPES = {
         "    except BaseException:\n        pass",
         LIMIT,
     ),
-    "waiting for ever": ("import os\nos.read(0, 1)", LIMIT),
+    "waiting forever": ("import os\nos.read(0, 1)", LIMIT),
     "memory balloon": ("blocks = []\nwhile True:\n    blocks.append(bytearray(10**6))", LIMIT),
     "deep recursion": ("def dive():\n    dive()\ndive()", LIMIT),
     "deep recursion in C": (
@@ -272,7 +272,7 @@ def test_sessions_at_once_stay_apart(coding_port):
     asyncio.run(scenario())
 
 
-def test_bad_reset_arguments_are_refused(coding_port):
+def test_bad_reset_arguments_are_rejected(coding_port):
     async def scenario():
         async with Session(coding_port) as session:
             early = await session.send("step", code="")

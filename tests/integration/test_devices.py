@@ -26,7 +26,7 @@ from openenv_pipe.errors import ConfigError, RankLostError, TrainingError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed import workers as workers_module
 from openenv_pipe.learner.distributed.build import build_learner
-from openenv_pipe.learner.distributed.workers import Workers, refuse_missing_devices
+from openenv_pipe.learner.distributed.workers import Workers, reject_missing_devices
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process import ManagedProcess
@@ -121,7 +121,7 @@ def test_all_that_an_update_may_consist_of(workers):
 
 
 def test_fewer_samples_than_devices(workers):
-    """No rank waits for ever, and the padding rows of an idle rank change no number."""
+    """No rank waits forever, and the padding rows of an idle rank change no number."""
     config = config_of(PLAIN, lora_rank=0)
     for samples in (random_samples(1, count=1), random_samples(2, count=3)):
         one, two = (learner_of(config, some)[1].update(samples, 1) for some in (None, workers))
@@ -218,12 +218,12 @@ def test_ranks_do_not_start_after_the_run_has_ended(tmp_path):
     assert not workers._processes
 
 
-def test_more_devices_than_there_are_are_refused(monkeypatch):
+def test_more_devices_than_there_are_are_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    refuse_missing_devices(1, torch.device("cuda"))
-    refuse_missing_devices(8, CPU)
+    reject_missing_devices(1, torch.device("cuda"))
+    reject_missing_devices(8, CPU)
     with pytest.raises(ConfigError, match=r"trainer.devices=2, but torch sees 1 CUDA"):
-        refuse_missing_devices(2, torch.device("cuda"))
+        reject_missing_devices(2, torch.device("cuda"))
 
 
 # In the echo experiment a random model earns different rewards by chance.

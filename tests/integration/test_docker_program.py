@@ -171,7 +171,7 @@ async def test_a_program_that_goes_wrong_ends_with_its_container(
     assert said in episode.output
 
 
-async def test_a_container_that_docker_refuses_ends_the_run_with_dockers_words(tmp_path):
+async def test_a_container_that_docker_rejects_ends_the_run_with_dockers_words(tmp_path):
     gone = {"mounts": {"/data": str(tmp_path / "gone")}}
     with pytest.raises(HostError, match=r"agent\.sandbox\.image=.*gone"):
         await play_script("", tmp_path, sandbox=gone)

@@ -195,7 +195,7 @@ def test_the_baselines_earn_what_the_readme_says(email_port):
     assert asyncio.run(total(policies.random_message)) < 0.05
 
 
-def test_bad_reset_arguments_are_refused_and_the_task_routes_count(email_port):
+def test_bad_reset_arguments_are_rejected_and_the_task_routes_count(email_port):
     async def scenario():
         async with Session(email_port) as session:
             for reset in ({"split": "x"}, {"index": 960}, {"max_calls": 0}, {"seed": "x"}):

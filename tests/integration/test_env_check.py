@@ -32,7 +32,7 @@ def nothing_is_left(tmp_path, monkeypatch):
 def check(target: str, *overrides: str, policy: str | None = None) -> dict[str, Line]:
     told: list[str] = []
     found = find_target(target, overrides)
-    lines = probe_environment(found, policy=policy, num_episodes=NUM_EPISODES, tell=told.append)
+    lines = probe_environment(found, policy=policy, num_episodes=NUM_EPISODES, notify=told.append)
     assert {"protocol", "memory"} <= set(told)
     assert json.loads(as_json(lines))["failed"] == has_failed(lines)
     return {line.name: line for line in lines}
@@ -86,7 +86,7 @@ def test_a_tiny_model_is_trained_for_a_bounded_time():
     """No time at all: the run ends after its first step, of which nothing can be learnt."""
     told: list[str] = []
     words = ["conf=smoke", "trainer.warm_start.steps=0", "trainer.steps=50", "eval.baselines=false"]
-    line = probe_learning(words, minutes=0.0, tell=told.append)
+    line = probe_learning(words, minutes=0.0, notify=told.append)
     assert line.result is Result.WARN
     assert line.measured["steps"] == 1
     assert line.text.startswith("nothing was proven to be learnt in 1 steps: reward")
@@ -95,4 +95,4 @@ def test_a_tiny_model_is_trained_for_a_bounded_time():
 
 def test_only_an_experiment_can_be_learnt():
     with pytest.raises(ConfigError, match="name conf=NAME"):
-        probe_learning(["echo"], minutes=1.0, tell=lambda _: None)
+        probe_learning(["echo"], minutes=1.0, notify=lambda _: None)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_a_second_one_of_the_same_name_is_refused(folder):
+def test_a_second_one_of_the_same_name_is_rejected(folder):
     code, _, err = run(folder, "env", "new", NAME)
     assert code == 2
     assert "error: " in err
@@ -37,7 +37,7 @@ def test_it_passes_its_own_check(folder, monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lines = probe_environment(
-        find_target(NAME, []), policy=None, num_episodes=100, tell=lambda _: None
+        find_target(NAME, []), policy=None, num_episodes=100, notify=lambda _: None
     )
     assert [line for line in lines if line.result is not Result.OK] == []
 

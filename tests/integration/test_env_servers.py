@@ -212,7 +212,7 @@ def test_a_step_before_reset_or_after_the_end_changes_nothing(wordle_port):
     run(scenario())
 
 
-def test_bad_reset_arguments_are_refused_and_the_session_goes_on(wordle_port):
+def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(wordle_port):
     async def scenario():
         async with Session(wordle_port) as session:
             for reset in ({"split": "test"}, {"words": ["full"]}, {"index": 200}, {"seed": "x"}):

@@ -33,7 +33,7 @@ from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
-from openenv_pipe.system.foreign_text import for_people
+from openenv_pipe.system.untrusted_text import for_people
 from tests.hostile_server import HostileServer
 
 CHAT = ChatFormat(build_tokenizer())
@@ -134,7 +134,7 @@ async def inspect(url):
         description = await metadata.fetch_metadata(host.urls[0], host.access)
         tasks = RangeTasks("train", env.tasks.train)
         played = await trial.try_environment(
-            env, host, tasks, description.action, tell=lambda _: None
+            env, host, tasks, description.action, notify=lambda _: None
         )
     block = yaml.safe_load(env_block(description, env, played))
     assert 0 < len(block["name"]) <= 60

@@ -75,7 +75,7 @@ def test_a_pod_may_do_nothing_that_it_need_not():
     )
     manifest = pod(env, config, name="x", owner={"name": "run"}, index=3)
     with pytest.raises(ValueError, match="uid"):
-        V1Pod.model_validate(manifest)  # the client's models refuse unknown fields
+        V1Pod.model_validate(manifest)  # the client's models reject unknown fields
     manifest["metadata"]["ownerReferences"] = []
     V1Pod.model_validate(manifest)
     spec = manifest["spec"]
@@ -95,7 +95,7 @@ def test_a_pod_may_do_nothing_that_it_need_not():
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
 
 
-def test_a_pod_spec_that_would_replace_ours_is_refused(tmp_path):
+def test_a_pod_spec_that_would_replace_ours_is_rejected(tmp_path):
     env, config = settings(pod_spec="{restartPolicy: Always}")
     with pytest.raises(ConfigError, match=r"host\.pod_spec sets restartPolicy"):
         KubernetesHost(env, config, tmp_path)
@@ -254,7 +254,7 @@ async def test_prune_removes_runs_whose_lease_has_expired(tmp_path, monkeypatch)
         (tmp_path / "config").write_text(yaml.safe_dump(kubeconfig(url)))
         for dry_run in (True, False):
             await asyncio.to_thread(
-                prune, dry_run=dry_run, namespace="default", context=None, tell=told.append
+                prune, dry_run=dry_run, namespace="default", context=None, notify=told.append
             )
             assert "old" in cluster.objects["Lease"] or not dry_run
     pods = "pods of the run old in namespace default"
@@ -268,20 +268,20 @@ async def test_a_lease_that_somebody_removes_ends_the_run(tmp_path):
     async with running(tmp_path) as parts:
         parts.cluster.objects["Lease"].clear()
 
-        async def refused():
+        async def rejected():
             async with parts.host.session():
                 await asyncio.sleep(0.05)
 
         with pytest.raises(HostError, match=r"lease .* was deleted"):
             async with asyncio.timeout(LIMIT_S):
                 while True:
-                    await refused()
+                    await rejected()
         parts.cluster.objects["Lease"][parts.host._run] = {"metadata": {}}
 
 
 async def test_an_account_that_may_not_is_told_so(tmp_path):
     cluster = FakeCluster([])
-    cluster.refuse = 403
+    cluster.reject = 403
     async with cluster.serving() as url:
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(kubeconfig(url)))

@@ -144,7 +144,7 @@ def test_a_step_before_reset_or_after_the_end_earns_nothing(served):
     asyncio.run(scenario())
 
 
-def test_bad_reset_arguments_are_refused_and_the_session_goes_on(served):
+def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(served):
     env, port = served
     bad_resets = ({"split": "test"}, {"split": []}, {"index": -1}, {"seed": "x"}, *env.bad_resets)
 

@@ -24,7 +24,7 @@ from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
     SessionTimeoutError,
-    StepRefusedError,
+    StepRejectedError,
 )
 from openenv_pipe.system.process import free_port
 from tests.ports import lasting_port
@@ -203,9 +203,9 @@ async def test_real_servers_play_episodes_side_by_side(package, tmp_path, monkey
             async with host.session() as session:
                 first = await session.reset({"seed": seed}, LIMIT_S)
                 assert first.observation["text"].startswith(f"seed {seed} merry ")
-                with pytest.raises(StepRefusedError, match="no such word"):
+                with pytest.raises(StepRejectedError, match="no such word"):
                     await session.step({"message": "fail"}, LIMIT_S)
-                with pytest.raises(StepRefusedError, match="message: Field required"):
+                with pytest.raises(StepRejectedError, match="message: Field required"):
                     await session.step({}, LIMIT_S)
                 await session.step({"message": "a"}, LIMIT_S)
                 last = await session.step({"message": "b"}, LIMIT_S)
@@ -249,7 +249,7 @@ def test_the_web_page_is_imported_when_it_is_used():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=LIMIT_S)
 
 
-async def test_a_real_server_with_one_session_is_refused_with_the_numbers(package, tmp_path):
+async def test_a_real_server_with_one_session_is_rejected_with_the_numbers(package, tmp_path):
     parts = settings(package=package, variables={"MOOD": "deaf"}, sessions_per_server=8)
     with pytest.raises(HostError) as caught:
         async with running(parts, tmp_path):
@@ -326,7 +326,7 @@ async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monk
 
 
 @pytest.mark.parametrize("manifest", [None, "app: 8000", "app: [1]", "app: {", "just text"])
-def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
+def test_a_folder_that_is_no_package_is_rejected(package, tmp_path, manifest):
     path = Path(package, "openenv.yaml")
     if manifest is None:
         path.unlink()
@@ -337,7 +337,7 @@ def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
         ProcessHost(*settings(package=package), tmp_path)
 
 
-def test_an_environment_without_package_and_command_is_refused(tmp_path):
+def test_an_environment_without_package_and_command_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"env\.package"):
         ProcessHost(*settings(), tmp_path)
 

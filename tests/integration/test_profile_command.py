@@ -23,7 +23,7 @@ def test_an_interrupted_profile_leaves_nothing(tmp_path):
     assert servers_of(tmp_path) == []
 
 
-def test_what_cannot_be_profiled_is_refused(tmp_path):
+def test_what_cannot_be_profiled_is_rejected(tmp_path):
     for words, expected in {
         ("conf=smoke", "trainer.steps=1"): "set trainer.steps=4",
         ("conf=smoke", "engine=scripted", "engine.policy=a.b:c"): "cannot train",

@@ -118,7 +118,7 @@ def test_its_model_is_served_without_vllm(whole, monkeypatch):
         serving.kill()
 
 
-def test_a_program_that_is_not_there_is_refused_before_the_run(tmp_path):
+def test_a_program_that_is_not_there_is_rejected_before_the_run(tmp_path):
     given = ("conf=echo", "agent=program", "agent.command=[no-such-agent]")
     code, said = finish(start(tmp_path, *given))
     assert (code, list(tmp_path.glob("echo"))) == (2, [])

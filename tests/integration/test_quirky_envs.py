@@ -119,7 +119,7 @@ def checked(url: str, quirk: str):
         names = ("protocol", "sessions", "seeds", "rewards")
         patch.setattr(check_module, "PROBES", {name: check_module.PROBES[name] for name in names})
         lines = probe_environment(
-            target(url, quirk), policy=None, num_episodes=1, tell=lambda _: None
+            target(url, quirk), policy=None, num_episodes=1, notify=lambda _: None
         )
     return {line.name: (line.result, line.text) for line in lines}
 

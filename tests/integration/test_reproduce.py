@@ -65,7 +65,7 @@ def test_a_fresh_clone_elsewhere_gives_the_same_bytes(recorded, clone, tmp_path)
 
 
 def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
-    """Replay, which plays nothing, refuses the changed code; with --allow it finds the first
+    """Replay, which plays nothing, rejects the changed code; with --allow it finds the first
     changed step."""
     code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay", "--steps", "1")
     assert code == 0, said

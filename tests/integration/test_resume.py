@@ -161,7 +161,7 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
 
 
 def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
-    """A fork starts a new run; resuming what cannot be resumed is refused with the reason."""
+    """A fork starts a new run; resuming what cannot be resumed is rejected with the reason."""
     shutil.copytree(whole.folder, tmp_path / "smoke" / "0001", symlinks=True)
     code, said = finish(start(tmp_path, "--resume", "smoke/0001", "seed=5", "trainer.steps=9"))
     assert code == 2

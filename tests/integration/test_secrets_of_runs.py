@@ -96,7 +96,7 @@ def assert_nothing_leaks(folder, *outputs):
 
 
 @pytest.mark.parametrize("key", [SECRET, "${oc.env:MY_TOKEN}"])
-def test_an_endpoint_that_repeats_the_key_in_its_refusal(tmp_path, endpoint, monkeypatch, key):
+def test_an_endpoint_that_repeats_the_key_in_its_rejection(tmp_path, endpoint, monkeypatch, key):
     monkeypatch.setenv("MY_TOKEN", FROM_ENVIRONMENT)
     engine = ("engine=openai", "engine.model=m", f"engine.base_url={endpoint}/v1")
     arguments = ("conf=echo", *engine, f"engine.api_key={key}", "eval.num_tasks=2", *SMALL)
@@ -109,7 +109,7 @@ def test_an_endpoint_that_repeats_the_key_in_its_refusal(tmp_path, endpoint, mon
 
 
 def test_an_environment_server_that_repeats_the_headers(tmp_path, endpoint, monkeypatch):
-    """It refuses the WebSocket, so the training has no episode."""
+    """It rejects the WebSocket, so the training has no episode."""
     monkeypatch.setenv("MY_TOKEN", FROM_ENVIRONMENT)
     headers = (
         f"host.headers={{Authorization: 'Bearer ${{oc.env:MY_TOKEN}}', X-Api-Key: '{SECRET}'}}"

@@ -12,7 +12,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import bearer
 from tests.fakes import collect, run_config, sampled, tiny_policy
 
-# Plays as tests/fakes.py does, with delays that grow, and refuses sessions above
+# Plays as tests/fakes.py does, with delays that grow, and rejects sessions above
 # MAX_CONCURRENT_ENVS.
 KEY = "a-key-of-this-test"
 ACCESS = bearer(KEY)

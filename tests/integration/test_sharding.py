@@ -336,7 +336,7 @@ def test_a_model_in_a_folder_is_read_part_by_part(groups, tmp_path, dtype):
     assert found[1] == pytest.approx(found[0], rel=1e-2 if lora_rank else LOSS_BOUND, abs=1e-4)
 
 
-def test_a_folder_that_needs_conversion_is_refused(groups, tmp_path):
+def test_a_folder_that_needs_conversion_is_rejected(groups, tmp_path):
     config = config_of(PLAIN, lora_rank=0, num_ranks=2)
     whole = load_policy(config.model, seed=0, device=CPU)
     whole.save_model(tmp_path)

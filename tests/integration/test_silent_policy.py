@@ -47,7 +47,7 @@ def test_check_compares_never_acting_with_acting(folder, inspection, monkeypatch
     monkeypatch.setattr(speed, "LIMIT_S", 0.2)
     monkeypatch.chdir(folder)
     target = find_target("conf=auction", ["reward.terms.unusable.weight=0"])
-    lines = probe_environment(target, policy=None, num_episodes=20, tell=lambda _: None)
+    lines = probe_environment(target, policy=None, num_episodes=20, notify=lambda _: None)
     (line,) = (line for line in lines if line.name == "never acting")
     assert line.result is Result.WARN
     assert "reward.terms.unusable.weight=-1" in line.text

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import run_samples
 
 from openenv_pipe.algorithms.advantages import step_advantages
-from openenv_pipe.environments.pictures import with_references
+from openenv_pipe.environments.images import with_references
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -309,11 +309,11 @@ def test_a_person_and_the_model_play(address, page):
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])
-def test_pictures_of_observations_are_shown(place, page, request):
+def test_images_of_observations_are_shown(place, page, request):
     page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=1")
-    picture = page.get_by_alt_text("[picture: 40 x 32 pixels]")
-    expect(picture).to_have_count(1)
-    expect(picture).to_have_js_property("naturalWidth", 40)  # It is loaded, not only named.
+    image = page.get_by_alt_text("[image: 40 x 32 pixels]")
+    expect(image).to_have_count(1)
+    expect(image).to_have_js_property("naturalWidth", 40)  # It is loaded, not only named.
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])

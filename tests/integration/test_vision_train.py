@@ -1,4 +1,4 @@
-"""A small vision-language model of random weights learns to tell two pictures apart."""
+"""A small vision-language model of random weights learns to tell two images apart."""
 
 import json
 import sys
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from openenv_pipe.environments.pictures import find_references
+from openenv_pipe.environments.images import find_references
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.types import PICTURE_IDS
+from openenv_pipe.types import IMAGE_IDS
 from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 from tests.vision_models import write_vision_model
 
-# The picture is reddish or bluish, and nothing else tells the tasks apart. The reward is 1 for a
+# The image is reddish or bluish, and nothing else tells the tasks apart. The reward is 1 for a
 # reply with an odd code if it is reddish, and with an even one if not: without eyes, half of that.
 SERVER = """
 import asyncio, base64, io, json, random, sys
@@ -99,7 +99,7 @@ def whole(settings, tmp_path_factory) -> Path:
     return uninterrupted(home, settings, "colours").folder
 
 
-def test_it_learns_what_only_the_picture_tells(whole):
+def test_it_learns_what_only_the_image_tells(whole):
     reports = read_reports(whole)
     assert reports["start"].reward.mean < 0.75
     assert reports["trained"].reward.mean > 0.9
@@ -107,10 +107,10 @@ def test_it_learns_what_only_the_picture_tells(whole):
     assert max(each.get("mismatch/max", 0.0) for each in steps) < 1e-4
     groups = read_episodes(episodes_path(whole, 20))
     for episode in (each for group in groups for each in group.episodes):
-        (picture,) = find_references(episode.first_observation)
-        seen = [token for token in episode.turns[0].prompt_ids if token >= PICTURE_IDS]
-        assert seen == [picture.token_id] * 16
-        assert len(episode.turns[0].prompt_ids) < 60  # a note and the picture, and not its base64
+        (image,) = find_references(episode.first_observation)
+        seen = [token for token in episode.turns[0].prompt_ids if token >= IMAGE_IDS]
+        assert seen == [image.token_id] * 16
+        assert len(episode.turns[0].prompt_ids) < 60  # a note and the image, and not its base64
 
 
 def test_killed_and_resumed_it_is_the_same_run(whole, settings, tmp_path):
@@ -138,7 +138,7 @@ def test_an_adapter_learns_while_groups_are_played_ahead(settings, tmp_path):
     assert code == 2 and "not supported for vision-language models" in err
 
 
-def test_what_is_not_supported_is_refused_by_check_and_train(settings, tmp_path):
+def test_what_is_not_supported_is_rejected_by_check_and_train(settings, tmp_path):
     write_block(tmp_path)
     code, out, err = run(tmp_path, "check", *settings, "model.history=rerender")
     assert code != 0

@@ -186,7 +186,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
             change(policy)
             await engine.publish(2)
             measured = await engine.metrics()
-            assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+            assert measured["logprob_check/difference"] < 1e-4 < measured["logprob_check/moved"]
             assert measured["engine/restarts"] == 1
 
 
@@ -199,7 +199,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
         for version in range(1, 6):
             change(policy, 0.01 * version)
             await engine.publish(version)
-            assert (await engine.metrics())["canary/difference"] < 1e-4
+            assert (await engine.metrics())["logprob_check/difference"] < 1e-4
         client = engine.replicas[0].client
         names = await client.adapters()
         kept, root = engine._versions._adopted, engine._versions.transfer._root
@@ -210,7 +210,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
         assert [folder.name for folder in folders] == served
 
 
-async def test_a_second_run_is_rejected_and_foreign_tokens_are_never_used(
+async def test_a_second_run_is_rejected_and_its_tokens_are_never_used(
     vllm_served, tmp_path, base_weights
 ):
     merged = (LORA, "engine.publish=merged")
@@ -288,7 +288,7 @@ async def test_all_weights_are_published_into_requests_under_way(
         await asyncio.gather(*players)
         assert all(versions == sorted(set(versions)) for versions in found)
         measured = await engine.metrics()
-        assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+        assert measured["logprob_check/difference"] < 1e-4 < measured["logprob_check/moved"]
         episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
         assert largest_difference(policy, episodes, 1.0) < 1e-4
 
@@ -320,7 +320,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
             assert engine.replicas[0].difference < 1e-4
             change(policy)
             await engine.publish(2)
-            assert (await engine.metrics())["canary/difference"] < 1e-4
+            assert (await engine.metrics())["logprob_check/difference"] < 1e-4
 
 
 async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
@@ -363,10 +363,10 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
             completion = await engine.generate(request(first + 2 * version - 2))
             assert completion.policy_versions == [version]
             measured = await engine.metrics()
-            assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+            assert measured["logprob_check/difference"] < 1e-4 < measured["logprob_check/moved"]
 
 
-async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_path):
+async def test_a_way_that_does_not_fit_the_model_is_rejected(vllm_served, tmp_path):
     for overrides in (["engine.publish=adapter"], [LORA, "engine.publish=full"]):
         with pytest.raises(ConfigError, match=r"engine\.publish=.* does not fit"):
             async with opened(vllm_served, tmp_path, *overrides):
@@ -454,7 +454,7 @@ async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, 
         monkeypatch.undo()
 
 
-async def test_a_folder_without_weights_is_refused_and_the_server_lives(vllm_served, tmp_path):
+async def test_a_folder_without_weights_is_rejected_and_the_server_lives(vllm_served, tmp_path):
     async with VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60) as client:
         with pytest.raises(EngineError, match=r"no \*\.safetensors"):
             await client.load_weights(tmp_path, "1")

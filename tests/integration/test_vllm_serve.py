@@ -83,7 +83,9 @@ def test_the_example_trains_on_vllm_by_its_own_yaml(trained):
     published = [each for each in played if each["groups/trained"]]
     assert published  # a group whose members all have one reward trains nothing
     assert all(each["mismatch/max"] < BOUND for each in published)
-    assert all(each["canary/difference"] < BOUND < each["canary/moved"] for each in published)
+    assert all(
+        each["logprob_check/difference"] < BOUND < each["logprob_check/moved"] for each in published
+    )
     groups = read_episodes(episodes_path(trained, 1))
     assert roles_that_called(groups) == {"plan", "write"}
 

@@ -97,7 +97,7 @@ def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
     try:
         wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
         record = steps_of(tmp_path)[0]
-        assert record["canary/difference"] < BOUND < record["canary/moved"]
+        assert record["logprob_check/difference"] < BOUND < record["logprob_check/moved"]
         each = [record[f"engine/{number}/generated_tokens"] for number in (0, 1)]
         assert min(each) > 0 and sum(each) == record["engine/generated_tokens"]
         servers = server_processes(psutil.Process(process.pid))

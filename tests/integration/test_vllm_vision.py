@@ -1,11 +1,11 @@
-"""A vLLM server that sees the pictures of observations, with a small vision-language model."""
+"""A vLLM server that sees the images of observations, with a small vision-language model."""
 
 import pytest
 import torch
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.install import require_pictures
+from openenv_pipe.engines.vllm.install import require_images
 from openenv_pipe.errors import EngineMissingError
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import run
@@ -13,7 +13,7 @@ from tests.fakes import FakeHost, all_episodes, collect, run_config
 from tests.integration.test_vision_train import RUN, write_block
 from tests.vision_models import (
     ADAPTER,
-    picture,
+    image,
     play,
     samples_of,
     trained_logprobs,
@@ -40,12 +40,12 @@ def served(model, tmp_path_factory):
     if isinstance(installed, str):
         pytest.skip(installed)
     try:
-        require_pictures("cpu")
+        require_images("cpu")
     except EngineMissingError as error:
         pytest.skip(f"not installed: {error}")
     eager = "engine.arguments=[--enforce-eager]"  # compiling takes longer than these tests
     folder = tmp_path_factory.mktemp("vllm")
-    with vllm_server(installed, folder, *model, eager, sees_pictures=True) as server:
+    with vllm_server(installed, folder, *model, eager, sees_images=True) as server:
         yield server
 
 
@@ -66,8 +66,8 @@ def largest_difference(policy, samples) -> float:
 
 
 @pytest.mark.parametrize("lora_rank", [0, LORA_RANK])
-async def test_sampler_and_trainer_agree_on_pictures(served, model, tmp_path, lora_rank):
-    """Over turns that each show a picture, and after new weights of all parts of the model."""
+async def test_sampler_and_trainer_agree_on_images(served, model, tmp_path, lora_rank):
+    """Over turns that each show an image, and after new weights of all parts of the model."""
     rank = f"model.lora.rank={lora_rank}"
     limit = "env.max_episode_tokens=400"
     draw = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ async def test_sampler_and_trainer_agree_on_pictures(served, model, tmp_path, lo
                 values.data += 0.05 * torch.randn(values.shape, generator=draw)
             await engine.publish(version)
             measured = await engine.metrics()
-            assert measured["canary/difference"] < BOUND < measured["canary/moved"]
+            assert measured["logprob_check/difference"] < BOUND < measured["logprob_check/moved"]
             groups = await collect(
                 policy,
                 config=run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400}),
@@ -87,17 +87,16 @@ async def test_sampler_and_trainer_agree_on_pictures(served, model, tmp_path, lo
             )
             samples = samples_of(groups)
             assert {len(each.turns) for each in all_episodes(groups)} == {2}
-            assert {len(each.pictures) for each in samples} == {2, 3}
+            assert {len(each.images) for each in samples} == {2, 3}
             assert largest_difference(policy, samples) < BOUND
-    for sample in samples:  # The test would notice other pictures of the same size.
-        sample.pictures = {
-            name: picture(99, each["width"], each["height"])
-            for name, each in sample.pictures.items()
+    for sample in samples:  # The test would notice other images of the same size.
+        sample.images = {
+            name: image(99, each["width"], each["height"]) for name, each in sample.images.items()
         }
     assert largest_difference(policy, samples) > 100 * BOUND
 
 
-def test_two_steps_on_pictures(served, model, tmp_path):
+def test_two_steps_on_images(served, model, tmp_path):
     """`train` samples from the server what it learns from, and publishes all weights to it."""
     path = next(each for each in model if each.startswith("model.path="))
     changes = ("engine=vllm", *served.attach, "trainer.steps=2", "eval.num_tasks=2")
@@ -107,4 +106,4 @@ def test_two_steps_on_pictures(served, model, tmp_path):
     assert [each["step"] for each in steps] == [1, 2]
     for each in steps:
         assert each["mismatch/max"] < BOUND
-        assert each["canary/difference"] < BOUND < each["canary/moved"]
+        assert each["logprob_check/difference"] < BOUND < each["logprob_check/moved"]

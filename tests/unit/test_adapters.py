@@ -40,7 +40,7 @@ async def test_messages_are_rendered_from_the_observation():
     assert await adapter.open({"length": 5}, no_questions) == Opening(messages=[user("word of 5")])
     assert adapter.follow({"marks": "g.y.."}) == [user("g.y..")]
     assert adapter.follow({"marks": ""}) == [user("?")]
-    assert adapter.refuse("too long") == [user("no: too long")]
+    assert adapter.reject("too long") == [user("no: too long")]
 
 
 async def test_the_system_message_comes_first():
@@ -81,7 +81,7 @@ def test_a_field_that_the_observation_lacks_is_a_mistake_of_the_configuration():
         {"pattern": "[a-z]{5}"},
     ],
 )
-def test_a_broken_template_or_pattern_is_refused_at_the_start(changes):
+def test_a_broken_template_or_pattern_is_rejected_at_the_start(changes):
     with pytest.raises(ConfigError, match=rf"env\.adapter\.{next(iter(changes))}"):
         text_adapter(**changes)
 
@@ -129,7 +129,7 @@ class OwnAdapter:
     def follow(self, observation):
         return [user(str(observation))]
 
-    def refuse(self, why):
+    def reject(self, why):
         return [user(why)]
 
 
@@ -139,7 +139,7 @@ class SpoiltAdapter(OwnAdapter):
     def __init__(self, *, method, does):
         super().__init__(prefix="go")
         self.kept = [{"text": "kept", "deep": [1]}]
-        own = {"open": self.open, "read": self.read, "follow": self.follow, "refuse": self.refuse}
+        own = {"open": self.open, "read": self.read, "follow": self.follow, "reject": self.reject}
         spoil = {"open": self._spoil_open}.get(method, self._spoil)
         setattr(self, method, partial(spoil, own[method], does))
 
@@ -181,7 +181,7 @@ async def called(adapter, method, given):
     return await adapter.open(given, ask)
 
 
-METHODS = ["open", "read", "follow", "refuse"]
+METHODS = ["open", "read", "follow", "reject"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -218,9 +218,9 @@ async def test_what_ask_raises_reaches_the_episode(error):
 
 @pytest.mark.parametrize(
     ("target", "options", "words"),
-    [("OwnAdapter", {}, "prefix"), ("OwnAdapter", {"suffix": 1}, "suffix"), ("dict", {}, "refuse")],
+    [("OwnAdapter", {}, "prefix"), ("OwnAdapter", {"suffix": 1}, "suffix"), ("dict", {}, "reject")],
 )
-def test_a_python_adapter_that_cannot_be_one_is_refused(target, options, words):
+def test_a_python_adapter_that_cannot_be_one_is_rejected(target, options, words):
     module = "builtins" if target == "dict" else __name__
     config = PythonAdapterConfig(type="python", target=f"{module}:{target}", options=options)
     with pytest.raises(ConfigError, match=words):
@@ -247,7 +247,7 @@ async def test_a_python_adapter_is_built_with_its_options():
         (r"(?P<x>(?:ab){2,}?)", "abab"),
     ],
 )
-def test_a_refusal_shows_a_reply_that_the_pattern_matches(pattern, example):
+def test_a_rejection_shows_a_reply_that_the_pattern_matches(pattern, example):
     adapter = text_adapter(pattern=pattern)
     assert adapter.read(example)
     with pytest.raises(UnusableReply) as caught:

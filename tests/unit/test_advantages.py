@@ -177,6 +177,6 @@ def test_an_episode_without_a_trained_turn_counts_nowhere():
 
 
 def test_shipped_configurations_name_a_known_scale():
-    """The code divides for every value but "none", so the schema has to refuse unknown values."""
+    """The code divides for every value but "none", so the schema has to reject unknown values."""
     with pytest.raises(ValueError, match="scale"):
         run_config({"trainer.advantage.scale": "variance"})

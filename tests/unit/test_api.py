@@ -209,7 +209,7 @@ def test_an_error_of_the_api_has_no_secret(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
 
     def work():
-        raise HostError("refused tok-0123456789")
+        raise HostError("rejected tok-0123456789")
 
-    with pytest.raises(HostError, match=r"^refused <hidden: MY_TOKEN>$"):
+    with pytest.raises(HostError, match=r"^rejected <hidden: MY_TOKEN>$"):
         _in_thread(work, SimpleNamespace())

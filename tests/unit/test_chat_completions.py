@@ -22,7 +22,7 @@ HELLO = {"role": "user", "content": "hello"}
         ({"messages": [HELLO], "max_tokens": "many"}, "max_tokens"),
     ],
 )
-def test_a_malformed_request_is_refused_by_name(body, named):
+def test_a_malformed_request_is_rejected_by_name(body, named):
     with pytest.raises(InvalidRequestError, match=named):
         read_request(body)
 

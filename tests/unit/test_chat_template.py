@@ -1,4 +1,4 @@
-"""Chat templates: golden ids, and templates that must be refused. Trap numbers: tests/README.md."""
+"""Chat templates: golden ids, and templates that are rejected. Trap numbers: tests/README.md."""
 
 from functools import cache
 from itertools import chain
@@ -167,7 +167,7 @@ def test_a_reply_that_was_cut_off_gets_the_end_token_that_it_lacks():
 
 
 @pytest.mark.parametrize("template", [STOCK_QWEN3, STOCK_QWEN3_EMPTY_THINK])
-def test_a_template_that_drops_earlier_thinking_is_refused(template):
+def test_a_template_that_drops_earlier_thinking_is_rejected(template):
     """Trap 3."""
     with pytest.raises(ConfigError, match="rewrites earlier turns"):
         ChatFormat(qwen_tokenizer(template))
@@ -206,7 +206,7 @@ def test_a_template_that_keeps_earlier_turns_is_accepted(kept):
         ("{{ messages | length }}" + CHATML, "rewrites earlier turns"),
     ],
 )
-def test_a_template_that_cannot_be_trained_on_is_refused(template, why):
+def test_a_template_that_cannot_be_trained_on_is_rejected(template, why):
     """Trap 3."""
     with pytest.raises(ConfigError, match=why):
         ChatFormat(qwen_tokenizer(template))

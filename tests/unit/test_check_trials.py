@@ -17,7 +17,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
-from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Opening
@@ -94,7 +94,7 @@ def test_a_baseline_plays_one_episode(players: str):
 def test_baselines_that_cannot_be_played_are_warnings_as_train_goes_on(players: str):
     def raising(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
         if number:
-            raise StepRefusedError("EXECUTION_ERROR", "no such move")
+            raise StepRejectedError("EXECUTION_ERROR", "no such move")
         return StepResult({"text": "go"}, 0.0, done=False)
 
     line = tried(run_config({"env.baselines": {"one": f"{players}:speaks"}}), FakeHost(raising))
@@ -125,7 +125,7 @@ def test_baselines_that_are_not_evaluated_are_not_tried(players: str):
         tried(config, FakeHost())
 
 
-def test_resets_that_are_done_at_once_are_refused_with_the_observation(
+def test_resets_that_are_done_at_once_are_rejected_with_the_observation(
     monkeypatch: pytest.MonkeyPatch,
 ):
     def done(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:

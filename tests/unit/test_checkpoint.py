@@ -159,7 +159,7 @@ def test_equal_trainings_have_equal_digests(tmp_path, lora_rank):
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
+def test_a_folder_without_a_model_is_rejected(tmp_path):
     values = tiny_model().model_dump()
     of_tiny = TinyModelConfig.model_fields.keys() - HubModelConfig.model_fields.keys()
     values = {key: value for key, value in values.items() if key not in of_tiny}

@@ -244,8 +244,8 @@ HOLD = (
 def test_one_at_a_time_works_on_a_folder(folder):
     command = [sys.executable, "-c", HOLD, str(folder.path)]
     with folder.held(), folder.held():  # the same object may hold the folder twice
-        refused = subprocess.run(command, capture_output=True, text=True)
-        assert "another process works in" in refused.stderr
+        rejected = subprocess.run(command, capture_output=True, text=True)
+        assert "another process works in" in rejected.stderr
         again = RunFolder.open(folder.path)
         with pytest.raises(RunFolderError, match="another process works in"), again.held():
             pass

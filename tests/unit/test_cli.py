@@ -178,7 +178,7 @@ def test_a_wrong_value_is_shown_where_it_is_no_secret(capsys):
         "hydra.api_key=sk-0123456789",
     ],
 )
-def test_an_override_that_is_wrong_is_refused_without_its_secret(override, capsys):
+def test_an_override_that_is_wrong_is_rejected_without_its_secret(override, capsys):
     engine = ("engine=openai", "engine.model=m", "engine.base_url=http://h/v1", "host=attach")
     with pytest.raises(SystemExit) as ended:
         cli.main(["show", "conf=echo", *engine, "host.urls=[http://h]", override])
@@ -198,7 +198,7 @@ def test_a_missing_engine_is_offered_on_a_terminal(monkeypatch, answer, code, bu
         sys.exit(0)
 
     monkeypatch.setattr(cli, "app", run)
-    monkeypatch.setattr(vllm_install, "install", lambda build, tell: installed.append(build))
+    monkeypatch.setattr(vllm_install, "install", lambda build, notify: installed.append(build))
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)

@@ -225,7 +225,7 @@ async def test_an_episode_without_a_reward_is_judged(tmp_path):
         ({}, "report a reward: no step was taken"),
     ],
 )
-async def test_a_report_that_means_nothing_is_refused_and_can_be_sent_again(body, said):
+async def test_a_report_that_means_nothing_is_rejected_and_can_be_sent_again(body, said):
     async with training_server() as server, server.client() as client:
         collecting = server.collect()
         async with client.rollout() as rollout, httpx.AsyncClient(base_url=server.url) as http:
@@ -279,7 +279,7 @@ async def test_web_pages_open_nothing():
 
 async def test_the_server_makes_a_token_that_clients_find_in_their_environment(monkeypatch):
     told = []
-    async with training_server(token=None, tell=told.append) as server:
+    async with training_server(token=None, notify=told.append) as server:
         async with server.client(None) as client:
             with pytest.raises(ClientError, match="needs its token"):
                 async with client.rollout():

@@ -169,7 +169,7 @@ def test_an_answer_of_any_size_or_depth_is_survived():
 
 # --- the filter itself, run by a small interpreter of its instructions --------------------------
 
-KILL, ALLOW, REFUSE = 0x80000000, 0x7FFF0000, 0x00050001
+KILL, ALLOW, REJECT = 0x80000000, 0x7FFF0000, 0x00050001
 X86, ARM = (0, 0xC000003E), (1, 0xC00000B7)
 
 
@@ -205,10 +205,10 @@ def filter_program(monkeypatch):
         (X86, 9, 3, ALLOW),  # mmap for data
         (X86, 9, 7, KILL),  # mmap for code
         (X86, 10, 5, KILL),  # mprotect for code
-        (X86, 257, 0, REFUSE),  # openat for reading
+        (X86, 257, 0, REJECT),  # openat for reading
         (X86, 257, 0o101, KILL),  # openat for writing
         (X86, 2, 0, KILL),  # open
-        (X86, 4, 0, REFUSE),  # stat
+        (X86, 4, 0, REJECT),  # stat
         (X86, 41, 0, KILL),  # socket
         (X86, 57, 0, KILL),  # fork
         (X86, 435, 0, KILL),  # clone3
@@ -225,5 +225,5 @@ def filter_program(monkeypatch):
 def test_the_filter_decides(filter_program, machine, number, third_argument, verdict):
     index, architecture = machine
     assert decide(filter_program(index), architecture, number, third_argument) == verdict
-    foreign = X86[1] if machine == ARM else ARM[1]
-    assert decide(filter_program(index), foreign, number, third_argument) == KILL
+    other = X86[1] if machine == ARM else ARM[1]
+    assert decide(filter_program(index), other, number, third_argument) == KILL

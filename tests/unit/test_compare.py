@@ -160,7 +160,7 @@ def test_the_runs_of_a_sweep_are_found_by_its_stamp(tmp_path):
         (["smoke/0001", "sweeps/empty"], "is a sweep; name it alone"),
     ],
 )
-def test_what_is_no_run_and_no_sweep_is_refused(tmp_path, names, expected):
+def test_what_is_no_run_and_no_sweep_is_rejected(tmp_path, names, expected):
     make(tmp_path)
     (tmp_path / "sweeps" / "empty").mkdir(parents=True)
     with pytest.raises(RunFolderError, match=expected):

@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> Path:
 RANGES = ("range.yaml", "range.yaml", "held_out.yaml")
 
 
-def refusal(*overrides: str) -> str:
+def rejection(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
     assert caught.value.exit_code == 2
@@ -212,12 +212,12 @@ def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
         amend(saved, ["conf=echo"])
 
 
-# --- what is refused ---------------------------------------------------------------------------
+# --- what is rejected ---------------------------------------------------------------------------
 
 
 def test_no_experiment_lists_those_that_there_are(folder):
     write(folder / "conf/conf/mine.yaml", "# @package _global_\nname: mine\n")
-    message = refusal("trainer.steps=3")
+    message = rejection("trainer.steps=3")
     assert "game2048, harbor, mine, reasoning" in message
     assert "conf=wordle" in message
 
@@ -263,14 +263,14 @@ def test_no_experiment_lists_those_that_there_are(folder):
 )
 def test_an_override_that_is_wrong_is_explained(folder, override, expected):
     conf = [] if override.startswith("conf=") else ["conf=wordle"]
-    message = refusal(*conf, override)
+    message = rejection(*conf, override)
     assert [part for part in expected if part not in message] == []
     assert "pydantic" not in message
     assert "Error" not in message.replace("KeyError", "")
 
 
 def test_all_problems_are_told_at_once(folder):
-    message = refusal("conf=wordle", "trainer.steps=-1", "host.prot=3", "model.dtype=int8")
+    message = rejection("conf=wordle", "trainer.steps=-1", "host.prot=3", "model.dtype=int8")
     assert message.startswith("3 problems")
     for key in ("trainer.steps=-1", "host.prot=3", 'model.dtype="int8"'):
         assert key in message
@@ -278,24 +278,24 @@ def test_all_problems_are_told_at_once(folder):
 
 def test_keys_of_an_own_file_are_explained_too(folder):
     write(folder / "conf/trainer/fast.yaml", "defaults: [grpo, _self_]\ngroup_sise: 4\n")
-    assert "did you mean trainer.group_size" in refusal("conf=wordle", "trainer=fast")
+    assert "did you mean trainer.group_size" in rejection("conf=wordle", "trainer=fast")
 
 
 def test_bad_yaml_is_shown_with_file_and_line(folder):
     path = write(folder / "conf/env/mine.yaml", "name: mine\nadapter: [1, 2\ntasks: {}\n")
-    message = refusal("conf=echo", "env=mine")
+    message = rejection("conf=echo", "env=mine")
     assert f"{path}, line 3" in message
 
 
 @pytest.mark.parametrize("text", ["just text\n", "- a\n- list\n", "defaults: {env: echo}\n"])
-def test_a_file_that_is_no_block_is_refused(folder, text):
+def test_a_file_that_is_no_block_is_rejected(folder, text):
     write(folder / "conf/env/mine.yaml", text)
-    assert refusal("conf=echo", "env=mine")
+    assert rejection("conf=echo", "env=mine")
 
 
 def test_a_missing_file_of_a_defaults_list_is_named(folder):
     write(folder / "conf/env/mine.yaml", "defaults: [wordel, _self_]\nname: mine\n")
-    message = refusal("conf=echo", "env=mine")
+    message = rejection("conf=echo", "env=mine")
     assert "did you mean wordle" in message
 
 

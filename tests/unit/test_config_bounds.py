@@ -1,4 +1,4 @@
-"""Numbers, texts and free mappings of a configuration: what is refused, with the key by name."""
+"""Numbers, texts and free mappings of a configuration: what is rejected, with the key by name."""
 
 import math
 from copy import deepcopy
@@ -16,7 +16,7 @@ def saved():
     return compose(["conf=smoke"]).config.model_dump()
 
 
-def refusal(saved, key, value) -> str:
+def rejection(saved, key, value) -> str:
     values = deepcopy(saved)
     assign(values, key, value)
     with pytest.raises(ConfigError) as caught, readable_errors():
@@ -78,8 +78,8 @@ def nested(depth: int):
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, str) else type(value).__name__,
 )
-def test_a_value_without_sense_is_refused_by_name(saved, key, value, says):
-    message = refusal(saved, key, value)
+def test_a_value_without_sense_is_rejected_by_name(saved, key, value, says):
+    message = rejection(saved, key, value)
     assert says in message
     assert len(message) < 400
 

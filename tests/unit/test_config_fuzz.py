@@ -1,4 +1,4 @@
-"""2,000 wrong configurations: each composes, or is refused with one line per problem.
+"""2,000 wrong configurations: each composes, or is rejected with one line per problem.
 
 The examples are the same in every run (`derandomize`, and `_same_examples` of conftest.py). What
 they have found is in `test_config_bounds.py` and `test_yaml_files.py`.
@@ -111,7 +111,7 @@ def check_message(error: ConfigError) -> str:
 
 @bounded(NUM_VALIDATED)
 @given(changes=CHANGES)
-def test_wrong_values_are_refused_by_name(changes):
+def test_wrong_values_are_rejected_by_name(changes):
     values = deepcopy(saved())
     try:
         with readable_errors():
@@ -127,7 +127,7 @@ def test_wrong_values_are_refused_by_name(changes):
 
 @bounded(NUM_COMPOSED)
 @given(overrides=st.lists(OVERRIDES, min_size=1, max_size=2))
-def test_wrong_overrides_are_refused(folder, overrides):
+def test_wrong_overrides_are_rejected(folder, overrides):
     try:
         compose(["conf=smoke", *overrides])
     except ConfigError as error:
@@ -141,7 +141,7 @@ def test_wrong_overrides_are_refused(folder, overrides):
     removed=st.integers(0, 40),
     added=st.one_of(RAW, st.sampled_from(["&a [*a]", "*a", "<<: *a", "\n---\n", "\t", "\n- x\n"])),
 )
-def test_damaged_files_are_refused(folder, name, place, removed, added):
+def test_damaged_files_are_rejected(folder, name, place, removed, added):
     text = (shipped_dir("conf") / f"{name}.yaml").read_text()
     place = place % len(text)
     damaged = text[:place] + added + text[place + removed :]

@@ -154,14 +154,14 @@ def test_criteria_are_read_from_a_file_into_the_configuration(tmp_path, name, te
         (TOML.replace("gate", "gates"), "criteria.0.gates"),
     ],
 )
-def test_a_file_of_criteria_that_is_none_is_refused(tmp_path, text, expected):
+def test_a_file_of_criteria_that_is_none_is_rejected(tmp_path, text, expected):
     path = tmp_path / "my.toml"
     if text is not None:
         path.write_text(text)
     given = ["judge=openai", "judge.model=m", "judge.api_key=null"]
-    with pytest.raises(ConfigError, match=r"reward\.terms\.judge") as refused:
+    with pytest.raises(ConfigError, match=r"reward\.terms\.judge") as rejected:
         compose(["conf=echo", "reward=judge", *given, f"reward.terms.judge.criteria={path}"])
-    assert expected in str(refused.value)
+    assert expected in str(rejected.value)
 
 
 def test_equal_episodes_are_shown_once_and_kept_answers_are_not_asked_for_again(server, tmp_path):

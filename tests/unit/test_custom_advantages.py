@@ -77,7 +77,7 @@ def test_numbers_belong_to_the_scored_episodes_in_their_order():
         ("a dict for a group", "expected for group 0 of task train/0 one list per scored episode"),
     ],
 )
-def test_what_are_no_advantages_is_refused(name, words):
+def test_what_are_no_advantages_is_rejected(name, words):
     with pytest.raises(ConfigError, match=words):
         build("given", name=name)(GROUPS)
 
@@ -116,7 +116,7 @@ def test_what_it_raises_has_its_name():
         build("cancels")(GROUPS)
 
 
-def test_options_that_it_does_not_take_are_refused_before_the_run():
+def test_options_that_it_does_not_take_are_rejected_before_the_run():
     with pytest.raises(ConfigError, match=r"trainer\.advantage\.target.* cannot be called with"):
         build("above")
 

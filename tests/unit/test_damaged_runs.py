@@ -1,4 +1,4 @@
-"""Run folders that are damaged in many ways: each is read, or refused by a message with a name.
+"""Run folders that are damaged in many ways: each is read, or rejected by a message with a name.
 
 Every case is made by its seed. To repeat one: pytest -k "damaged and 17".
 """
@@ -99,7 +99,7 @@ def sound(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def _quick(monkeypatch):
-    """Check no requirements, start no run, and draw no pictures, each of which takes long."""
+    """Check no requirements, start no run, and draw no images, each of which takes long."""
     monkeypatch.setattr(start, "check_requirements", lambda *_, **__: None)
     monkeypatch.setattr(start, "run", lambda attempt, control: None)
     for name in ("draw_learning_curves", "draw_losses"):
@@ -264,7 +264,7 @@ ACTIONS = {
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("seed", range(NUM_CASES))
-def test_a_damaged_run_is_read_or_refused_by_name(seed, sound, tmp_path, capsys):
+def test_a_damaged_run_is_read_or_rejected_by_name(seed, sound, tmp_path, capsys):
     random = Random(seed)
     run = tmp_path / "smoke" / "0001"
     shutil.copytree(sound, run, symlinks=True)

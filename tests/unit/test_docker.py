@@ -105,7 +105,7 @@ def test_a_named_image_is_pulled_not_built():
     assert (recipe.name, recipe.arguments) == ("registry/parrot:1", ("pull", "registry/parrot:1"))
 
 
-def test_nothing_to_build_from_is_refused(package):
+def test_nothing_to_build_from_is_rejected(package):
     with pytest.raises(ConfigError, match=r"env\.package .*host\.image"):
         image_recipe(*settings())
     with pytest.raises(ConfigError, match=r"there is no .*/Containerfile; .*host\.dockerfile"):
@@ -194,7 +194,7 @@ def test_a_death_for_want_of_memory_names_the_key():
 # --- the daemon and owner labels ----------------------------------------------------------------
 
 
-def test_a_daemon_elsewhere_is_refused(monkeypatch):
+def test_a_daemon_elsewhere_is_rejected(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
     with pytest.raises(ConfigError, match="not a socket of this machine"):
         daemon_address()

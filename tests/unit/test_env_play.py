@@ -11,7 +11,7 @@ from openenv_pipe.commands.env.episodes import PlayedEpisode, play_to_end
 from openenv_pipe.commands.env.play import Game
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import StepRefusedError
+from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.types import Status, Task
 
 CONFIG = run_config()
@@ -19,9 +19,9 @@ TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 
 def picky(seed, number, action):
-    """Refuses "bad", and is done with "end"."""
+    """Rejects "bad", and is done with "end"."""
     if action.get("text") == "bad":
-        raise StepRefusedError("VALIDATION_ERROR", "bad is not allowed")
+        raise StepRejectedError("VALIDATION_ERROR", "bad is not allowed")
     return StepResult({"text": f"seen {number}"}, 0.5, done=action.get("text") == "end")
 
 
@@ -41,10 +41,12 @@ def chosen_play(*turns: list[str]) -> PlayedEpisode:
     return asyncio.run(play())
 
 
-def test_the_calls_behind_a_refused_one_are_not_made():
+def test_the_calls_behind_a_rejected_one_are_not_made():
     play = chosen_play(["a", "bad", "b"], ["c", "end", "d"])
     assert [action["text"] for action in play.actions] == ["a", "c", "end"]
-    assert [str(refusal) for refusal in play.refusals] == ["VALIDATION_ERROR: bad is not allowed"]
+    assert [str(rejection) for rejection in play.rejections] == [
+        "VALIDATION_ERROR: bad is not allowed"
+    ]
     assert play.done and play.failure is None and play.num_turns == 4
     assert len(play.durations_s) == len(play.results) == 4
 
@@ -54,7 +56,7 @@ class Answering:
 
     def __init__(self):
         adapter = build_adapter(CONFIG.env.adapter)
-        self.open, self.follow, self.refuse = adapter.open, adapter.follow, adapter.refuse
+        self.open, self.follow, self.reject = adapter.open, adapter.follow, adapter.reject
         self._read = adapter.read
 
     def read(self, reply):

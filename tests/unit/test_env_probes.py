@@ -22,7 +22,7 @@ from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import StepRefusedError
+from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.types import Task
 
@@ -247,7 +247,7 @@ def test_never_acting_is_compared_with_acting_at_random():
 def test_failed_episodes_are_counted_and_left_out():
     """An action that raises on the server fails the episode here as it does in training."""
     failed = group(5.0, 0.0)
-    failed[0].failure = StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+    failed[0].failure = StepRejectedError("EXECUTION_ERROR", "7 is not a valid Action")
     found, summary, _ = reward_lines({"random": [failed, group(0.0, 1.0)]}, success_reward=1.0)
     assert (found.name, found.result) == ("episodes, random", Result.WARN)
     assert "1 of 4 episodes failed" in found.text and "env.step_exception=unusable" in found.text

@@ -155,12 +155,12 @@ def test_new_steps_are_told_once_and_the_end_ends_it(tmp_path):
     assert state.has_ended
 
 
-def test_the_picture_has_progress_numbers_curves_and_alarms(tmp_path):
+def test_the_image_has_progress_numbers_curves_and_alarms(tmp_path):
     folder = run_samples.create(tmp_path)
     with closing(MetricsFile(folder.metrics_path)) as metrics:
         for step in (1, 2):
             metrics.append(run_samples.record(step) | {"replies/unusable": 1.0})
-    lines = RunState(folder.path).picture()
+    lines = RunState(folder.path).image()
     assert lines[0] == "smoke/0001 running"
     assert lines[1].startswith("grpo 2/2 · left 0:00 · last step ")
     assert "success 0.05 · tokens/s 5210" in lines[2]

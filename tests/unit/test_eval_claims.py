@@ -62,7 +62,7 @@ def test_every_line_about_an_evaluation_says_how_many_tasks_were_scored(folder):
     assert scores_text(trained).endswith("on 1 of 10 tasks scored")
     (warning,) = eval_warnings(trained, folder.path)
     assert f"episodes {folder.path} --eval trained --status error`" in warning
-    state = "\n".join(RunState(folder.path).picture())
+    state = "\n".join(RunState(folder.path).image())
     assert "eval trained: success 100.0%" in state and "! eval trained: only 1 of 10" in state
     (row,) = list_runs([folder.path.parent.parent])
     assert row.success_trained == "100% on 1/10 tasks"

@@ -7,7 +7,7 @@ from fakes import FakeHost, play, rollout_context, run_config
 from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.errors import ConfigError, RunFolderError, StepRefusedError
+from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
         find_model(str(folder.path), [])
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(folder, caplog):
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_rejected_by_name(folder, caplog):
     (folder.path / "checkpoints/step_000020/weights").write_text("else")
     assert find_model(str(folder.path), []).label == "step_000010"
     assert "step_000020 is damaged" in caplog.text
@@ -125,7 +125,7 @@ def test_training_stops_when_the_target_is_reached(folder):
         ("env.baselines.mine=nothing", "env.baselines.mine=.*such as wordle.rewards:name"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(override, expected):
+def test_settings_that_do_not_fit_are_rejected(override, expected):
     with pytest.raises(ConfigError, match=expected):
         compose(["conf=smoke", override])
 
@@ -143,19 +143,19 @@ async def test_a_baseline_that_fails_is_a_row_and_ends_nothing(folder):
 
     def fragile(seed, number, action):
         if number:
-            raise StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+            raise StepRejectedError("EXECUTION_ERROR", "7 is not a valid Action")
         return play(seed, number, action)
 
     players = {"broken": f"{__name__}:no_player", "random": f"{__name__}:one_letter"}
     config = run_config({"env.baselines": players, "eval.baselines": True, "eval.num_tasks": 2})
     chat, engine = ChatFormat(build_tokenizer()), ScriptedEngine(one_letter)
     rollout = rollout_context(config, FakeHost(fragile), chat=chat, engine=engine)
-    broken, refused = await play_baselines(config, rollout)
+    broken, rejected = await play_baselines(config, rollout)
     assert "the baseline 'broken'" in broken.report.error and "no idea" in broken.report.error
     for words in ("'random'", "not a valid Action", "env.step_exception=unusable"):
-        assert words in refused.report.error
-    assert "eval.baselines=false" in refused.report.error
-    for evaluation in (broken, refused):
+        assert words in rejected.report.error
+    assert "eval.baselines=false" in rejected.report.error
+    for evaluation in (broken, rejected):
         save_evaluation(folder.path, evaluation)
     assert write_report(folder).read_text().count("not played: it failed") == 2
     assert "no idea" in (folder.path / "eval/baseline_broken.md").read_text()

@@ -26,8 +26,8 @@ def test_a_target_whose_module_lacks_a_package_says_how_to_get_it(tmp_path, monk
 
 def test_only_packages_of_extras_are_required_of_an_environment(tmp_path):
     """Environments of other releases of OpenEnv name packages that are not needed."""
-    extras.refuse_missing_requirements(tmp_path)
+    extras.reject_missing_requirements(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["no-such-package>=1"]\n')
-    extras.refuse_missing_requirements(tmp_path)
+    extras.reject_missing_requirements(tmp_path)
     (tmp_path / "pyproject.toml").write_text("not = TOML")
-    extras.refuse_missing_requirements(tmp_path)
+    extras.reject_missing_requirements(tmp_path)

@@ -11,7 +11,7 @@ from fakes import random_samples
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.commands.preflight.model import try_forward
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.architecture_check import refuse_unsupported
+from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention import packed
 from openenv_pipe.models.attention.reach import find_reaches, layer_masks
 from openenv_pipe.models.forward_check import check_forward
@@ -259,14 +259,14 @@ def test_logits_that_are_no_scaled_or_capped_outputs_are_rejected(change, messag
 
     model.forward = changed
     with pytest.raises(ConfigError, match=message):
-        refuse_unsupported(model)
+        reject_unsupported(model)
 
 
 def test_hidden_states_that_change_before_the_head_are_rejected(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(make_family(tmp_path, "Qwen3Config"))
     model.lm_head.register_forward_pre_hook(lambda head, inputs: (inputs[0] + 1.0,))
     with pytest.raises(ConfigError, match="between its decoder and its head"):
-        refuse_unsupported(model)
+        reject_unsupported(model)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """The forward passes of sampling and training agree with the model's own, or the model is
-refused."""
+rejected."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_tiny_model_passes(lora_rank, autocast):
 
 
 @pytest.mark.parametrize("scale", [0.5, float("nan")])
-def test_an_architecture_that_scales_its_logits_is_refused(scale):
+def test_an_architecture_that_scales_its_logits_is_rejected(scale):
     """Granite, Cohere and Gemma scale or cap their logits after the head."""
     policy = tiny_policy()
     policy.model.register_forward_hook(

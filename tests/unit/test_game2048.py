@@ -53,7 +53,7 @@ def test_tiles_are_dealt_to_empty_cells_one_in_ten_a_four():
     assert sum(after[0][0] > 0 for after in dealt) / 2000 == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_picture_has_aligned_columns():
+def test_the_image_has_aligned_columns():
     board = ((2, 0, 0, 128), EMPTY, EMPTY, EMPTY)
     assert rules.draw(board).splitlines()[:2] == ["  2   .   . 128", "  .   .   .   ."]
 

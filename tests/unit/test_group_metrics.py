@@ -23,7 +23,7 @@ from openenv_pipe.rollout.metrics import (
     summarise_groups,
     summarise_skipped,
 )
-from openenv_pipe.types import PICTURE_IDS, Group
+from openenv_pipe.types import IMAGE_IDS, Group
 
 
 async def test_the_entropy_of_all_sampled_tokens_is_that_of_the_model():
@@ -112,15 +112,15 @@ async def test_ids_and_clocks_in_a_prompt_are_no_other_task(volatile):
     assert await played(lambda reset, seed: f"{volatile.format(reset)}: task {reset}") == 3
 
 
-def test_pictures_of_a_prompt_are_compared():
+def test_images_of_a_prompt_are_compared():
     def unlike(first, second):
         turns = [[made_up_turn(ids, [6])] for ids in (first, second)]
         episodes = [made_up_episode(member=n, turns=each) for n, each in enumerate(turns)]
         group = Group(id="0", task=episodes[0].task, episodes=episodes)
         return count_unlike_prompts([group], lambda ids: " ".join(map(str, ids)))
 
-    assert unlike([5, PICTURE_IDS + 1], [5, PICTURE_IDS + 1]) == 0
-    assert unlike([5, PICTURE_IDS + 1], [5, PICTURE_IDS + 2]) == 1
+    assert unlike([5, IMAGE_IDS + 1], [5, IMAGE_IDS + 1]) == 0
+    assert unlike([5, IMAGE_IDS + 1], [5, IMAGE_IDS + 2]) == 1
 
 
 def test_an_episode_without_a_turn_is_compared_with_nothing():

@@ -114,6 +114,6 @@ def test_the_preset_names_the_task_the_model_and_how_to_install_harbor(monkeypat
         ("agent/sandbox=docker", "Harbor starts the containers"),
     ],
 )
-def test_what_harbor_cannot_be_combined_with_is_refused(change, words):
+def test_what_harbor_cannot_be_combined_with_is_rejected(change, words):
     with pytest.raises(ConfigError, match=words):
         compose([*TASKS, *FOLDERS, change, *(["agent.sandbox.image=x"] if "/" in change else [])])

@@ -13,7 +13,7 @@ import pytest
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import parse_frame, request_frame, step_result
-from openenv_pipe.errors import StepRefusedError
+from openenv_pipe.errors import StepRejectedError
 
 MAX_BYTES = 2**20
 TEXTS = {
@@ -57,7 +57,7 @@ def way(name):
 
 
 def answered(environment, action_class, action):
-    """Take a step as OpenEnv's server does; return its result, or None if it was refused."""
+    """Take a step as OpenEnv's server does; return its result, or None if it was rejected."""
     from openenv.core.env_server.serialization import deserialize_action, serialize_observation
     from openenv.core.env_server.types import (
         Action,
@@ -68,8 +68,8 @@ def answered(environment, action_class, action):
 
     try:
         request = request_frame("step", action, MAX_BYTES)
-    except StepRefusedError as refused:
-        assert refused.code == "INVALID_JSON"
+    except StepRejectedError as rejected:
+        assert rejected.code == "INVALID_JSON"
         return None
     try:
         parsed = deserialize_action(json.loads(request)["data"], action_class or Action)

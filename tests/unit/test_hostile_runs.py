@@ -15,7 +15,7 @@ LIMIT_S = 600
 CASES = (
     "gzip zeros episodes/step_000001|rows valid|gzip members|json objects eval/start.json"
     "|json keys run.json|sparse config.json|metrics many|tokenizer strip|link logs/attempt_9 folder"
-    "|name escape eval|index link episode_index.sqlite-shm|special episodes socket|picture link"
+    "|name escape eval|index link episode_index.sqlite-shm|special episodes socket|image link"
 )
 
 

@@ -84,7 +84,7 @@ def json_adapter(schema):
 
 
 @pytest.mark.parametrize("schema", BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_schema_is_refused_in_one_short_line(schema):
+def test_a_broken_schema_is_rejected_in_one_short_line(schema):
     for build in (json_adapter, lambda each: require_schema(each, "the schema")):
         with pytest.raises(ConfigError) as caught:
             build(schema)
@@ -110,7 +110,7 @@ def test_any_reply_is_an_action_or_unusable(schema, reply):
 @pytest.mark.parametrize(
     "schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"$defs": DOUBLING, **DOUBLING["a0"]}]
 )
-def test_a_schema_that_no_action_can_be_checked_with_is_refused_at_the_start(schema):
+def test_a_schema_that_no_action_can_be_checked_with_is_rejected_at_the_start(schema):
     with pytest.raises(ConfigError, match="cannot be applied"):
         json_adapter(schema)
 
@@ -162,7 +162,7 @@ def test_a_slow_pattern_of_the_configuration_makes_the_reply_unusable():
     "source",
     ["a{100000000}", "((a{99}){99}){99}", "x|(?=[ab]{9999999}c)", "(?P<a>x)(?(a)y{9999999}|z)"],
 )
-def test_patterns_that_take_all_memory_are_refused(source):
+def test_patterns_that_take_all_memory_are_rejected(source):
     with pytest.raises(ValueError, match="more than 100000 parts"):
         LimitedPattern(source)
 

@@ -11,8 +11,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from openenv_pipe.rollout.agents import gate
-from openenv_pipe.system.foreign_json import MAX_VALUES, parse_request
 from openenv_pipe.system.server_side import openenv_pipe_limits as limits
+from openenv_pipe.system.untrusted_json import MAX_VALUES, parse_request
 
 KEY = "the-key-of-the-tests"
 LONG = 64 * 2**20

@@ -69,6 +69,6 @@ def test_truncated_weights_undo_the_bias_where_they_are_not_cut():
 
 
 @pytest.mark.parametrize("bounds", [{"low": 1.5, "high": 2.0}, {"low": 0.1, "high": 0.9}])
-def test_bounds_that_shut_out_an_agreeing_sampler_are_refused(bounds):
+def test_bounds_that_shut_out_an_agreeing_sampler_are_rejected(bounds):
     with pytest.raises(ValueError, match="set low < 1 < high"):
         run_config({"trainer.loss.correction": {"type": "mask", **bounds}})

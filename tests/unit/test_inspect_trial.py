@@ -15,7 +15,7 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.templates import compile_template, render_message
 from openenv_pipe.environments.client.metadata import ServerMetadata
 from openenv_pipe.environments.client.protocol import StepResult, error_of_frame
-from openenv_pipe.errors import SessionTimeoutError, StepRefusedError
+from openenv_pipe.errors import SessionTimeoutError, StepRejectedError
 from openenv_pipe.types import Task
 
 DESCRIPTION = ServerMetadata(
@@ -145,7 +145,7 @@ async def test_a_server_of_one_session_gets_company():
     assert keys["reward"] == {"terms": {"unusable": {"weight": -1.0}}}
 
 
-RAISED = StepRefusedError("EXECUTION_ERROR", "not a move")
+RAISED = StepRejectedError("EXECUTION_ERROR", "not a move")
 TUPLE = error_of_frame(
     {
         "type": "error",
@@ -176,20 +176,20 @@ def test_what_cannot_be_trained_is_said():
 
 
 def test_an_environment_that_takes_no_action_cannot_be_trained():
-    def refusing(*refusals):
+    def rejecting(*rejections):
         play = played(done=False)
-        play.refusals += refusals
+        play.rejections += rejections
         return tried(play)
 
-    assert "of 2 random actions, all raised on the server" in problem(refusing(RAISED, RAISED))
-    assert problem(refusing(RAISED), step_exception="unusable") is None, "the user knows better"
-    invalid = StepRefusedError("VALIDATION_ERROR", "extra field")
-    assert "none is valid for the server" in problem(refusing(invalid))
-    wrong = problem(refusing(TUPLE), step_exception="unusable")
+    assert "of 2 random actions, all raised on the server" in problem(rejecting(RAISED, RAISED))
+    assert problem(rejecting(RAISED), step_exception="unusable") is None, "the user knows better"
+    invalid = StepRejectedError("VALIDATION_ERROR", "extra field")
+    assert "none is valid for the server" in problem(rejecting(invalid))
+    wrong = problem(rejecting(TUPLE), step_exception="unusable")
     assert "step() returned a tuple; OpenEnv wants the observation alone" in wrong
-    assert "step_exception" not in env_block(DESCRIPTION, ENV, refusing(RAISED))
+    assert "step_exception" not in env_block(DESCRIPTION, ENV, rejecting(RAISED))
     some = played(1.0)
-    some.refusals.append(RAISED)
+    some.rejections.append(RAISED)
     assert problem(tried(some)) is None
     assert "step_exception: unusable" in env_block(DESCRIPTION, ENV, tried(some))
     assert "1 of 2 random actions raised" in " ".join(notes_of(tried(some), ENV))

@@ -1,4 +1,4 @@
-"""Confidence intervals against closed forms, and the inputs that they refuse."""
+"""Confidence intervals against closed forms, and the inputs that they reject."""
 
 import math
 from itertools import combinations
@@ -130,7 +130,7 @@ def test_pairs_need_values_on_both_sides():
         paired_difference([[1.0]], [], **SETTINGS)
 
 
-def test_nothing_has_no_interval_and_nan_is_refused():
+def test_nothing_has_no_interval_and_nan_is_rejected():
     assert bootstrap_interval([[], []], **SETTINGS) is None
     with pytest.raises(ValueError, match="finite"):
         bootstrap_interval([[math.nan]], **SETTINGS)
@@ -173,7 +173,7 @@ def test_intervals_over_runs_are_students(num_runs, quantile):
     assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
 
 
-def test_one_run_has_no_interval_and_nan_is_refused():
+def test_one_run_has_no_interval_and_nan_is_rejected():
     assert interval_over_runs([1.0], 0.95) is None
     with pytest.raises(ValueError, match="finite"):
         interval_over_runs([1.0, math.nan], 0.95)

@@ -77,7 +77,7 @@ async def test_templates_see_the_observation_and_the_schema():
     adapter = json_adapter(system=None, first="{{ price }} {{ action_schema[:1] }}", following="")
     assert await opening(adapter, {"price": 2}) == [("user", "2 {")]
     assert adapter.follow({"price": 2})[0]["content"] == ""
-    assert adapter.refuse("bad") == [{"role": "user", "content": "no: bad"}]
+    assert adapter.reject("bad") == [{"role": "user", "content": "no: bad"}]
 
 
 GOOD = {"side": "buy", "amount": 3}
@@ -163,7 +163,7 @@ def test_no_reply_breaks_the_adapter(reply):
             json.dumps(action, allow_nan=False).encode()
 
 
-def test_a_schema_that_is_none_is_refused_at_the_start():
+def test_a_schema_that_is_none_is_rejected_at_the_start():
     with pytest.raises(ConfigError, match="is not a JSON Schema"):
         json_adapter({"type": "objekt"})
 
@@ -197,7 +197,7 @@ def test_a_schema_may_contain_itself():
     assert schema_text({"$ref": "#"}) == "any"
 
 
-def test_a_refusal_shows_a_usable_reply():
+def test_a_rejection_shows_a_usable_reply():
     adapter = json_adapter()
     with pytest.raises(UnusableReply) as caught:
         adapter.read("I buy three")
@@ -206,7 +206,7 @@ def test_a_refusal_shows_a_usable_reply():
     assert set(adapter.read(example)[0]) == {"side", "amount"}, "only what is required"
 
 
-def test_no_example_is_shown_that_the_schema_refuses():
+def test_no_example_is_shown_that_the_schema_rejects():
     schema = {
         "type": "object",
         "properties": {"code": {"type": "string", "pattern": "^[0-9]{9}x$"}},

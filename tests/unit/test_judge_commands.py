@@ -225,7 +225,7 @@ def test_a_step_is_scored_again_in_a_file_of_its_own(server, run, tmp_path, caps
         (["RUN", "reward=ruler", "SERVER", "--step", "9"], RunFolderError, "steps 1 to 4"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(server, run, tmp_path, capsys, words, error, message):
+def test_what_cannot_be_judged_is_rejected(server, run, tmp_path, capsys, words, error, message):
     known = {"RUN": [str(run)], "SERVER": server.overrides}
     given = [each for word in words for each in known.get(word, [word])]
     with pytest.raises(SystemExit) as ended:

@@ -350,11 +350,11 @@ def test_several_updates_per_step_share_the_samples_out():
     assert learner.optimizer.num_steps_taken == 3
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- what is rejected ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_sampled_logprobs_that_are_not_finite_are_counted_and_refused(value):
+def test_sampled_logprobs_that_are_not_finite_are_counted_and_rejected(value):
     """Trap 7: the weights stay as they are."""
     policy, samples = tiny_policy(), random_samples(10)
     before = weights_of(policy)
@@ -365,7 +365,7 @@ def test_sampled_logprobs_that_are_not_finite_are_counted_and_refused(value):
     assert all(map(torch.equal, weights_of(policy), before))
 
 
-def test_a_gradient_that_is_not_finite_is_refused_and_harms_no_weight():
+def test_a_gradient_that_is_not_finite_is_rejected_and_harms_no_weight():
     """Trap 7."""
     policy, samples = tiny_policy(), random_samples(11)
     before = weights_of(policy)

@@ -102,14 +102,14 @@ async def test_sampler_and_trainer_agree_in_bfloat16(temperature, lora_rank):
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_training_at_temperature_zero_is_refused(temperature):
+def test_training_at_temperature_zero_is_rejected(temperature):
     """Trap 4."""
     with pytest.raises(ValueError, match=r"trainer\.temperature"):
         run_config({"trainer.temperature": temperature})
 
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
-def test_truncated_distributions_are_refused(key):
+def test_truncated_distributions_are_rejected(key):
     """Trap 6: their logprobs would belong to another distribution than the trainer's, so no key
     sets them."""
     values = run_config().model_dump()
@@ -446,7 +446,7 @@ async def test_only_new_tokens_are_computed(monkeypatch):
 
 
 async def test_a_prompt_uses_what_is_cached_of_it_and_no_more(monkeypatch):
-    """Equal, shorter, changed and foreign prompts give what they give without a cache."""
+    """Equal, shorter, changed and unrelated prompts give what they give without a cache."""
     policy = tiny_policy()
     fed, feed = [], FastForward.feed
 

@@ -242,7 +242,7 @@ def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
         ("exits", "raised SystemExit: 0"),
     ],
 )
-def test_what_is_no_loss_is_refused(name, words):
+def test_what_is_no_loss_is_rejected(name, words):
     with pytest.raises(ConfigError, match=rf"trainer\.loss\.target='{__name__}:{name}' .*{words}"):
         own_objective(name).loss(tokens(), COUNTS, MetricAccumulator())
 
@@ -254,7 +254,7 @@ def test_a_loss_of_ones_own_changes_no_tensor():
         assert torch.equal(getattr(given, name), getattr(untouched, name))
 
 
-def test_options_that_a_loss_does_not_take_are_refused_before_the_run():
+def test_options_that_a_loss_does_not_take_are_rejected_before_the_run():
     with pytest.raises(ConfigError, match="cannot be called with 1 argument and the options"):
         own_objective("reinforce", {"size": 1})
 

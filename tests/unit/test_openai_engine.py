@@ -1,4 +1,4 @@
-"""Engine `openai` against a local server that answers, refuses and stalls on demand."""
+"""Engine `openai` against a local server that answers, rejects and stalls on demand."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
                 "tokens_per_minute": None,
                 "max_tokens_key": "max_tokens",
                 "parameters": {},
-                "pictures": False,
+                "images": False,
                 "timeout_s": 60.0,
                 "max_retries": 2,
                 "cache_dir": None,
@@ -325,7 +325,7 @@ def test_a_usage_that_cannot_be_is_none() -> None:
 @pytest.mark.parametrize(
     ("status", "key"), [(401, "api_key"), (404, "base_url"), (302, "base_url"), (400, "parameters")]
 )
-def test_what_never_will_do_is_refused_at_once(status: int, key: str) -> None:
+def test_what_never_will_do_is_rejected_at_once(status: int, key: str) -> None:
     endpoint = Endpoint((status, {"error": "no"}, {"Location": "http://127.0.0.1:1/elsewhere"}))
 
     async def story(engine: OpenAIEngine) -> None:

@@ -185,7 +185,7 @@ def test_every_bottleneck_has_its_wish():
                 assert (part, limit.limit) in WISHES
 
 
-def test_what_cannot_be_planned_is_refused():
+def test_what_cannot_be_planned_is_rejected():
     with pytest.raises(ConfigError, match="add engine=vllm"):
         make_plan(run_config(), SMALL, cluster())
     with pytest.raises(ConfigError, match="Qwen/Qwen3-8B"):

@@ -16,7 +16,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.types import Finish, Picture
+from openenv_pipe.types import Finish, Image
 from openenv_pipe.viewer import server
 from openenv_pipe.viewer.run_store import RunStore
 
@@ -164,14 +164,14 @@ def test_a_session_from_its_start_to_its_end(runs_dir, seen):
         assert (client.get("/api/play").json()["status"], seen.closed) == ("ended", 1)
 
 
-def test_pictures_of_the_session_are_shown(runs_dir, seen, monkeypatch):
-    picture = Picture("0" * 32, 3, 2, b"png")
-    shown = StepResult({"text": "look", "screen": picture}, 0.0, done=False)
+def test_images_of_the_session_are_shown(runs_dir, seen, monkeypatch):
+    image = Image("0" * 32, 3, 2, b"png")
+    shown = StepResult({"text": "look", "screen": image}, 0.0, done=False)
     monkeypatch.setattr(fakes.FakeHost, "__init__", _host_that_shows(shown))
     with viewer(runs_dir) as client:
         client.post("/api/play/start", json=WISH)
         episode = until(client, "choosing")["episode"]
-        (found,) = episode["first_pictures"]
+        (found,) = episode["first_images"]
         answer = client.get(f"/{found['address']}")
         assert (answer.content, answer.headers["Content-Type"]) == (b"png", "image/png")
         assert client.get(f"/{found['address']}x").status_code == 404
@@ -217,7 +217,7 @@ def test_one_session_at_a_time(runs_dir, seen):
         assert "fake/0001 goes on; end it" in answer.json()["error"]
 
 
-def test_a_foreign_run_is_not_played(runs_dir, seen):
+def test_an_untrusted_run_is_not_played(runs_dir, seen):
     path = runs_dir / "fake" / "0001" / "config.json"
     path.write_text(path.read_text().replace('"max_turns": 4', '"max_turns": 3'))
     with viewer(runs_dir) as client:
@@ -239,7 +239,7 @@ def test_a_foreign_run_is_not_played(runs_dir, seen):
         {"index": "0"},
     ],
 )
-def test_requests_that_are_refused(changes, runs_dir, seen):
+def test_requests_that_are_rejected(changes, runs_dir, seen):
     with viewer(runs_dir) as client:
         answer = client.post("/api/play/start", json={**WISH, **changes})
         assert answer.status_code == 400 and answer.json()["error"]

@@ -105,10 +105,10 @@ def test_a_broken_plugin_is_told_where_it_is_missed_and_nowhere_else(site, name)
         lambda: find_env("its_environment"),
         lambda: load_callable("its_module:function"),
     ):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ConfigError) as rejected:
             ask()
-        assert said in str(refused.value)
-        assert problem in str(refused.value)
+        assert said in str(rejected.value)
+        assert problem in str(rejected.value)
 
 
 def test_a_plugin_that_cannot_be_imported_is_an_error_of_what_needs_it(letters):

@@ -190,7 +190,7 @@ def test_layers_that_are_computed_again_give_the_same_gradients(lora_rank, packs
     assert all(map(torch.equal, *gradients))
 
 
-def test_a_chat_template_that_cannot_be_trained_on_is_refused_at_the_start():
+def test_a_chat_template_that_cannot_be_trained_on_is_rejected_at_the_start():
     """Trap 3."""
     config = tiny_model().model_copy(update={"chat_template": "{{ messages | length }}<|end|>"})
     with pytest.raises(ConfigError):

@@ -14,7 +14,7 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import EngineError, RequestRefusedError, SessionClosedError
+from openenv_pipe.errors import EngineError, RequestRejectedError, SessionClosedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
@@ -680,14 +680,14 @@ async def test_a_hosted_model_plays_by_a_program(tmp_path):
     assert not any(turn.prompt_ids or turn.completion_ids for turn in episode.turns)
 
 
-async def test_what_a_hosted_model_refuses_is_the_programs_or_ends_the_run(tmp_path):
-    refused = RequestRefusedError("answered 400: too long", 400)
-    episode, _ = await play_hosted("ask([user('a')])", tmp_path, refused)
+async def test_what_a_hosted_model_rejects_is_the_programs_or_ends_the_run(tmp_path):
+    rejected = RequestRejectedError("answered 400: too long", 400)
+    episode, _ = await play_hosted("ask([user('a')])", tmp_path, rejected)
     assert episode.status is Status.PROGRAM_FAILED
     assert "answered 400: too long" in episode.output
     assert episode.notes == ["1 call was rejected with 400: answered 400: too long"]
-    with pytest.raises(RequestRefusedError, match="the key"):
-        await play_hosted("ask([user('a')])", tmp_path, RequestRefusedError("the key", 401))
+    with pytest.raises(RequestRejectedError, match="the key"):
+        await play_hosted("ask([user('a')])", tmp_path, RequestRejectedError("the key", 401))
 
 
 # --- dialects -----------------------------------------------------------------------------------

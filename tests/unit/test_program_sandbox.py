@@ -52,7 +52,7 @@ def test_the_image_is_pulled_by_its_name():
     assert (recipe.arguments, recipe.block) == (("pull", "agent:1"), "agent.sandbox")
 
 
-def test_what_cannot_be_mounted_is_refused(tmp_path):
+def test_what_cannot_be_mounted_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"'agent.py' is not an absolute path"):
         configured("agent.sandbox.mounts={agent.py: agent.py}")
     gone = configured(f"agent.sandbox.mounts={{/data: '{tmp_path}/gone'}}")
@@ -62,6 +62,6 @@ def test_what_cannot_be_mounted_is_refused(tmp_path):
     assert REQUIREMENTS["agent"](here) == "a program in containers of agent:1"
 
 
-def test_a_foreign_runs_program_and_image_are_shown_before_they_are_trusted():
+def test_an_untrusted_runs_program_and_image_are_shown_before_they_are_trusted():
     for key in ("command", "variables.HOOK", "files.a.json", "sandbox.image", "sandbox.mounts./a"):
         assert CODE.fullmatch(f"agent.{key}")

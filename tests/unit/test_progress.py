@@ -8,7 +8,7 @@ import pytest
 import run_samples
 
 from openenv_pipe.cli.progress import LiveProgress, SweepTable, build_progress
-from openenv_pipe.system.progress import LineProgress, StagePace, clock, telling_of_long_waits
+from openenv_pipe.system.progress import LineProgress, StagePace, clock, reporting_long_waits
 from openenv_pipe.system.tables import Column, Table
 
 
@@ -73,10 +73,10 @@ def test_no_time_is_left_while_nothing_moves(monkeypatch):
 @pytest.mark.usefixtures("virtual_time")
 async def test_a_long_wait_is_told_and_a_short_one_is_not():
     told: list[str] = []
-    async with telling_of_long_waits("the servers", told.append):
+    async with reporting_long_waits("the servers", told.append):
         await asyncio.sleep(19)
     assert told == []
-    async with telling_of_long_waits("the servers", told.append):
+    async with reporting_long_waits("the servers", told.append):
         await asyncio.sleep(90)
     assert told == [f"waiting for the servers since {wait}" for wait in ("0:20", "0:40", "1:20")]
 

@@ -31,7 +31,7 @@ def weights(tmp_path, monkeypatch):
 
 def pruned(*, dry_run):
     told = []
-    prune(dry_run=dry_run, namespace=None, context=None, tell=told.append)
+    prune(dry_run=dry_run, namespace=None, context=None, notify=told.append)
     assert told.pop(0).startswith("containers are not looked for: no Docker daemon answers")
     return told
 

@@ -1,4 +1,4 @@
-"""Parts of a run named by `target` and `options`: how they are built, and what is refused."""
+"""Parts of a run named by `target` and `options`: how they are built, and what is rejected."""
 
 from functools import partial
 from pathlib import Path
@@ -91,11 +91,11 @@ def test_a_part_gets_the_arguments_and_its_options():
         (block("Missing"), [], ["there is no 'Missing'"]),
     ],
 )
-def test_what_cannot_be_a_part_is_refused_by_its_key(target, arguments, words):
-    with pytest.raises(ConfigError) as refused:
+def test_what_cannot_be_a_part_is_rejected_by_its_key(target, arguments, words):
+    with pytest.raises(ConfigError) as rejected:
         build_part("host", target, Contract, *arguments)
     for word in [target.target, *words]:
-        assert word in str(refused.value)
+        assert word in str(rejected.value)
 
 
 def test_a_property_is_not_read_when_a_part_is_made():
@@ -103,10 +103,10 @@ def test_a_property_is_not_read_when_a_part_is_made():
 
 
 def test_options_are_named_without_their_values():
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         build_part("tracker", block("broken", api_key="very-secret-value"), Contract)
-    assert "api_key" in str(refused.value)
-    assert "very-secret-value" not in str(refused.value)
+    assert "api_key" in str(rejected.value)
+    assert "very-secret-value" not in str(rejected.value)
 
 
 def test_errors_that_are_meant_for_people_stay_what_they_are():
@@ -119,7 +119,7 @@ def test_a_function_is_loaded_with_the_options_that_it_takes():
 
 
 @pytest.mark.parametrize(("options", "number"), [({"size": 1}, 1), ({}, 2)])
-def test_a_function_that_takes_something_else_is_refused_before_it_is_called(options, number):
+def test_a_function_that_takes_something_else_is_rejected_before_it_is_called(options, number):
     with pytest.raises(ConfigError, match=r"trainer\.loss\.target=.* cannot be called with"):
         load_function("trainer.loss", block("scaled", **options), number)
 

@@ -1,4 +1,4 @@
-"""Weights in four bits under an adapter, and optimizer moments in eight: values, memory, refusals.
+"""Weights in four bits under an adapter, and optimizer moments in eight: values, memory, errors.
 
 Most of these tests need bitsandbytes. Every process that imports peft would load it, which takes a
 second, so `.ci/run` installs it for this file alone.
@@ -233,7 +233,7 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
     assert all(torch.equal(seen, expected) for seen, expected in pairs)
 
 
-# --- refusals, and memory ------------------------------------------------------------------------
+# --- rejections, and memory -----------------------------------------------------------------------
 
 
 def test_without_the_package_it_is_named_with_its_command(monkeypatch):

@@ -89,7 +89,7 @@ def test_a_connection_that_is_made_while_another_one_ends_stays_open(fake):
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
-def test_an_address_where_nothing_answers_is_refused_before_ray_tries(monkeypatch, is_variable):
+def test_an_address_where_nothing_answers_is_rejected_before_ray_tries(monkeypatch, is_variable):
     address = f"127.0.0.1:{lasting_port()}"
     if is_variable:
         monkeypatch.setenv("RAY_ADDRESS", address)

@@ -85,7 +85,7 @@ def test_answers_that_scorers_fail_on_earn_nothing():
 
 
 @pytest.mark.parametrize("task", sorted(tasks.EVALUATING_TASKS))
-def test_tasks_whose_scorers_run_answers_are_refused_unless_allowed(task, monkeypatch):
+def test_tasks_whose_scorers_run_answers_are_rejected_unless_allowed(task, monkeypatch):
     with pytest.raises(ValueError, match=tasks.ALLOW_EVAL):
         ask(task=task, index=0)
     monkeypatch.setenv(tasks.ALLOW_EVAL, "1")

@@ -34,13 +34,13 @@ from openenv_pipe.rewards.judges.judge import UnusableAnswerError
 from openenv_pipe.rollout.agents.calls import Connection
 from openenv_pipe.rollout.agents.chat_completions import read_request, reply_message
 from openenv_pipe.rollout.agents.served_model import ServedModel
-from openenv_pipe.system.foreign_text import (
+from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_text import (
     code_block,
     code_span,
     for_markdown,
     for_people,
 )
-from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Status
 
 NAMES = ("add", "say", "stop")
@@ -413,7 +413,7 @@ async def test_a_served_model_answers_with_the_calls_of_a_reply(name):
     case = CASES[name]
     chat = CHATS[case.form]
     model = ServedModel(
-        RepliesEngine(chat, case.reply), chat, name="m", max_tokens=100_000, tell=pytest.fail
+        RepliesEngine(chat, case.reply), chat, name="m", max_tokens=100_000, notify=pytest.fail
     )
     body = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}
     answer = await model.complete(body, Connection())

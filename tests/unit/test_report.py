@@ -30,7 +30,7 @@ from openenv_pipe.runs.evals import (
 )
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.transcript import transcript
-from openenv_pipe.system.foreign_text import code_block
+from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.types import Status, Step
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -355,14 +355,14 @@ def test_a_failed_run_has_a_report_with_its_cause(folder):
     assert "![learning curves]" in text
 
 
-def test_equal_data_give_equal_pictures(tmp_path):
+def test_equal_data_give_equal_images(tmp_path):
     records = [run_samples.record(step) for step in range(1, 4)]
     for name in ("a.png", "b.png"):
         assert draw_learning_curves(tmp_path / name, records, [], 3)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_nothing_to_draw_is_no_picture(tmp_path):
+def test_nothing_to_draw_is_no_image(tmp_path):
     assert not draw_learning_curves(tmp_path / "a.png", [], [], 3)
     assert not draw_losses(tmp_path / "b.png", [{"stage": "grpo", "step": 1, "loss/kl": None}])
     assert not list(tmp_path.iterdir())

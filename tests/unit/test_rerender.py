@@ -245,7 +245,7 @@ def test_stock_templates_can_be_served_with_the_prompts_of_training(name):
         assert "<tool_call>" not in template.removesuffix(chat.renderer.template)
 
 
-def test_results_without_a_call_are_messages_of_the_user_where_a_template_refuses_them():
+def test_results_without_a_call_are_messages_of_the_user_where_a_template_rejects_them():
     chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
     messages = [user("a"), {"role": "assistant", "content": "b"}]
     result = {"role": "tool", "name": "add", "content": "two"}
@@ -253,12 +253,12 @@ def test_results_without_a_call_are_messages_of_the_user_where_a_template_refuse
     assert "<|start|>user<|message|><tool_response>\ntwo" in text
 
 
-def test_the_refusal_of_a_rewriting_template_names_the_way_out():
+def test_the_rejection_of_a_rewriting_template_names_the_way_out():
     with pytest.raises(ConfigError, match=r"model\.history=rerender"):
         ChatFormat(stock_tokenizer("qwen3"))
 
 
-def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
+def test_users_who_say_two_things_are_merged_where_a_template_rejects_runs():
     tokenizer = stock_tokenizer("gemma3")
     chat = ChatFormat(tokenizer)
     text = tokenizer.decode(chat.following_ids([user("one"), user("two")], end=chat.ends.usual))
@@ -281,7 +281,7 @@ def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
     ],
 )
 def test_replies_with_channels_are_taken_apart(reply, content, thinking):
-    """Whatever a model writes, the template does not refuse it."""
+    """Whatever a model writes, the template does not reject it."""
     chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
     message = chat.reply_message(reply)
     assert (message["content"], message["thinking"]) == (content, thinking)

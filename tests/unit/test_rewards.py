@@ -379,6 +379,6 @@ def test_a_reply_that_takes_too_long_to_match_earns_nothing():
     assert scored({"it": term}, turns=turns).reward_terms == {"it": 1.0}
 
 
-def test_a_pattern_that_is_none_is_refused_at_the_start():
+def test_a_pattern_that_is_none_is_rejected_at_the_start():
     with pytest.raises(ConfigError, match=r"reward\.terms\.it\.pattern"):
         scored({"it": {"type": "regex", "pattern": "("}})

@@ -32,7 +32,7 @@ from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
     SessionTimeoutError,
-    StepRefusedError,
+    StepRejectedError,
 )
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
@@ -287,7 +287,7 @@ async def test_an_action_that_the_environment_finds_invalid_goes_back_too(code):
 
     def picky(seed, number, action):
         if number == 1:
-            raise StepRefusedError(code, "text is too short")
+            raise StepRejectedError(code, "text is too short")
         return play(seed, number, action)
 
     episodes = await collect_scripted("a", host=FakeHost(picky), num_tasks=3)
@@ -301,7 +301,7 @@ async def test_an_action_that_the_environment_finds_invalid_goes_back_too(code):
 async def test_an_exception_of_a_step_may_be_the_models_mistake():
     def fragile(seed, number, action):
         if number == 1:
-            raise StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+            raise StepRejectedError("EXECUTION_ERROR", "7 is not a valid Action")
         return play(seed, number, action)
 
     config = run_config({"env.step_exception": "unusable"})
@@ -312,7 +312,7 @@ async def test_an_exception_of_a_step_may_be_the_models_mistake():
 
 
 ERRORS = [
-    StepRefusedError("EXECUTION_ERROR", "division by zero"),
+    StepRejectedError("EXECUTION_ERROR", "division by zero"),
     SessionClosedError("server died"),
     SessionTimeoutError("no answer"),
     ServerFullError("4 of 4 in use"),

@@ -69,7 +69,7 @@ def test_a_missing_gate_counts_as_missing():
     assert episode.reward == 2.5 * 0.5
 
 
-def test_a_sum_that_is_too_large_is_refused():
+def test_a_sum_that_is_too_large_is_rejected():
     with pytest.raises(ConfigError, match=r"reward\.terms\.rubric gave"):
         scored(
             {"metadata": {"rubric_scores": {"style": 1e15}}},

@@ -158,7 +158,7 @@ def test_after_a_fault_the_judge_is_asked_again(server, tmp_path, fault):
     assert len(server.prompts) == 2
 
 
-@pytest.mark.parametrize("fault", [*ONCE, "a refusal"])
+@pytest.mark.parametrize("fault", [*ONCE, "a rejection"])
 def test_a_failure_is_no_score_and_below_the_limit_no_end(server, tmp_path, fault):
     reply = ONCE.get(fault) or (lambda _: (400, "too long", {}))
     bad, good = (group(episode(0, "b"), episode(1, name), episode(2, "c")) for name in "xy")
@@ -275,6 +275,6 @@ def test_verdicts_are_in_the_episode_file(server, tmp_path):
         (["trainer.group_size=1", "judge=openai", "judge.model=m", "judge.api_key=null"], "group_"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(given, expected):
+def test_what_cannot_be_judged_is_rejected(given, expected):
     with pytest.raises(ConfigError, match=expected):
         compose(["conf=echo", "reward=ruler", *given])

@@ -45,8 +45,8 @@ def end_with(error, folder):
     return progress.texts[-1]
 
 
-def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
-    """A resumed run keeps its configuration, so it would be refused again."""
+def test_a_rejected_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
+    """A resumed run keeps its configuration, so it would be rejected again."""
     folder = run_samples.create(tmp_path)
     note = end_with(ConfigError("trainer.devices=9, expected at most 2"), folder)
     assert "--resume" not in note
@@ -54,7 +54,7 @@ def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
     assert "--resume" not in (folder.path / "report.md").read_text()
 
 
-def test_a_refused_run_with_a_checkpoint_can_be_resumed(tmp_path):
+def test_a_rejected_run_with_a_checkpoint_can_be_resumed(tmp_path):
     """The user can repair a reward function that raises at step 10 without changing the
     configuration."""
     folder = run_samples.create(tmp_path)

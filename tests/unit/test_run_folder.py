@@ -105,17 +105,17 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
         RunFolder.open(folder.path)
 
 
-@pytest.mark.parametrize("written", [None, 0, 2])
+@pytest.mark.parametrize("written", [None, 1, 3])
 def test_a_folder_of_another_format_is_rejected_with_both_versions(tmp_path, written):
     path = run_samples.create(tmp_path).path
     record = json.loads((path / "run.json").read_text())
-    assert record["format"] == 1
+    assert record["format"] == 2
     del record["format"], record["id"]
     record["versions"]["openenv-pipe"] = "0.7.0"
     files.write_json(path / "run.json", record | ({} if written is None else {"format": written}))
     with pytest.raises(RunFolderError, match=rf"format={written}") as caught:
         RunFolder.open(path)
-    for each in ("openenv-pipe 0.7.0", f"openenv-pipe {__version__} reads format=1"):
+    for each in ("openenv-pipe 0.7.0", f"openenv-pipe {__version__} reads format=2"):
         assert each in str(caught.value)
 
 
@@ -246,7 +246,7 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
         "+env.variables={x_password: 'my own', HEADER: from-the-environment}",
     ]
     folder = RunFolder.create(config, overrides=words, command=["openenv-pipe", *words])
-    folder.finish("failed", cause="refused from-the-environment")
+    folder.finish("failed", cause="rejected from-the-environment")
     written = "".join(p.read_text() for p in folder.path.rglob("*") if p.is_file())
     for secret in ("from-the-environment", "in the config", "my own"):
         assert secret not in written

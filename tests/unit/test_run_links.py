@@ -25,7 +25,7 @@ PLACES = (
     *("run.json", "config.json", "metrics.jsonl", "overrides.txt", "tags.json", "dirty.diff"),
     *("logs", "logs/attempt_1", "logs/attempt_9", "logs/attempt_1/env-0.log"),
     *("episodes", "episodes/step_000001.jsonl.gz", "episodes/tokens_000001.jsonl.gz"),
-    *("eval", "eval/start.json", "eval/start.jsonl.gz", "pictures", "checkpoints"),
+    *("eval", "eval/start.json", "eval/start.jsonl.gz", "images", "checkpoints"),
     *("checkpoints/step_000001", "report.md", "episode_index.sqlite"),
 )
 

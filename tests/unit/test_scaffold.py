@@ -1,4 +1,4 @@
-"""The files that `env new` writes, and names that it refuses. The integration test uses the
+"""The files that `env new` writes, and names that it rejects. The integration test uses the
 files."""
 
 import sys
@@ -54,7 +54,7 @@ def test_the_template_is_an_environment_as_openenv_lays_it_out():
         ("base", "conf/ has a 'base'"),
     ],
 )
-def test_names_that_cannot_be_are_refused(folder, name, expected, monkeypatch):
+def test_names_that_cannot_be_are_rejected(folder, name, expected, monkeypatch):
     without_envs = [path for path in sys.path if not path.endswith("envs")]
     monkeypatch.setattr(sys, "path", without_envs)
     with pytest.raises(ConfigError, match=expected):

@@ -1,4 +1,4 @@
-"""Secrets are recognised by names, hidden in three forms, and refused where HTTP refuses them."""
+"""Secrets are recognised by names, hidden in three forms, and rejected where HTTP rejects them."""
 
 import base64
 import os
@@ -148,7 +148,7 @@ def test_a_secret_is_redacted_as_it_is_quoted_for_urls_and_in_base64(form, secre
     assert redact(f"<{form}>") == "<<hidden: MY_TOKEN>>"
 
 
-def test_a_header_that_a_library_refuses_is_never_quoted():
+def test_a_header_that_a_library_rejects_is_never_quoted():
     """A token of a file, such as a kubeconfig's, is not known to this program."""
     text = "Invalid header value b'Bearer it\\'s-mine\\n' of 1; Illegal header value b\"x'y\\n\"."
     assert redact(text) == "Invalid header value <hidden> of 1; Illegal header value <hidden>."
@@ -201,24 +201,24 @@ def test_a_secret_has_the_name_of_the_variable_that_it_came_from(monkeypatch):
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\0", "\x1b[0m", "\u200b", "\x7f", "\n\n "])
 @pytest.mark.parametrize("key", ["engine.api_key", "host.headers.Authorization"])
-def test_what_http_refuses_is_refused_by_name_and_never_shown(monkeypatch, key, end):
+def test_what_http_rejects_is_rejected_by_name_and_never_shown(monkeypatch, key, end):
     if "\0" not in end:
         monkeypatch.setitem(os.environ, "MINE", f"abc-defgh{end}")
     value = "${oc.env:MINE}" if "\0" not in end else f"abc-defgh{end}"
     parts = ["host=attach", "host.urls=[http://h]"]
     if key == "engine.api_key":
         parts += ["engine=openai", "engine.model=m", "engine.base_url=http://h/v1"]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         compose(["conf=echo", *parts, f"{key}='{value}'"])
-    text = str(refused.value)
+    text = str(rejected.value)
     assert text.startswith(f"{key}: ") and f"U+{ord(end[0]):04X}" in text
-    if end[0] in "\r\n\u200b":  # other control characters are refused in every text
+    if end[0] in "\r\n\u200b":  # other control characters are rejected in every text
         assert "it comes from the environment variable MINE" in text
     assert "abc-defgh" not in text
 
 
 @pytest.mark.parametrize("name", ["A B", "A:B", "A\nB", "\u00c4", ""])
-def test_what_is_no_name_of_a_header_is_refused(name):
+def test_what_is_no_name_of_a_header_is_rejected(name):
     host = compose(["conf=echo", "host=attach", "host.urls=[http://h]"]).config.host
     with pytest.raises(ValidationError, match="no name of an HTTP header"):
         type(host).model_validate({**host.model_dump(), "headers": {name: "x"}})

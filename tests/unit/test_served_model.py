@@ -39,7 +39,7 @@ class Replies(RepliesEngine):
 async def served(engine, chat=CHAT, *, key="none", max_tokens=400):
     """Serve a model; yield its URL and the list of what the server tells."""
     told = []
-    model = ServedModel(engine, chat, name="echo-0001", max_tokens=max_tokens, tell=told.append)
+    model = ServedModel(engine, chat, name="echo-0001", max_tokens=max_tokens, notify=told.append)
     port = lasting_port()
     endpoint = ModelEndpoint(model, host="127.0.0.1", port=port, key=key)
     async with endpoint.serving():
@@ -196,7 +196,7 @@ async def test_the_key_is_asked_for():
         await client.chat.completions.create(model="m", messages=[ASKED])
 
 
-async def test_a_page_under_another_name_is_refused():
+async def test_a_page_under_another_name_is_rejected():
     """A name that somebody lets point to this machine is not one of this server's."""
     async with openai_client(Replies("yes")) as (client, _):
         with pytest.raises(openai.PermissionDeniedError, match="not a name of this machine"):

@@ -14,7 +14,7 @@ from test_rerender import stock_tokenizer
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.served_template import refuse_other_prompts, served_template
+from openenv_pipe.models.served_template import reject_other_prompts, served_template
 from openenv_pipe.models.template_probes import probes, trained_ids
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.rollout.agents.chat_completions import read_request
@@ -136,7 +136,7 @@ def test_a_message_in_parts_is_its_text():
 def test_a_difference_is_named_in_words():
     chat = ChatFormat(build_tokenizer())
     with pytest.raises(ConfigError) as caught:
-        refuse_other_prompts(
+        reject_other_prompts(
             chat,
             "some server",
             lambda probe: chat.rendered_ids([user("query")], probe.tools),
@@ -153,7 +153,7 @@ def test_a_program_that_cannot_render_a_conversation_is_named():
         raise ConfigError("no such role")
 
     with pytest.raises(ConfigError, match=r"some server cannot render it \(no such role\)"):
-        refuse_other_prompts(chat, "some server", ids_of)
+        reject_other_prompts(chat, "some server", ids_of)
 
 
 def test_arguments_keep_their_order():

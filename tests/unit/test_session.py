@@ -20,7 +20,7 @@ from openenv_pipe.errors import (
     SessionClosedError,
     SessionError,
     SessionTimeoutError,
-    StepRefusedError,
+    StepRejectedError,
 )
 from openenv_pipe.system.http import Access
 
@@ -88,7 +88,7 @@ async def test_the_frames_are_those_of_the_protocol():
     assert state == {"step_count": 1}
 
 
-async def test_pictures_of_observations_become_references():
+async def test_images_of_observations_become_references():
     rows = [[[200, column, row] for column in range(40)] for row in range(32)]
     frames = [answer({"screen": rows, "score": 1}), answer({"screen": rows}, reward=1)]
     async with session_with(answers(*frames)) as session:
@@ -215,14 +215,14 @@ async def test_other_error_frames_end_the_session_and_are_quoted(code):
         assert not session.usable
 
 
-async def test_a_refused_step_leaves_the_session_usable():
+async def test_a_rejected_step_leaves_the_session_usable():
     details = [{"loc": ["word"], "msg": "Field required"}]
     frames = [error("EXECUTION_ERROR"), error("VALIDATION_ERROR", errors=details), answer()]
     async with session_with(answers(*frames)) as session:
-        with pytest.raises(StepRefusedError) as refused:
+        with pytest.raises(StepRejectedError) as rejected:
             await session.step({}, LIMIT_S)
-        assert refused.value.code == "EXECUTION_ERROR"
-        with pytest.raises(StepRefusedError, match="word: Field required"):
+        assert rejected.value.code == "EXECUTION_ERROR"
+        with pytest.raises(StepRejectedError, match="word: Field required"):
             await session.step({}, LIMIT_S)
         assert session.usable
         assert await session.reset({}, LIMIT_S) == StepResult({}, None, False)
@@ -243,11 +243,11 @@ async def test_tools_are_asked_for_in_mcps_words_where_they_are_no_action():
 
 
 @pytest.mark.parametrize("second", [listed({"error": {"code": 1}}), error("UNKNOWN_TYPE")])
-async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
+async def test_where_mcp_is_unknown_too_the_first_rejection_counts(second):
     async with session_with(
         answers(error("VALIDATION_ERROR", "no such action"), second)
     ) as session:
-        with pytest.raises(StepRefusedError, match="no such action"):
+        with pytest.raises(StepRejectedError, match="no such action"):
             await step_aside(session, LIMIT_S, LIST_TOOLS)
         assert session.usable
 
@@ -272,11 +272,11 @@ def nested(levels):
         nested(5000),
     ],
 )
-async def test_an_action_that_no_server_can_read_is_refused_without_being_sent(action):
+async def test_an_action_that_no_server_can_read_is_rejected_without_being_sent(action):
     async with session_with(answers(answer())) as session:
-        with pytest.raises(StepRefusedError, match="step not sent") as refused:
+        with pytest.raises(StepRejectedError, match="step not sent") as rejected:
             await session.step(action, LIMIT_S)
-        assert refused.value.code == "INVALID_JSON"
+        assert rejected.value.code == "INVALID_JSON"
         assert session.usable
         await session.step({"text": "\x00 é \U0001f600", "n": 10**400, "a": nested(20)}, LIMIT_S)
 
@@ -354,7 +354,7 @@ async def test_a_cancelled_message_makes_the_session_unusable():
         assert not session.usable
 
 
-async def test_a_second_message_in_flight_is_refused():
+async def test_a_second_message_in_flight_is_rejected():
     async with session_with(answers()) as session:
         waiting = asyncio.create_task(session.step({}, LIMIT_S))
         await asyncio.sleep(0)
@@ -429,11 +429,11 @@ async def test_a_death_right_after_an_answer_is_seen_without_a_ping():
 
 
 async def test_a_server_of_http_alone_is_told_from_one_that_is_not_there():
-    def refuse(connection, request):
+    def reject(connection, request):
         return connection.respond(HTTPStatus.FORBIDDEN, "")
 
     with pytest.raises(SessionClosedError, match="HTTP 403; this is how a server without /ws"):
-        async with session_with(answers(), process_request=refuse):
+        async with session_with(answers(), process_request=reject):
             pass
 
 
@@ -535,10 +535,10 @@ def test_error_details_take_anything(errors, text):
 async def test_an_endless_error_text_is_cut():
     async with session_with(answers(error("EXECUTION_ERROR", "x" * 900_000))) as session:
         with pytest.raises(
-            StepRefusedError, match=r"x\.\.\. \(898,000 more characters\)"
-        ) as refused:
+            StepRejectedError, match=r"x\.\.\. \(898,000 more characters\)"
+        ) as rejected:
             await session.step({}, LIMIT_S)
-        assert len(str(refused.value)) < 2100
+        assert len(str(rejected.value)) < 2100
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ async def test_an_endless_error_text_is_cut():
 async def test_the_usual_cause_of_an_exception_is_said(name, attribute, words):
     message = f"'{name}' object has no attribute '{attribute}'"
     async with session_with(answers(error("EXECUTION_ERROR", message))) as session:
-        with pytest.raises(StepRefusedError) as caught:
+        with pytest.raises(StepRejectedError) as caught:
             await session.step({}, LIMIT_S)
     assert is_wrong_return(caught.value) is (words is not None)
     assert (words or message) in str(caught.value)
@@ -563,5 +563,5 @@ async def test_the_usual_cause_of_an_exception_is_said(name, attribute, words):
 async def test_the_usual_cause_of_an_exception_names_the_reset():
     frame = error("EXECUTION_ERROR", "'tuple' object has no attribute 'model_dump'")
     async with session_with(answers(frame)) as session:
-        with pytest.raises(StepRefusedError, match=r"reset\(\) returned a tuple"):
+        with pytest.raises(StepRejectedError, match=r"reset\(\) returned a tuple"):
             await session.reset({}, LIMIT_S)

@@ -107,6 +107,6 @@ def test_one_scored_episode_is_enough_only_to_be_compared_with_other_groups():
     assert [each.by_member for each in by_batch] == [{1: [2.0]}, {0: [-1.0], 1: [-1.0]}]
 
 
-def test_a_scale_by_group_for_a_baseline_of_all_is_refused():
+def test_a_scale_by_group_for_a_baseline_of_all_is_rejected():
     with pytest.raises(ValueError, match="set scale=batch or scale=none"):
         run_config({"trainer.advantage.baseline": "batch"})

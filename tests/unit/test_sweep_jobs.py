@@ -80,7 +80,7 @@ def test_secrets_are_not_written_and_come_back(tmp_path, monkeypatch):
     assert restore_in_config(job.overrides) == ["a=geheim-geheim", "seed=1"]
 
 
-def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
+def test_a_folder_that_is_no_sweep_is_rejected(tmp_path):
     with pytest.raises(RunFolderError, match="it has no sweep"):
         SweepFolder.open(tmp_path)
 
@@ -223,7 +223,7 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
     assert not any(secret.encode() in each for each in written)
 
 
-def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_secret_with_two_values_is_rejected_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())
     values = "+host.headers.Authorization=geheim-1,geheim-2"
     with pytest.raises(ConfigError, match=r"Authorization has several values.*oc\.env"):

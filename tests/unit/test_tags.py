@@ -1,4 +1,4 @@
-"""Tags of runs: what is kept, what is refused, and where they are shown."""
+"""Tags of runs: what is kept, what is rejected, and where they are shown."""
 
 import json
 

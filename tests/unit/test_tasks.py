@@ -51,7 +51,7 @@ def write(path, *rows):
     return path
 
 
-def refusal(config):
+def rejection(config):
     with pytest.raises(ConfigError) as caught:
         read_known_sets(config.env.tasks)
     return str(caught.value)
@@ -96,9 +96,9 @@ async def test_sub_folders_are_tasks_named_after_them(tmp_path, monkeypatch):
     assert [task.reset for task in known.train] == [{"path": "train/a"}, {"path": "train/b"}]
     assert [task.reset for task in known.eval] == [{"path": "eval/c"}]
     missing = configured({**train, "path": "nowhere"}, train)
-    assert "env.tasks.train.path='nowhere'" in refusal(missing)
+    assert "env.tasks.train.path='nowhere'" in rejection(missing)
     empty = configured({**train, "contains": "other.toml"}, train)
-    assert "no sub-folder with a file other.toml" in refusal(empty)
+    assert "no sub-folder with a file other.toml" in rejection(empty)
 
 
 NOT_NUMBERS = ("1.10", "1e5", "null", " 5", "-0", "007", "1_000", "+1", "NaN", "inf", "1e400", "")
@@ -197,7 +197,7 @@ def test_a_file_that_is_not_as_said_is_explained(tmp_path, name, rows, expected)
     path = tmp_path / name
     if rows is not None:
         write(path, *rows)
-    message = refusal(configured(file_block(path, columns={"q": "q"}), RANGE.model_dump()))
+    message = rejection(configured(file_block(path, columns={"q": "q"}), RANGE.model_dump()))
     assert [part for part in expected if part not in message] == []
 
 
@@ -221,10 +221,10 @@ async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatc
     overlapping = configured(block, block | {"split": "train[80%:]"})
     with pytest.raises(ConfigError, match=r"share tasks: row 9 .* row 1 .*q8"):
         await splits(overlapping)
-    assert "no column 'x'; it has q, answer" in refusal(
+    assert "no column 'x'; it has q, answer" in rejection(
         configured(block | {"columns": {"x": "x"}}, block)
     )
-    assert "cannot load data set" in refusal(configured(block | {"split": "test"}, block))
+    assert "cannot load data set" in rejection(configured(block | {"split": "test"}, block))
 
 
 def test_a_data_set_of_csv_files_keeps_its_cells(tmp_path, monkeypatch):
@@ -241,14 +241,14 @@ def test_a_data_set_of_csv_files_keeps_its_cells(tmp_path, monkeypatch):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    message = refusal(configured(dataset_block(path="json"), RANGE.model_dump()))
+    message = rejection(configured(dataset_block(path="json"), RANGE.model_dump()))
     assert "[datasets]" in message
 
 
 # --- splits ------------------------------------------------------------------------------------
 
 
-async def test_a_task_in_both_splits_is_refused_with_an_example(tmp_path):
+async def test_a_task_in_both_splits_is_rejected_with_an_example(tmp_path):
     train = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 2, "n": 1})
     held_out = write(tmp_path / "b.jsonl", {"q": 3}, {"n": 1, "q": 2})
     with pytest.raises(ConfigError, match=r"row 2 of .*a\.jsonl and row 2 of .*b\.jsonl.*\"q\": 2"):
@@ -261,7 +261,7 @@ async def test_a_task_in_both_splits_is_refused_with_an_example(tmp_path):
         await splits(configured(file_block(train), range_block))
 
 
-async def test_more_tasks_than_the_evaluation_has_are_refused(tmp_path):
+async def test_more_tasks_than_the_evaluation_has_are_rejected(tmp_path):
     path = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 2})
     with pytest.raises(
         ConfigError, match=r"eval\.num_tasks=3 is more than the 2 tasks of .*a\.jsonl"
@@ -269,7 +269,7 @@ async def test_more_tasks_than_the_evaluation_has_are_refused(tmp_path):
         await splits(configured(RANGE.model_dump(), file_block(path), num_eval_tasks=3))
 
 
-def test_a_value_that_is_no_json_is_refused(tmp_path):
+def test_a_value_that_is_no_json_is_rejected(tmp_path):
     from openenv_pipe.environments.tasks.splits import _identity
 
     task = SimpleNamespace(seed=0, reset={"image": b""}, id="train/3", split="train")
@@ -480,7 +480,7 @@ def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():
     assert order.state() == {"seed": 7}
 
 
-def test_an_order_that_lacks_a_method_is_refused():
+def test_an_order_that_lacks_a_method_is_rejected():
     own = PythonOrderConfig(type="python", target="builtins:slice", options={})
     with pytest.raises(ConfigError, match=r"env\.tasks\.order\.target.* without take, record"):
         build_order(own, tasks_of(6), 7)

@@ -13,7 +13,7 @@ from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.adapters.tool import result_text
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import LIST_TOOLS
-from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Status
@@ -78,12 +78,12 @@ async def test_tools_are_listed_at_reset():
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
-        (StepRefusedError("VALIDATION_ERROR", "no type"), ConfigError, "no type"),
+        (StepRejectedError("VALIDATION_ERROR", "no type"), ConfigError, "no type"),
         ({"text": "what?"}, ConfigError, "what?"),
         ({"tools": []}, ConfigError, "MCP tools"),
         ({"tools": [{"title": "add"}]}, ConfigError, "MCP tools"),
         ({"tools": [], "metadata": {"error": "gone"}}, SessionError, "gone"),
-        (StepRefusedError("EXECUTION_ERROR", "no step"), StepRefusedError, "no step"),
+        (StepRejectedError("EXECUTION_ERROR", "no step"), StepRejectedError, "no step"),
     ],
 )
 async def test_an_environment_without_tools_is_a_mistake_of_the_configuration(answer, error, why):
@@ -188,7 +188,7 @@ def test_what_a_call_gave_is_told(observation, text):
 def test_a_template_may_tell_it_otherwise():
     adapter = tool_adapter(following="{{ tool_name }}: {{ result }}")
     assert adapter.follow({"tool_name": "add", "result": 3})[0]["content"] == "add: 3"
-    assert adapter.refuse("x") == [{"role": "user", "content": "no: x"}]
+    assert adapter.reject("x") == [{"role": "user", "content": "no: x"}]
 
 
 # --- episodes -----------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def counter(seed, number, action):
     if action.get("type") == "list_tools":
         return StepResult(LISTED, 9.0, done=False)
     if action.get("tool_name") == "sleep":
-        raise StepRefusedError("VALIDATION_ERROR", "no sleep")
+        raise StepRejectedError("VALIDATION_ERROR", "no sleep")
     count = number - 1  # the first step has listed the tools
     return StepResult({"result": str(count), "tool_name": "add"}, 0.25, done=count == 3)
 
@@ -257,7 +257,7 @@ async def test_a_broken_call_does_not_discard_the_others():
     assert (episode.status, len(second.steps)) == (Status.DONE, 1)
 
 
-async def test_a_call_that_is_refused_ends_its_reply_and_not_the_episode():
+async def test_a_call_that_is_rejected_ends_its_reply_and_not_the_episode():
     """Trap 21."""
     sleep = ADD.replace("add", "sleep")
     episode = await played(ADD + sleep + ADD, ADD + ADD)

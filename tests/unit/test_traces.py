@@ -41,7 +41,7 @@ def collector():
                 server.batches.append(json.loads(body)["batch"])
                 self.send_response(207)
                 self.end_headers()
-                self.wfile.write(json.dumps({"successes": [], "errors": server.refused}).encode())
+                self.wfile.write(json.dumps({"successes": [], "errors": server.rejected}).encode())
                 return
             if status == 200:
                 request = ExportTraceServiceRequest.FromString(gzip.decompress(body))
@@ -57,7 +57,7 @@ def collector():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.paths, server.headers, server.statuses, server.spans = [], [], [], []
-    server.resources, server.batches, server.refused = [], [], []
+    server.resources, server.batches, server.rejected = [], [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -111,15 +111,15 @@ def group_of(*episodes):
     return Group(id="7", task=episodes[0].task, episodes=[*episodes])
 
 
-def send(tmp_path, url, groups, *overrides, steps=(1,), tell=pytest.fail):
+def send(tmp_path, url, groups, *overrides, steps=(1,), notify=pytest.fail):
     settings = ["tracker=otlp", f"tracker.otlp.endpoint={url}", *overrides]
-    send_to(tmp_path, groups, *settings, steps=steps, tell=tell)
+    send_to(tmp_path, groups, *settings, steps=steps, notify=notify)
 
 
-def send_to(tmp_path, groups, *overrides, steps=(1,), tell=pytest.fail):
+def send_to(tmp_path, groups, *overrides, steps=(1,), notify=pytest.fail):
     config = compose(["conf=smoke", f"runs_dir={tmp_path}", *overrides]).config
     folder = RunFolder.create(config, overrides=[], command=[])
-    trackers = Trackers(config, folder, tell)
+    trackers = Trackers(config, folder, notify)
     for step in steps:
         trackers.log({"step": step, "stage": "grpo", "reward/mean": 1.0}, groups)
     trackers.close("finished", {})
@@ -242,7 +242,7 @@ def test_episodes_of_evaluations_are_traced_as_such(tmp_path, collector):
     assert kinds[1:3] == [("openenv_pipe.scripted", "random"), ("openenv_pipe.local", "tiny")]
 
 
-def test_a_refused_request_is_told_and_sent_again(tmp_path, collector, monkeypatch):
+def test_a_rejected_request_is_told_and_sent_again(tmp_path, collector, monkeypatch):
     monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.001)
     collector.statuses += [400]
     told = []
@@ -337,13 +337,13 @@ def test_rewards_are_scores_of_their_trace_at_langfuse(tmp_path, collector, monk
     assert len({body["id"] for body in bodies.values()}) == len(bodies)
 
 
-def test_scores_that_langfuse_refuses_are_told(tmp_path, collector, monkeypatch):
+def test_scores_that_langfuse_rejects_are_told(tmp_path, collector, monkeypatch):
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk")
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk")
     monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.01)
-    collector.refused = [{"status": 400, "message": "no such project"}]
+    collector.rejected = [{"status": 400, "message": "no such project"}]
     url = collector.url.replace("/v1/traces", "/api/public/otel/v1/traces")
     told = []
     settings = ("tracker=langfuse", f"tracker.langfuse.endpoint={url}")
-    send_to(tmp_path, [group_of(played())], *settings, tell=told.append)
+    send_to(tmp_path, [group_of(played())], *settings, notify=told.append)
     assert any("no such project" in each for each in told)

@@ -362,7 +362,7 @@ def test_a_fork_knows_its_parent_in_the_same_tool(tmp_path):
     assert run.saved_id is None
 
 
-def test_a_tracker_without_the_interface_is_refused(tmp_path):
+def test_a_tracker_without_the_interface_is_rejected(tmp_path):
     config, _ = tracked(tmp_path, it={})
     config.tracker["it"] = config.tracker["it"].model_copy(update={"target": "builtins:dict"})
     with pytest.raises(ConfigError, match=r"tracker\.it\.target='builtins:dict'"):

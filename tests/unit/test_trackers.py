@@ -40,10 +40,10 @@ def hostile_group():
     return Group(id="0", task=episodes[0].task, episodes=episodes)
 
 
-def attempt(folder, steps, status="finished", tell=pytest.fail, groups=()):
+def attempt(folder, steps, status="finished", notify=pytest.fail, groups=()):
     """Track these steps of GRPO, and evaluations after two, as one attempt at the run does."""
     config = folder.written_config
-    trackers = Trackers(config, folder, tell)
+    trackers = Trackers(config, folder, notify)
     for step in steps:
         record = {"step": step, "stage": "grpo", "reward/mean": step / 10, "loss/kl": None}
         trackers.log(record, groups)

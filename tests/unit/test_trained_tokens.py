@@ -133,7 +133,7 @@ def test_the_viewer_shows_them_of_trained_episodes(recorded):
         '{"group": "1/0", "member": 0, "turns": [], "entropy": "AAA=AA", "mismatch": "AA=="}',
     ],
 )
-def test_damaged_files_are_refused(row, tmp_path):
+def test_damaged_files_are_rejected(row, tmp_path):
     path = tmp_path / "tokens_000001.jsonl.gz"
     path.write_bytes(gzip.compress(row.encode()))
     with pytest.raises(RunFolderError):

@@ -41,7 +41,7 @@ def change_config(folder: RunFolder, **blocks) -> None:
     write_json(path, values, sort_keys=False)
 
 
-def refused(folder: RunFolder) -> str:
+def rejected(folder: RunFolder) -> str:
     with pytest.raises(RunFolderError) as caught:
         RunFolder.open(folder.path).config_to_run()
     return str(caught.value)
@@ -69,7 +69,7 @@ def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
     record = read_json(folder.path / "run.json")
     record["config_digest"] = digest_of_file(folder.path / "config.json")
     write_json(folder.path / "run.json", record)
-    message = refused(folder)
+    message = rejected(folder)
     for named in (
         "another user made it",
         "env.command: ['sh', '-c', 'touch owned']",
@@ -86,11 +86,11 @@ def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
 def test_a_changed_configuration_is_not_trusted(tmp_path):
     folder = run_samples.create(tmp_path)
     change_config(folder, env={"command": ["true"]})
-    assert "config.json was changed" in refused(folder)
+    assert "config.json was changed" in rejected(folder)
     record = read_json(folder.path / "run.json")
     record["config_digest"] = digest_of_file(folder.path / "config.json")
     write_json(folder.path / "run.json", record)
-    assert "another user made it" in refused(folder)
+    assert "another user made it" in rejected(folder)
 
 
 @pytest.mark.parametrize("signature", [None, "", "é", "0" * 64])
@@ -99,7 +99,7 @@ def test_a_folder_without_our_signature_is_not_trusted(tmp_path, signature):
     write_json(
         folder.path / "run.json", read_json(folder.path / "run.json") | {"signature": signature}
     )
-    assert "is not trusted" in refused(folder)
+    assert "is not trusted" in rejected(folder)
 
 
 def test_a_resumed_run_is_ones_own(tmp_path, other_user):
@@ -119,10 +119,10 @@ def test_the_key_is_the_users_alone(tmp_path, monkeypatch):
     assert path.parent.stat().st_mode & 0o077 == 0
     assert sorted(each.name for each in path.parent.iterdir()) == ["key", "runs_dirs"]
     path.chmod(0o644)
-    assert "others may know the key" in refused(folder)
+    assert "others may know the key" in rejected(folder)
     path.chmod(0o600)
     path.write_bytes(b"short")
-    assert "is damaged" in refused(folder)
+    assert "is damaged" in rejected(folder)
     monkeypatch.setenv("XDG_STATE_HOME", "state")  # relative: anyone's current folder
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert user_key.key_path().is_relative_to(tmp_path / "home")
@@ -133,7 +133,7 @@ def test_without_a_place_for_the_key_runs_are_made_and_need_trust(tmp_path, monk
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     folder = run_samples.create(tmp_path)
     assert folder.record.signature is None
-    assert "it carries no signature" in refused(folder)
+    assert "it carries no signature" in rejected(folder)
 
 
 @pytest.fixture
@@ -150,12 +150,12 @@ def evil(tmp_path, monkeypatch):
     return folder
 
 
-def test_code_of_the_current_folder_is_refused_if_the_run_had_none_there(tmp_path, evil):
+def test_code_of_the_current_folder_is_rejected_if_the_run_had_none_there(tmp_path, evil):
     (evil / "envs").rename(evil / "other")
     folder = run_samples.create(tmp_path / "runs")
     assert folder.config_to_run()
     (evil / "other").rename(evil / "envs")
-    message = refused(folder)
+    message = rejected(folder)
     assert "code would be loaded from the current folder" in message
     assert str(evil / "envs" / "wordle") in message
 
@@ -166,7 +166,7 @@ def test_code_of_the_current_folder_is_used_if_it_was_so_in_the_run(tmp_path, ev
     assert folder.config_to_run()
     shutil.copytree(evil, tmp_path / "another")
     monkeypatch.chdir(tmp_path / "another")
-    assert "code would be loaded from the current folder" in refused(folder)
+    assert "code would be loaded from the current folder" in rejected(folder)
 
 
 def test_a_target_from_elsewhere_leaves_the_current_folder_off_the_path(tmp_path, monkeypatch):
@@ -195,7 +195,7 @@ def test_reading_imports_nothing(tmp_path, monkeypatch):
     assert [row.status for row in list_runs([tmp_path])] == ["running"]
     (found,) = find_runs([str(folder.path)]).runs
     assert found.settings["engine.target"] == "spy:it"
-    assert "engine.target: 'spy:it'" in refused(folder)
+    assert "engine.target: 'spy:it'" in rejected(folder)
 
 
 @pytest.mark.parametrize(
@@ -211,28 +211,28 @@ def test_reading_imports_nothing(tmp_path, monkeypatch):
     ],
 )
 def test_every_command_that_acts_on_a_run_asks_for_trust(
-    tmp_path, monkeypatch, capsys, arguments, foreign
+    tmp_path, monkeypatch, capsys, arguments, untrusted
 ):
     monkeypatch.chdir(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in foreign.path.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in untrusted.path.rglob("*")}
     with pytest.raises(SystemExit) as ended:
-        main([each.replace("RUN", str(foreign.path)) for each in arguments])
+        main([each.replace("RUN", str(untrusted.path)) for each in arguments])
     said = capsys.readouterr().err
     assert ended.value.code == 2, said
     assert "is not trusted" in said
     assert "env.command: ['touch', 'owned']" in said
     assert "spy:it" in said
-    assert {path: path.stat().st_mtime_ns for path in foreign.path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in untrusted.path.rglob("*")} == before
     assert not (tmp_path / "owned").exists()
 
 
-def test_load_policy_asks_for_trust(foreign):
+def test_load_policy_asks_for_trust(untrusted):
     with pytest.raises(RunFolderError, match="is not trusted"):
-        Run(foreign.path).load_policy()
+        Run(untrusted.path).load_policy()
 
 
 @pytest.fixture
-def foreign(tmp_path, other_user) -> RunFolder:
+def untrusted(tmp_path, other_user) -> RunFolder:
     """A folder that another user made, whose command and functions must not run."""
     (tmp_path / "spy.py").write_text("raise AssertionError('it ran')")
     config = run_samples.config(tmp_path / "runs")
@@ -244,7 +244,7 @@ def foreign(tmp_path, other_user) -> RunFolder:
     return folder
 
 
-def test_a_foreign_sweep_is_not_resumed(tmp_path, monkeypatch, other_user):
+def test_an_untrusted_sweep_is_not_resumed(tmp_path, monkeypatch, other_user):
     overrides = ["conf=smoke", f"runs_dir={tmp_path}", "seed=0,1"]
     monkeypatch.chdir(tmp_path)
     SweepFolder.create(tmp_path, overrides, []).check_trust()

@@ -12,7 +12,7 @@ from fakes import made_up_episode, run_config
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.system.copies import copied
 from openenv_pipe.system.user_code import UserCode, guarded, named
-from openenv_pipe.types import Picture
+from openenv_pipe.types import Image
 
 LIMIT_S = 60
 pytestmark = pytest.mark.usefixtures("no_hang")
@@ -150,18 +150,18 @@ async def test_errors_of_the_contract_pass_and_others_get_a_name_and_a_line():
 
 def test_a_copy_shares_nothing_that_can_change():
     episode = made_up_episode(1.0)
-    picture = Picture("ab" * 20, 3, 4, b"png")
+    image = Image("ab" * 20, 3, 4, b"png")
     values = {
         "json": {"a": [1, {"b": [2.0, None]}], "c": "text"},
         "proxy": MappingProxyType({"a": [1]}),
         "episode": episode,
-        "picture": {"picture": picture},
+        "image": {"image": image},
         "tuple": ([1], {"a": []}),
         "config": run_config(),
     }
     copy = copied(values)
     assert copy == values
-    assert copy["picture"]["picture"].png == b"png"
+    assert copy["image"]["image"].png == b"png"
     shared = ids_of(copy) & ids_of(values)
     assert not shared
 
@@ -234,7 +234,7 @@ async def test_what_a_guarded_part_raises_gets_its_name(error):
 
 
 async def test_a_guarded_part_can_cancel_no_task_of_the_run():
-    """An engine that did so left the others waiting for ever."""
+    """An engine that did so left the others waiting forever."""
 
     class Cancelling(Host):
         async def start(self):

@@ -128,7 +128,7 @@ PASSING = {
 }
 ENDLESS = ("no answer in time", "an answer that never ends")
 LASTING = {
-    "a refusal": (400, "too long", {}),
+    "a rejection": (400, "too long", {}),
     "a text": (200, '"good"', {}),
     "a number as a text": (200, '"1.0"', {}),
     "NaN": (200, "NaN", {}),
@@ -287,7 +287,7 @@ def test_a_function_gets_the_episode_and_its_failure_is_no_0(tmp_path, fields, e
     assert [each.is_scored for each in judged.episodes] == [each is not None for each in expected]
 
 
-def test_a_function_that_takes_no_episode_is_refused_at_the_start():
+def test_a_function_that_takes_no_episode_is_rejected_at_the_start():
     term = {"type": "verifier", "weight": 1.0, "per_turn": False, "max_failed_share": 0.5}
     term |= {"weights": None, "gates": [], "timeout_s": 20.0, "max_concurrent": 4}
     terms = {"checked": term | function("without_episode")}
@@ -303,7 +303,7 @@ def test_a_function_that_takes_no_episode_is_refused_at_the_start():
         ({"source": {"url": "ftp://127.0.0.1/x"}}, "url"),
     ],
 )
-def test_a_term_that_cannot_work_is_refused(fields, expected):
+def test_a_term_that_cannot_work_is_rejected(fields, expected):
     source = {"type": "http", "url": "https://verifier.example/x", "headers": {}, "max_retries": 1}
     term = {"type": "verifier", "weight": 1.0, "per_turn": False, "max_failed_share": 0.5}
     term |= {"weights": None, "gates": [], "timeout_s": 20.0, "max_concurrent": 4}

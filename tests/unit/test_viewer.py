@@ -1,4 +1,4 @@
-"""The viewer's server: what its addresses answer, and whom it refuses. No browser is needed."""
+"""The viewer's server: what its addresses answer, and whom it rejects. No browser is needed."""
 
 import asyncio
 import json
@@ -159,7 +159,7 @@ def test_every_answer_forbids_what_comes_from_elsewhere(client):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]:80"])
-def test_names_of_others_are_refused(client, host):
+def test_names_of_others_are_rejected(client, host):
     answer = client.get("/api/runs", headers={"Host": host})
     assert answer.status_code == 403
     assert "smoke" not in answer.text

@@ -89,7 +89,7 @@ def test_a_bar_keeps_the_episodes_that_it_counts(client):
     "query",
     [{"first_step": "x"}, {"reward_from": "nan"}, {"order": "color"}, {"offset": "1" * 50}],
 )
-def test_what_is_no_filter_is_refused(client, query):
+def test_what_is_no_filter_is_rejected(client, query):
     answer = client.get(f"{RUN}/episodes", params=query)
     assert answer.status_code == 404
     assert "expected" in answer.json()["error"]

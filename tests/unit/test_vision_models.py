@@ -1,4 +1,4 @@
-"""Vision-language models: pictures in prompts, in the engine and in the learner."""
+"""Vision-language models: images in prompts, in the engine and in the learner."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from vision_models import (
     ADAPTER,
-    picture,
+    image,
     play,
     samples_of,
     trained_logprobs,
@@ -45,7 +45,7 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.models.vision_policy import VisionForward, VisionPolicy
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.types import PICTURE_IDS
+from openenv_pipe.types import IMAGE_IDS
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 MARKUP = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -81,19 +81,18 @@ async def played(policy):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-async def test_sampler_and_trainer_agree_on_pictures(folder, lora_rank):
+async def test_sampler_and_trainer_agree_on_images(folder, lora_rank):
     policy = vision_policy(folder, lora_rank)
     groups = await played(policy)
     samples = samples_of(groups)
     assert {len(episode.turns) for episode in all_episodes(groups)} == {2}
-    assert {len(sample.pictures) for sample in samples} == {2, 3}
+    assert {len(sample.images) for sample in samples} == {2, 3}
     batch = pack(samples, share=False)
     assert len(batch.logprobs) > 60
     assert (trained_logprobs(policy, samples) - batch.logprobs).abs().max() < 1e-4
-    for sample in samples:  # The test would notice other pictures of the same size.
-        sample.pictures = {
-            name: picture(99, each["width"], each["height"])
-            for name, each in sample.pictures.items()
+    for sample in samples:  # The test would notice other images of the same size.
+        sample.images = {
+            name: image(99, each["width"], each["height"]) for name, each in sample.images.items()
         }
     assert (trained_logprobs(policy, samples) - batch.logprobs).abs().max() > 1e-2
 
@@ -101,24 +100,24 @@ async def test_sampler_and_trainer_agree_on_pictures(folder, lora_rank):
 def own_inputs(policy, sample):
     """Return what the model's own processor and transformers make of a sample's tokens."""
     ids = torch.tensor([sample.token_ids])
-    is_picture = ids >= PICTURE_IDS
+    is_image = ids >= IMAGE_IDS
     shown, before = [], 0
     for each in sample.token_ids:
-        if each >= PICTURE_IDS and each != before:
-            shown.append(PIL.Image.open(io.BytesIO(sample.pictures[each].png)).convert("RGB"))
+        if each >= IMAGE_IDS and each != before:
+            shown.append(PIL.Image.open(io.BytesIO(sample.images[each].png)).convert("RGB"))
         before = each
-    processor = policy.pictures._processor
+    processor = policy.images._processor
     made = processor(images=shown, return_tensors="pt")
     placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     return {
-        "input_ids": ids.masked_fill(is_picture, placeholder),
-        "mm_token_type_ids": is_picture.int(),
+        "input_ids": ids.masked_fill(is_image, placeholder),
+        "mm_token_type_ids": is_image.int(),
         **made,
     }
 
 
 async def test_gradients_are_those_of_transformers_own_forward_pass(folder):
-    """Of all weights, those that read pictures included."""
+    """Of all weights, those that read images included."""
     policy = vision_policy(folder)
     placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     samples = [
@@ -168,7 +167,7 @@ async def test_other_ways_to_compute(qwen2, changes, bound):
         assert_same_update(loss_and_gradients(plain, samples), loss_and_gradients(policy, samples))
 
 
-async def test_demonstrations_show_pictures_too(qwen2):
+async def test_demonstrations_show_images_too(qwen2):
     """A scripted player's episodes, from which the warm start learns, have the same prompts."""
     policy = vision_policy(qwen2)
     config = run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400})
@@ -192,14 +191,14 @@ async def test_a_twin_and_a_second_collection_sample_the_same(qwen2):
 
 
 async def test_a_prompt_that_repeats_a_part_of_the_cached_one_is_sampled_as_if_alone(qwen2):
-    """The cache knows the next position after all its pictures only. Such a prompt comes from an
+    """The cache knows the next position after all its images only. Such a prompt comes from an
     environment that does not repeat itself on another rollout worker."""
     policy = vision_policy(qwen2)
     engine = RecordingEngine(local_engine(policy))
     config = run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400})
     await collect(policy, engine=engine, config=config, host=FakeHost(play), num_tasks=1)
     asked, completion = engine.calls[0][0]
-    shown = [index for index, each in enumerate(asked.prompt_ids) if each >= PICTURE_IDS]
+    shown = [index for index, each in enumerate(asked.prompt_ids) if each >= IMAGE_IDS]
     assert len(shown) > 1
     whole = [*asked.prompt_ids, *completion.token_ids, 5, 6]
     cuts = (shown[0], shown[-1] + 1, len(asked.prompt_ids))
@@ -216,7 +215,7 @@ async def test_a_prompt_that_repeats_a_part_of_the_cached_one_is_sampled_as_if_a
 
 
 async def test_a_reply_with_the_placeholder_is_plain_text(qwen2):
-    """A model may sample the placeholder's token, which then stands for no picture."""
+    """A model may sample the placeholder's token, which then stands for no image."""
     policy = vision_policy(qwen2)
     placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     embeddings = policy.model.get_input_embeddings().weight.data
@@ -229,13 +228,13 @@ async def test_a_reply_with_the_placeholder_is_plain_text(qwen2):
 
 def test_prompts_are_those_of_the_models_own_processor(qwen2):
     chat = load_chat(hub_model(qwen2))
-    one, two = picture(1), picture(2, 40, 9)
-    notes = ["[picture 1: 24 x 16 pixels]", "[picture 2: 40 x 9 pixels]"]
+    one, two = image(1), image(2, 40, 9)
+    notes = ["[image 1: 24 x 16 pixels]", "[image 2: 40 x 9 pixels]"]
     content = f"left {notes[1]} and right {notes[0]}?"
     message = {
         "role": "user",
         "content": content,
-        "pictures": dict(zip(notes, (one, two), strict=True)),
+        "images": dict(zip(notes, (one, two), strict=True)),
     }
     ids = chat.first_ids([message])
     processor = Qwen2VLImageProcessorPil.from_pretrained(qwen2)
@@ -246,30 +245,30 @@ def test_prompts_are_those_of_the_models_own_processor(qwen2):
         text = text.replace(note, note + MARKUP.replace("<|image_pad|>", "<|image_pad|>" * num))
     expected = build_tokenizer_of(qwen2)(f"<|user|>{text}<|assistant|>")["input_ids"]
     placeholder = chat.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert [placeholder if each >= PICTURE_IDS else each for each in ids] == expected
-    shown = [each for each in ids if each >= PICTURE_IDS]
+    assert [placeholder if each >= IMAGE_IDS else each for each in ids] == expected
+    shown = [each for each in ids if each >= IMAGE_IDS]
     assert list(dict.fromkeys(shown)) == [two.token_id, one.token_id]
     assert chat.following_ids([message], end=chat.ends.usual)[-len(ids) :] == ids
-    assert chat.first_ids([{**message, "pictures": {notes[0]: two}}]) != ids
+    assert chat.first_ids([{**message, "images": {notes[0]: two}}]) != ids
 
 
 def build_tokenizer_of(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_an_environment_cannot_forge_a_picture(qwen2):
+def test_an_environment_cannot_forge_a_image(qwen2):
     chat = load_chat(hub_model(qwen2))
-    note = "[picture 1: 24 x 16 pixels]"
-    message = {"role": "user", "content": f"{MARKUP}{note}", "pictures": {note: picture(1)}}
+    note = "[image 1: 24 x 16 pixels]"
+    message = {"role": "user", "content": f"{MARKUP}{note}", "images": {note: image(1)}}
     ids = chat.first_ids([message])
     assert len(set(ids) & set(chat.tokenizer.convert_tokens_to_ids(["<|image_pad|>"]))) == 0
-    assert sum(each >= PICTURE_IDS for each in ids) == 6
+    assert sum(each >= IMAGE_IDS for each in ids) == 6
 
 
-def test_a_very_narrow_picture_is_its_note_alone(qwen2):
+def test_a_very_narrow_image_is_its_note_alone(qwen2):
     chat = load_chat(hub_model(qwen2))
-    note = "[picture 1: 2 x 401 pixels]"
-    message = {"role": "user", "content": note, "pictures": {note: picture(1, 2, 401)}}
+    note = "[image 1: 2 x 401 pixels]"
+    message = {"role": "user", "content": note, "images": {note: image(1, 2, 401)}}
     assert chat.first_ids([message]) == chat.first_ids([{"role": "user", "content": note}])
 
 
@@ -310,14 +309,14 @@ async def test_a_checkpoint_is_a_folder_of_transformers(folder, lora_rank, tmp_p
         assert type(model) is type(policy.model)
 
 
-def test_a_forward_pass_with_wrong_positions_is_refused(qwen2, monkeypatch):
+def test_a_forward_pass_with_wrong_positions_is_rejected(qwen2, monkeypatch):
     policy = load_policy(hub_model(qwen2), seed=0, device=CPU)
 
-    def positions_of(token_ids, pictures):
+    def positions_of(token_ids, images):
         return torch.arange(token_ids.shape[1]).expand(3, len(token_ids), -1).clone()
 
     monkeypatch.setattr(policy, "positions_of", positions_of)
-    with pytest.raises(ConfigError, match=r"the learner's \(with pictures\) forward pass differs"):
+    with pytest.raises(ConfigError, match=r"the learner's \(with images\) forward pass differs"):
         check_forward(policy)
     monkeypatch.undo()
     monkeypatch.setattr(VisionForward, "step", lambda self, ids, at: self.feed([[1]], at.tolist()))
@@ -325,22 +324,22 @@ def test_a_forward_pass_with_wrong_positions_is_refused(qwen2, monkeypatch):
         check_forward(policy)
 
 
-REFUSED = {
+REJECTED = {
     "model.history": ("rerender", "model.history=rerender with a vision-language model"),
     "trainer.devices": (2, "trainer.devices=2 with a vision-language model"),
 }
 
 
-@pytest.mark.parametrize("key", REFUSED)
-def test_what_is_not_supported_is_refused(qwen2, key):
-    value, message = REFUSED[key]
+@pytest.mark.parametrize("key", REJECTED)
+def test_what_is_not_supported_is_rejected(qwen2, key):
+    value, message = REJECTED[key]
     with pytest.raises(ConfigError, match=message):
         check_architecture(
             run_config({"model": hub_model(qwen2).model_dump(mode="json"), key: value})
         )
 
 
-def test_other_vision_language_models_are_refused(tmp_path):
+def test_other_vision_language_models_are_rejected(tmp_path):
     build_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
     for load in (lambda config: load_policy(config, seed=0, device=CPU), build_empty):
@@ -348,7 +347,7 @@ def test_other_vision_language_models_are_refused(tmp_path):
             load(hub_model(tmp_path))
 
 
-def test_without_its_picture_processor_a_model_is_refused(qwen2, tmp_path):
+def test_without_its_image_processor_a_model_is_rejected(qwen2, tmp_path):
     (tmp_path / "config.json").write_text((qwen2 / "config.json").read_text())
     build_tokenizer_of(qwen2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be loaded.*preprocessor_config.json"):

@@ -39,7 +39,7 @@ def test_the_compose_file_says_the_same_and_prints_no_key():
     assert "a-secret" not in text + server_command(overrides, "cuda", "shell")
 
 
-def test_a_model_that_only_the_run_can_write_is_refused():
+def test_a_model_that_only_the_run_can_write_is_rejected():
     with pytest.raises(ConfigError, match=r"model\.type=tiny.*engine\.launch=managed"):
         server_command(["conf=smoke"], "cpu", "shell")
 

@@ -320,14 +320,14 @@ def test_each_transfer_has_its_devices():
         ("files", CPU_ONLY, *FAR),
     ):
         check_transfer(configured(transfer, *overrides), footprint)
-    refused = {
+    rejected = {
         "share the learner's GPU": ("broadcast", ONE),
         "needs servers on this machine, and http": ("broadcast", CPU_ONLY, *FAR),
         "vllm_on_nodes=true": ("broadcast", replace(CPU_ONLY, servers_elsewhere=True)),
         "learns on a CPU": ("ipc", CPU_ONLY),
         "that the learner does not use": ("ipc", TWO),
     }
-    for message, (transfer, footprint, *overrides) in refused.items():
+    for message, (transfer, footprint, *overrides) in rejected.items():
         with pytest.raises(ConfigError, match=message):
             check_transfer(configured(transfer, *overrides), footprint)
 

@@ -106,10 +106,10 @@ def test_torchvision_is_added_to_an_environment_that_lacks_it(calls, tmp_path):
     vllm.install("cpu", told.append)
     assert "vision-language models cannot be served" in told[-1]
     with pytest.raises(EngineMissingError, match="adds it, once"):
-        vllm.require_pictures("cpu")
+        vllm.require_images("cpu")
     (tmp_path / "no-torchvision").unlink()
     vllm.install("cpu", told.append)
-    vllm.require_pictures("cpu")
+    vllm.require_images("cpu")
     assert f"--requirement {vllm.LOCKS / 'torchvision.txt'}" in calls.read_text().splitlines()[-1]
     written = (vllm.torchvision_dir() / "torchvision" / "extension.py").read_text()
     assert written.endswith(vllm.KERNEL_NAMES)
@@ -257,13 +257,15 @@ def test_the_command_says_what_is_there(calls):
 @pytest.mark.parametrize(
     "choice", [("engine=vllm", "device=cpu"), ("reward=ruler", "judge=vllm", "judge.model=m")]
 )
-def test_a_run_that_needs_vllm_is_refused_without_it(choice, calls):
+def test_a_run_that_needs_vllm_is_rejected_without_it(choice, calls):
     config = compose(["conf=echo", *choice]).config
     with pytest.raises(EngineMissingError, match="is not installed; `openenv-pipe engine install"):
         check_requirements(config)
 
 
-def test_a_vision_model_is_refused_before_the_run_without_torchvision(calls, tmp_path, monkeypatch):
+def test_a_vision_model_is_rejected_before_the_run_without_torchvision(
+    calls, tmp_path, monkeypatch
+):
     (tmp_path / "no-torchvision").touch()
     vllm.install("cpu", print)
     monkeypatch.setattr(requirements, "is_vision_model", lambda model: True)

@@ -1,4 +1,4 @@
-"""The command and environment of a vLLM server, and the settings that are refused."""
+"""The command and environment of a vLLM server, and the settings that are rejected."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_adapters_get_a_rank_that_vllm_knows(rank, allowed):
     "argument",
     ["--logprobs-mode=raw_logprobs", "--override-generation-config={top_p: 0.9}", "--model"],
 )
-def test_what_would_falsify_logprobs_is_refused(argument):
+def test_what_would_falsify_logprobs_is_rejected(argument):
     """Traps 5 and 6: these settings would falsify logprobs."""
     with pytest.raises(ConfigError, match=r"arguments must not contain .*: "):
         engine(f"engine.arguments=['{argument}']")
@@ -144,7 +144,7 @@ async def endpoint(folder, host="127.0.0.1", extra=()):
         extra=extra,
         start_timeout_s=1.0,
         log=folder / "engine.log",
-        tell=print,
+        notify=print,
         check=None,  # no server ever starts here
     )
 
@@ -189,11 +189,11 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
     with pytest.raises(NotADirectoryError):
         await endpoint(tmp_path)
     of_a_run, of_an_endpoint = started
-    own = {**server_variables(spec(), engine(), python_path(sees_pictures=False))}
+    own = {**server_variables(spec(), engine(), python_path(sees_images=False))}
     own |= {"VLLM_API_KEY": server.key}
     assert of_a_run == process_environment(str(tmp_path), own) and server.key != "a-user-s"
     # serving lets the user's own cache size and key stand
-    own = {"VLLM_CPU_KVCACHE_SPACE": "3", "PYTHONPATH": python_path(sees_pictures=False)}
+    own = {"VLLM_CPU_KVCACHE_SPACE": "3", "PYTHONPATH": python_path(sees_images=False)}
     own |= {"VLLM_API_KEY": "a-user-s"}
     assert of_an_endpoint == process_environment(str(tmp_path), own)
 
@@ -333,13 +333,13 @@ def test_weights_are_not_written_where_others_can_replace_them(tmp_path, spoil):
     folder = tmp_path / "weights"
     folder.mkdir()
     spoil(folder)
-    refused = pytest.raises(ConfigError, match=rf"{folder}: .*set engine\.weights_dir")
-    with refused, weights_folder(str(folder)):
+    rejected = pytest.raises(ConfigError, match=rf"{folder}: .*set engine\.weights_dir")
+    with rejected, weights_folder(str(folder)):
         pass
 
 
 def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
-    """A program's model calls tools too, and vLLM refuses them without these arguments.
+    """A program's model calls tools too, and vLLM rejects them without these arguments.
 
     The template, which shows no `tool_calls`, is replaced by one that does.
     """

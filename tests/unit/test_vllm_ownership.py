@@ -17,7 +17,7 @@ from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError
 from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
-LIMIT_S = 120.0  # of every test, so that none waits for ever
+LIMIT_S = 120.0  # of every test, so that none waits forever
 WAYS = ("adapter", "full")
 OTHER = Owner.new("runs/other/0007")
 
@@ -38,7 +38,7 @@ async def server(tmp_path):
 
 @asynccontextmanager
 async def run_at(
-    server, folder, way, *, name="runs/ours/0001", sleep_level=0, value=0.25, tell=None
+    server, folder, way, *, name="runs/ours/0001", sleep_level=0, value=0.25, notify=None
 ):
     """Run an engine that is attached to the server, as the run `name`."""
     root = folder / name.replace("/", "-")
@@ -61,7 +61,7 @@ async def run_at(
                 executor=executor,
                 sleep_level=sleep_level,
                 facts={},
-                tell=tell or told.append,
+                notify=notify or told.append,
             ) as engine:
                 engine.told, engine.source = told, source
                 yield engine
@@ -126,7 +126,7 @@ async def test_a_server_is_free_when_its_run_has_ended(server, tmp_path):
 async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way):
     now = 0.0
 
-    def tell(text):
+    def notify(text):
         nonlocal now
         if "is claimed by 'runs/dead/0001'" in text:
             now = ownership.LEASE_S  # time passes once the claim has been seen
@@ -134,7 +134,7 @@ async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way):
     server.claims = Claims(lambda: now)
     server.claims.claim("dead", "runs/dead/0001", True, ownership.LEASE_S)
     server.version = OTHER.label(3)  # the weights that it has left
-    async with run_at(server, tmp_path, way, tell=tell) as engine:
+    async with run_at(server, tmp_path, way, notify=notify) as engine:
         assert await sample(engine) == [0]
     assert now
 

@@ -18,7 +18,7 @@ from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
-LIMIT_S = 120.0  # of every test, so that none waits for ever
+LIMIT_S = 120.0  # of every test, so that none waits forever
 
 
 def configured(*overrides: str):
@@ -125,7 +125,7 @@ async def two_servers(tmp_path, *overrides: str):
                 executor=executor,
                 sleep_level=0,
                 facts={},
-                tell=told.append,
+                notify=told.append,
             ) as engine:
                 yield engine, servers, weights, told
 
@@ -155,7 +155,7 @@ async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
         for server, replica in zip(servers, engine.replicas, strict=True):
             assert server.values[replica.model] == 0.5
             assert not any("probe" in name for name in server.values)
-        assert (await engine.metrics())["canary/difference"] < 1e-9
+        assert (await engine.metrics())["logprob_check/difference"] < 1e-9
         for number, server in enumerate(servers):
             assert any(text.startswith(f"engine {number}: ready at {server.url}") for text in told)
         servers[1].loads_old_policies = True
@@ -335,7 +335,7 @@ def test_gpus_that_the_learner_leaves_are_split():
         (["engine.url=[nonsense]"], "engine.url"),
     ],
 )
-def test_servers_that_make_no_sense_are_refused(overrides, why):
+def test_servers_that_make_no_sense_are_rejected(overrides, why):
     with pytest.raises(ConfigError, match=why):
         configured("engine.launch=attach", *overrides)
     several = configured("engine.launch=attach", "engine.url=[http://a:1,http://b:1]")

@@ -35,7 +35,7 @@ class NoVersions(Versions):
             await self._on_restore(client)
 
 
-def replica_of(server: SmallServer, *overrides: str, tell=print, on_restore=None) -> Replica:
+def replica_of(server: SmallServer, *overrides: str, notify=print, on_restore=None) -> Replica:
     """Make a replica, not started, that has no policy to give."""
     config = compose(["conf=smoke", "engine=vllm", *overrides]).config
     return Replica(
@@ -47,7 +47,7 @@ def replica_of(server: SmallServer, *overrides: str, tell=print, on_restore=None
         probe=None,
         exclusive=False,
         vocabulary_size=VOCABULARY,
-        tell=tell,
+        notify=notify,
     )
 
 
@@ -63,7 +63,7 @@ async def running_replica(tmp_path, restore=None):
     replica = replica_of(
         server,
         "engine.max_restarts=1",
-        tell=told.append,
+        notify=told.append,
         on_restore=restore or note_restore,
     )
     async with asyncio.timeout(LIMIT_S):

@@ -25,7 +25,7 @@ from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import build as assembly
 from tests.small_vllm import SmallPolicyWeights, SmallServer
 
-LIMIT_S = 120.0  # of every test, so that none waits for ever
+LIMIT_S = 120.0  # of every test, so that none waits forever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
 
 
@@ -89,7 +89,7 @@ def test_sleep_is_no_argument():
         configured("engine.arguments=['--enable-sleep-mode']")
 
 
-def test_sleep_that_gains_nothing_is_refused():
+def test_sleep_that_gains_nothing_is_rejected():
     with pytest.raises(ConfigError, match="learns on a CPU, where vLLM cannot sleep"):
         check_engine(configured("engine.sleep=level1"), "cpu", lora_rank=0)
     apart = LearnerFootprint(on_gpu=True, free_gpus=["1"])
@@ -130,7 +130,7 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
                 executor=executor,
                 sleep_level=level,
                 facts={},
-                tell=lambda _: None,
+                notify=lambda _: None,
             ) as engine:
                 server.calls.clear()
                 weights.num_freed = 0
@@ -153,7 +153,7 @@ async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
         ]
         assert weights.num_freed == 1
         measured = await engine.metrics()
-        assert measured["canary/difference"] < 1e-9 and measured["time/sleep_s"] > 0
+        assert measured["logprob_check/difference"] < 1e-9 and measured["time/sleep_s"] > 0
 
 
 async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
@@ -215,7 +215,7 @@ async def test_an_attached_server_is_not_left_asleep(tmp_path):
     await SmallServer.stop(server)
 
 
-async def test_an_attached_server_that_cannot_sleep_is_refused(tmp_path, monkeypatch):
+async def test_an_attached_server_that_cannot_sleep_is_rejected(tmp_path, monkeypatch):
     made = SmallServer.__init__
 
     def awake(self, log):

@@ -157,14 +157,14 @@ async def test_a_server_that_cannot_receive_is_left_as_it_is(parts):
 
 
 @pytest.mark.parametrize("path", ["/init_weight_transfer_engine", "/finish_weight_update"])
-async def test_a_refused_update_is_told(parts, path):
+async def test_a_rejected_update_is_told(parts, path):
     """The next publish connects anew."""
     server, client, source, versions = parts
-    server.refuses = path
+    server.rejects = path
     with pytest.raises(EngineError, match=f"{path} answered with status 500.*no such weight"):
         await publish(versions, client, 0)
     assert server.paths[-1] == "/resume"
-    server.refuses = None
+    server.rejects = None
     server.sent.queue.clear()
     await publish(versions, client, 1)
     assert server.paths.count("check_transfer") == 2
@@ -266,7 +266,7 @@ async def test_vllm_itself_takes_these_requests(parts, backend):
     replayed = subprocess.run(
         [installed.python, REPLAY, backend, str(CHUNK_BYTES)],
         input=json.dumps(of_vllm),
-        env={"PYTHONPATH": python_path(sees_pictures=False), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": python_path(sees_images=False), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=10 * PATIENCE_S,

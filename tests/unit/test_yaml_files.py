@@ -1,4 +1,4 @@
-"""YAML files that Hydra cannot read: each is refused at once, with its name and what to do."""
+"""YAML files that Hydra cannot read: each is rejected at once, with its name and what to do."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BASE = HEADER + "name: mine\n"
 RESET = BASE + "env: {tasks: {train: {reset: %s}}}\n"
 
 
-REFUSED = {
+REJECTED = {
     "its own defaults": (HEADER + "defaults: [mine, _self_]\n", "conf/mine.yaml; remove one entry"),
     "a cyclic mapping": (BASE + "env: &a {variables: *a}\n", "*a is inside of what it repeats"),
     "a cyclic list": (RESET % "&a [*a]", "*a is inside of what it repeats"),
@@ -38,9 +38,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch, case):
-    text, says = REFUSED[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_a_file_that_cannot_be_read_is_rejected(tmp_path, monkeypatch, case):
+    text, says = REJECTED[case]
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "conf/conf/mine.yaml"
     path.parent.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_a_comment_may_come_before_the_package(tmp_path, monkeypatch):
     ],
     ids=lambda override: repr(override[:30]),
 )
-def test_an_override_that_cannot_be_read_is_refused(override):
+def test_an_override_that_cannot_be_read_is_rejected(override):
     with pytest.raises(ConfigError) as caught:
         compose(["conf=echo", override])
     message = str(caught.value)

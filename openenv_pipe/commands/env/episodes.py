@@ -19,7 +19,7 @@ from openenv_pipe.environments.adapters import Adapter, UnusableReply
 from openenv_pipe.environments.adapters.base import Ask
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.rollout.episode import Player
@@ -44,15 +44,17 @@ Chooser = Callable[
 
 @dataclass(kw_only=True, slots=True)
 class PlayedEpisode:
-    """One episode: the answers to the reset and to each action that was not refused."""
+    """One episode: the answers to the reset and to each action that was not rejected."""
 
     task: Task
     results: list[StepResult] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)  # without refused ones
-    refusals: list[StepRefusedError] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)  # without rejected ones
+    rejections: list[StepRejectedError] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)  # one per result
     states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if requested
-    failure: StepRefusedError | None = None  # the refusal that ended the episode; in `refusals` too
+    failure: StepRejectedError | None = (
+        None  # the rejection that ended the episode; in `rejections` too
+    )
 
     @property
     def observations(self) -> list[Observation]:
@@ -65,7 +67,7 @@ class PlayedEpisode:
     @property
     def num_turns(self) -> int:
         """The number of actions that the server was asked to take."""
-        return len(self.actions) + len(self.refusals)
+        return len(self.actions) + len(self.rejections)
 
     @property
     def done(self) -> bool:
@@ -101,7 +103,7 @@ class UsableReplies:
     """An adapter whose `read` raises ConfigError for an unusable reply of a scripted policy."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self.open, self.follow, self.refuse = adapter.open, adapter.follow, adapter.refuse
+        self.open, self.follow, self.reject = adapter.open, adapter.follow, adapter.reject
         self._adapter = adapter
 
     async def read(self, reply: str) -> Sequence[Action]:
@@ -136,7 +138,7 @@ class ChosenActions(StaticEngine):
     def follow(self, observation: Observation) -> list[Message]:
         return []
 
-    def refuse(self, why: str) -> list[Message]:
+    def reject(self, why: str) -> list[Message]:
         return []
 
 
@@ -167,10 +169,10 @@ class RecordedPlayer(Player):
         self._record = play
 
     async def play_in(self, session: Session) -> Status:
-        """See `Player.play_in`. A refused step that fails the episode is in the record."""
+        """See `Player.play_in`. A rejected step that fails the episode is in the record."""
         try:
             return await super().play_in(session)
-        except StepRefusedError:
+        except StepRejectedError:
             if self._record.failure is None:
                 raise
             return Status.ERROR
@@ -182,12 +184,12 @@ class RecordedPlayer(Player):
         try:
             result = await self._recorded(super()._step(session, action))
         except UnusableReply as mistake:
-            assert isinstance(mistake.__cause__, StepRefusedError)
-            self._record.refusals.append(mistake.__cause__)
+            assert isinstance(mistake.__cause__, StepRejectedError)
+            self._record.rejections.append(mistake.__cause__)
             raise
-        except StepRefusedError as refusal:
-            self._record.refusals.append(refusal)
-            self._record.failure = refusal
+        except StepRejectedError as rejection:
+            self._record.rejections.append(rejection)
+            self._record.failure = rejection
             raise
         self._record.actions.append(action)
         return result
@@ -214,7 +216,7 @@ async def play_to_end(
     with_states: also request the state before each turn.
 
     Raises:
-        SessionError: the session failed, or refused the reset.
+        SessionError: the session failed, or rejected the reset.
     """
 
     async def choose_after_state(
@@ -222,8 +224,8 @@ async def play_to_end(
     ) -> Sequence[Action]:
         try:
             play.states.append(await session.state(env.step_timeout_s))
-        except StepRefusedError as refusal:
-            play.refusals.append(refusal)
+        except StepRejectedError as rejection:
+            play.rejections.append(rejection)
         return await awaited(choose(observations, draw))
 
     chosen = ChosenActions(choose_after_state if with_states else choose, draw)
@@ -238,7 +240,7 @@ async def play_scripted(
     Returns the opening; None if the episode is done at its reset.
 
     Raises:
-        SessionError: the session failed, or refused the reset.
+        SessionError: the session failed, or rejected the reset.
         ConfigError: the policy failed, or its reply is unusable.
     """
     player = RecordedPlayer(env, ScriptedEngine(policy), UsableReplies(adapter), play)

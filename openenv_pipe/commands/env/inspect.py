@@ -78,7 +78,7 @@ class Inspection:
 
 
 def inspect_environment(
-    target: Target, output: Path | None, tell: Callable[[str], None] = _log.info
+    target: Target, output: Path | None, notify: Callable[[str], None] = _log.info
 ) -> Inspection:
     """Play an environment, and return its block and its experiment as YAML.
 
@@ -86,7 +86,7 @@ def inspect_environment(
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
     conf/conf/NAME.yaml beside it. None: nothing is written.
-    tell: receives progress messages.
+    notify: receives progress messages.
 
     Raises:
         ConfigError: The target or its description is invalid, or a file exists.
@@ -96,7 +96,7 @@ def inspect_environment(
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
-    description, trial, more = asyncio.run(_ask(target.serving, tell))
+    description, trial, more = asyncio.run(_ask(target.serving, notify))
     found = _inspect(target.serving, description, trial, output.stem if output else None)
     found = replace(found, notes=[*found.notes, *more])
     for path, text in zip(paths, (found.block, found.experiment), strict=False):
@@ -300,19 +300,19 @@ def _short_package(package: str) -> str:
 
 
 async def _ask(
-    serving: ServingConfig, tell: Callable[[str], None]
+    serving: ServingConfig, notify: Callable[[str], None]
 ) -> tuple[ServerMetadata, Trial, list[str]]:
     """Fetch the metadata and play random actions, starting a server if none runs.
 
     Also returns sentences on what else the server offers: tasks, and what is not known of it.
     """
-    tell("starting the server")
+    notify("starting the server")
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
         url, access = host.urls[0], host.access
         description = await fetch_metadata(url, access)
         told = [await describe_task_api(url, access), await describe_unknown_paths(url, access)]
         tasks = await open_tasks(serving.env, "train", host)
-        trial = await try_environment(serving.env, host, tasks, description.action, tell)
+        trial = await try_environment(serving.env, host, tasks, description.action, notify)
         return description, trial, [text for text in told if text is not None]
 
 

@@ -131,8 +131,8 @@ class ShownAdapter:
         messages = await awaited(self._adapter.follow(observation))
         self._show(observation, [each for each in messages if each["content"].strip()])
 
-    async def refuse(self, why: str) -> list[Message]:
-        messages = await awaited(self._adapter.refuse(why))
+    async def reject(self, why: str) -> list[Message]:
+        messages = await awaited(self._adapter.reject(why))
         self._show_messages(messages)
         return messages
 

@@ -11,7 +11,7 @@ from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_action, draw_call
 from openenv_pipe.environments.schemas import Schema
-from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.types import Action, Observation, Task, Tool
 
 
@@ -46,7 +46,7 @@ async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) 
         await reset(session, task, env)
         try:
             return tools_of(await step_aside(session, env.step_timeout_s, LIST_TOOLS))
-        except (ConfigError, StepRefusedError):
+        except (ConfigError, StepRejectedError):
             if has_fields:
                 raise
             return ()

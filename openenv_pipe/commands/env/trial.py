@@ -22,7 +22,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.environments.tasks import TaskSet
-from openenv_pipe.errors import ServerFullError, SessionError, StepRefusedError, raise_first
+from openenv_pipe.errors import ServerFullError, SessionError, StepRejectedError, raise_first
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Tool
 
@@ -46,14 +46,14 @@ class Trial:
     failure: SessionError | None = None  # that ended an episode, such as a timeout
 
     @property
-    def refusals(self) -> list[StepRefusedError]:
+    def rejections(self) -> list[StepRejectedError]:
         """The answers to actions that the server did not take."""
-        return [refusal for play in self.plays for refusal in play.refusals]
+        return [rejection for play in self.plays for rejection in play.rejections]
 
     @property
-    def exceptions(self) -> list[StepRefusedError]:
+    def exceptions(self) -> list[StepRejectedError]:
         """Steps that raised on the server."""
-        return [refusal for refusal in self.refusals if refusal.code == EXECUTION_ERROR]
+        return [rejection for rejection in self.rejections if rejection.code == EXECUTION_ERROR]
 
     @property
     def endings(self) -> list[int]:
@@ -93,18 +93,18 @@ class Trial:
 
 
 async def try_environment(
-    env: EnvConfig, host: Host, tasks: TaskSet, action: Schema, tell: Callable[[str], None]
+    env: EnvConfig, host: Host, tasks: TaskSet, action: Schema, notify: Callable[[str], None]
 ) -> Trial:
     """Play the first tasks with random actions, in several sessions at once if there are as many.
 
-    tell: receives progress messages.
+    notify: receives progress messages.
 
     Raises:
         SessionError: No session can be opened, or no task can be reset.
     """
-    tell("listing tools")
+    notify("listing tools")
     tools = await session_tools(env, host, tasks[0], action)
-    tell("opening sessions")
+    notify("opening sessions")
     async with AsyncExitStack() as opened:
         sessions = await _open_sessions(env, host, opened)
         for session in sessions[NUM_PLAYS:]:
@@ -114,7 +114,7 @@ async def try_environment(
             update={"step_exception": "unusable", "max_turns": max(MAX_TURNS, env.max_turns)}
         )
         trial = _RandomPlay(
-            env=lenient, tasks=tasks, choose=random_actions(action, tools), tell=tell
+            env=lenient, tasks=tasks, choose=random_actions(action, tools), notify=notify
         )
         try:
             async with asyncio.TaskGroup() as workers:
@@ -141,7 +141,7 @@ class _RandomPlay:
     env: EnvConfig
     tasks: TaskSet
     choose: Chooser
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     plays: dict[int, PlayedEpisode] = field(default_factory=dict)  # by their number
     failures: list[SessionError] = field(default_factory=list)  # one at most for each session
 
@@ -161,7 +161,7 @@ class _RandomPlay:
                 self.failures.append(error)
                 return
             self._num_ended += 1
-            self.tell(f"{self._num_ended} of {NUM_PLAYS} random episodes played")
+            self.notify(f"{self._num_ended} of {NUM_PLAYS} random episodes played")
 
     async def _play_one(self, session: Session, number: int) -> None:
         task = self.tasks[number % min(NUM_TASKS, len(self.tasks))]

@@ -34,7 +34,8 @@ def notes_of(trial: Trial, env: EnvConfig) -> Iterator[str]:
         )
     if trial.exceptions and (trial.num_actions or env.step_exception == "unusable"):
         yield (
-            f"{len(trial.exceptions)} of {trial.num_actions + len(trial.refusals)} random actions "
+            f"{len(trial.exceptions)} of {trial.num_actions + len(trial.rejections)} random "
+            "actions "
             "raised on the server, which step_exception: unusable takes as the model's mistakes: "
             f"{_short(str(trial.exceptions[0]))}"
         )
@@ -62,19 +63,19 @@ def problem_of(trial: Trial, env: EnvConfig, action: Schema) -> str | None:
         return None
     if trial.failure is not None:
         return f"no step is answered: {_short(str(trial.failure))}"
-    refusal = trial.refusals[0]
+    rejection = trial.rejections[0]
     how = "all raised on the server"
     advice = ""
     if not trial.exceptions:
         how = "none is valid for the server, although its own schema allows them"
-    elif not is_wrong_return(refusal):
+    elif not is_wrong_return(rejection):
         if env.step_exception == "unusable":
             return None  # The user says that such actions are the model's mistakes.
         advice = (
             "; if other actions are legal there, say so by env.step_exception=unusable, and the "
             "model has to find them"
         )
-    return f"of {len(trial.refusals)} random actions, {how}: {_short(str(refusal))}{advice}"
+    return f"of {len(trial.rejections)} random actions, {how}: {_short(str(rejection))}{advice}"
 
 
 def _short(text: str) -> str:

@@ -28,7 +28,7 @@ async def score_step(recorded: Recorded, step: int) -> Rescored:
     Raises:
         RunFolderError: the run has no episodes of that step, or they are damaged.
         JudgeError: the judge failed for all episodes, or its budget is spent.
-        ConfigError: the endpoint refuses every request, or no reward term asks a judge.
+        ConfigError: the endpoint rejects every request, or no reward term asks a judge.
     """
     before = recorded.groups(step)
     config = recorded.config

@@ -113,7 +113,7 @@ async def score_again(
 
     Raises:
         JudgeError: the judge's budget is spent.
-        ConfigError: the endpoint refuses every request, or no reward term asks a judge.
+        ConfigError: the endpoint rejects every request, or no reward term asks a judge.
     """
     scored = [replace(group, episodes=[unjudged(e) for e in group.episodes]) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)

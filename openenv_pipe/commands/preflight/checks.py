@@ -25,27 +25,27 @@ _log = logging.getLogger(__name__)
 Check = Callable[[RunConfig], Iterator[Line]]
 
 
-def run_checks(config: RunConfig, tell: Callable[[str], object] = _log.info) -> list[Line]:
+def run_checks(config: RunConfig, notify: Callable[[str], object] = _log.info) -> list[Line]:
     """Run all checks. A trial is left out where a requirement that it builds on is not met.
 
-    tell: called with the name of each check when it begins.
+    notify: called with the name of each check when it begins.
     """
     lines: list[Line] = []
-    refused: set[str] = set()
+    rejected: set[str] = set()
     for name, require in REQUIREMENTS.items():
-        tell(name)
+        notify(name)
         try:
             found = require(config)
         except PipeError as error:
-            refused.add(name)
+            rejected.add(name)
             if not any(line.text == str(error) for line in lines):  # told once is enough
                 lines.append(failed(name, error))
         else:
             lines += [Line(name, Result.OK, found)] if found else []
     for name, (check, builds_on) in TRIALS.items():
-        if refused & builds_on:
+        if rejected & builds_on:
             continue
-        tell(name)
+        notify(name)
         try:
             lines.extend(check(config))
         except PipeError as error:

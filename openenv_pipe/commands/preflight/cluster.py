@@ -84,7 +84,7 @@ async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
         build="cuda" if select_device(config.device).type == "cuda" else "cpu",
         dtype=engine.dtype,
         lora_rank=0,
-        sees_pictures=is_vision_model(config.model),
+        sees_images=is_vision_model(config.model),
     )
     soon = nodes.model_copy(update={"start_timeout_s": min(ROOM_WAIT_S, nodes.start_timeout_s)})
     servers = remote_servers(engine, spec, soon, logs=logs, weights_dir=logs)

@@ -114,8 +114,8 @@ async def _play(
         play.results.append(await reset(session, task, env))
         ask = partial(step_aside, session, env.step_timeout_s)
         opening = None if play.done else await adapter.open(play.observations[0], ask)
-    if play.failure or (play.refusals and not play.actions):
-        raise play.failure or play.refusals[0]
+    if play.failure or (play.rejections and not play.actions):
+        raise play.failure or play.rejections[0]
     if play.actions:  # The last observation is not shown to a model, but a template has to fit it.
         await awaited(adapter.follow(play.observations[-1]))
     return _Played(first=play.observations[0], trajectory=play.comparable, opening=opening)

@@ -1,6 +1,6 @@
 """`openenv-pipe reproduce`: run a run again and compare the two.
 
-command      the command: what is refused, what is run, the verdict
+command      the command: what is rejected, what is run, the verdict
 replaying    training from recorded episodes, without environment and engine
 recording    a run folder without weights, small enough for version control
 comparing    the first difference between two folders

@@ -1,6 +1,6 @@
 """Run a run again and say whether the two are the same.
 
-Differences in code, versions or data known beforehand are refused unless allowed. A different
+Differences in code, versions or data known beforehand are rejected unless allowed. A different
 machine is only reported; the comparison shows whether the numbers are equal there.
 """
 
@@ -24,9 +24,9 @@ from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import write_text
-from openenv_pipe.system.foreign_text import for_markdown
 from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import Progress
+from openenv_pipe.system.untrusted_text import for_markdown
 
 ALLOWABLE = ("code", "versions", "data", "model")
 
@@ -61,9 +61,9 @@ def reproduce(
         RunFolderError: The run cannot be reproduced as it is.
         ConfigError: Its configuration cannot run here.
     """
-    _refuse_unknown(allow)
+    _reject_unknown(allow)
     recorded = find_run(name, runs_dir)
-    _refuse_fork(recorded)
+    _reject_fork(recorded)
     config = recorded.config_to_run(trust=trust)
     if isinstance(config.agent, ClientAgentConfig) and not is_replay:
         raise RunFolderError(
@@ -77,7 +77,7 @@ def reproduce(
     num_recorded = common_steps(recorded.path, recorded.path)
     if config.trainer.steps and not num_recorded:
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
-    judge = partial(_refuse_or_tell, allow, control.progress)
+    judge = partial(_reject_or_notify, allow, control.progress)
     judge(find_differences(recorded.record))
     if not is_replay:
         control.stop.run(prepare(config, control.progress.note))
@@ -97,7 +97,7 @@ def reproduce(
     return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
 
 
-def _refuse_fork(recorded: RunFolder) -> None:
+def _reject_fork(recorded: RunFolder) -> None:
     lineage = recorded.record.lineage
     if lineage is not None and lineage.kind == "fork":
         raise RunFolderError(
@@ -199,23 +199,23 @@ def _as_text(band: Band) -> str:
     )
 
 
-def _refuse_or_tell(
+def _reject_or_notify(
     allow: Collection[str], progress: Progress, differences: Sequence[Difference]
 ) -> None:
-    refused = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
+    rejected = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
     for each in differences:
-        if each not in refused:
+        if each not in rejected:
             progress.note(f"not as recorded: {each}")
-    if refused:
-        kinds = ",".join(dict.fromkeys(each.kind for each in refused))
+    if rejected:
+        kinds = ",".join(dict.fromkeys(each.kind for each in rejected))
         raise RunFolderError(
             "it would not be the same run:\n"
-            + "\n".join(f"  {each}" for each in refused)
+            + "\n".join(f"  {each}" for each in rejected)
             + f"\nrestore that, or allow the difference: --allow {kinds}"
         )
 
 
-def _refuse_unknown(allow: Collection[str]) -> None:
+def _reject_unknown(allow: Collection[str]) -> None:
     for kind in allow:
         if kind not in ALLOWABLE:
             raise RunFolderError(f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)}")

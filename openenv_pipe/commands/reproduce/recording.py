@@ -1,6 +1,6 @@
 """A recording: a run folder without weights, small enough for version control.
 
-    run.json config.json metrics.jsonl episodes/ eval/     copied, with the pictures of the episodes
+    run.json config.json metrics.jsonl episodes/ eval/     copied, with the images of the episodes
     checkpoints.json                                       the sha256 of every checkpoint's files
 
 `reproduce` accepts it in place of its run. Nothing is overwritten.
@@ -15,8 +15,8 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import iterate_episodes
 from openenv_pipe.runs.evals import read_report, report_paths
 from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.images import write_images
 from openenv_pipe.runs.metrics import parse_record, read_lines
-from openenv_pipe.runs.pictures import write_pictures
 from openenv_pipe.system.files import copy_file, read_bytes, write_bytes, write_json, write_text
 
 
@@ -40,7 +40,7 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
         step = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
         if steps is None or (step.isdecimal() and int(step) <= steps):
-            write_pictures(to, (each.episode for each in iterate_episodes(path)))
+            write_images(to, (each.episode for each in iterate_episodes(path)))
             copy_file(path, to / "episodes" / path.name)
     (to / "eval").mkdir()
     for path in report_paths(folder.path):

@@ -26,7 +26,7 @@ from openenv_pipe.config.secrets import hide_assignments, known_secrets
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.provenance import Record, Texts
-from openenv_pipe.runs.trust import as_ascii, try_to_sign, why_foreign
+from openenv_pipe.runs.trust import as_ascii, try_to_sign, why_untrusted
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.system.process_id import ProcessId
 
@@ -126,7 +126,7 @@ class SweepFolder:
         Raises:
             RunFolderError: Somebody else made them, or they were changed, or made elsewhere.
         """
-        why = why_foreign(_signed_text(self.record.overrides), self.record.signature)
+        why = why_untrusted(_signed_text(self.record.overrides), self.record.signature)
         if why is not None:
             overrides = "".join(f"\n  {as_ascii(each)}" for each in self.record.overrides)
             raise RunFolderError(

@@ -17,8 +17,8 @@ from openenv_pipe.config.secrets import restore_in_config, unwritten_secrets
 from openenv_pipe.errors import PipeError, UserError, last_lines
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import write_json
-from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.process_id import ProcessId
+from openenv_pipe.system.untrusted_text import for_people
 
 NUM_LINES = 12  # the last lines of the log, one of which is the error
 ERROR = "error: "  # the beginning of that line

@@ -1,6 +1,6 @@
 """The types, ranges and meanings of all configuration keys, one file for each block.
 
-No field has a default: the values are in `conf/`. Models are frozen and refuse unknown keys.
+No field has a default: the values are in `conf/`. Models are frozen and reject unknown keys.
 Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
 """
 

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from openenv_pipe.config.schema.plain_data import refuse_unusual_values
+from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import remember_config
 from openenv_pipe.system.budgets import MAX_TURNS
 
@@ -29,16 +29,16 @@ def check_header_value(value: str) -> str:
     Raises:
         ValueError: it has another character than printable ASCII; the value is not shown.
     """
-    refused = re.search(r"[^\t\x20-\x7e]", value)
-    if refused is None:
+    rejected = re.search(r"[^\t\x20-\x7e]", value)
+    if rejected is None:
         return value
-    at_end = "at its end" if not value[refused.start() :].strip() else "in it"
+    at_end = "at its end" if not value[rejected.start() :].strip() else "in it"
     variables = [
-        name for name, text in os.environ.items() if text and refused[0] in text and text in value
+        name for name, text in os.environ.items() if text and rejected[0] in text and text in value
     ]
     where = f"; it comes from the environment variable {variables[0]}" if variables else ""
     raise ValueError(
-        f"the value, which is not shown, has the character U+{ord(refused[0]):04X} {at_end}, and "
+        f"the value, which is not shown, has the character U+{ord(rejected[0]):04X} {at_end}, and "
         f"an HTTP header holds printable ASCII only{where}; set it again without that character"
     )
 
@@ -59,7 +59,7 @@ Variables = dict[VariableName, Text | None]
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
 Port = Annotated[int, Field(ge=1, le=65535)]
 # Numbers have bounds that no real configuration reaches: beyond them a typing error would end in
-# an overflow, in exhausted memory or in a wait without end. Blocks refuse NaN and infinity.
+# an overflow, in exhausted memory or in a wait without end. Blocks reject NaN and infinity.
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
 NumEpisodes = Annotated[int, Field(ge=1, le=10**6)]  # also of tasks; lists as long are built
@@ -100,7 +100,7 @@ class Document(Block):
     @classmethod
     def _is_plain_data(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
-            refuse_unusual_values(values)
+            reject_unusual_values(values)
             remember_config(values)  # before any error message could show a secret of it
         return values
 

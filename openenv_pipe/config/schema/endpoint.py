@@ -35,4 +35,6 @@ class EndpointBlock(Block):
         description="further fields of each request, which replace ours; null removes a field"
     )
     timeout_s: Seconds = Field(description="time limit of one request")
-    max_retries: NumRetries = Field(description="how often a failed or refused request is repeated")
+    max_retries: NumRetries = Field(
+        description="how often a failed or rejected request is repeated"
+    )

@@ -57,8 +57,8 @@ class OpenAIEngineConfig(EngineBlock, EndpointBlock):
         takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
     )
     type: Literal["openai"]
-    pictures: bool = Field(
-        description="send the pictures of observations, for models that accept images; false: the "
+    images: bool = Field(
+        description="send the images of observations, for models that accept images; false: the "
         "model reads a note of each"
     )
     cache_dir: str | None = Field(
@@ -105,7 +105,7 @@ def _declared_capabilities(target: str) -> EngineCapabilities:
 def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
     """The capabilities of an engine whose values are not validated yet.
 
-    Returns None for an unknown type or a missing target, which validation refuses later. Raises
+    Returns None for an unknown type or a missing target, which validation rejects later. Raises
     ConfigError for a target that declares none.
     """
     union, _ = get_args(EngineConfig)

@@ -20,8 +20,8 @@ class EngineCapabilities:
     # concurrent calls together, in a fixed order; other engines get each as it is made.
     is_exact: bool
     publishes_in_flight: bool  # its policy may change while a collection is under way
-    # With takes="messages": it is given the pictures of observations, not only their notes.
-    sees_pictures: bool = False
+    # With takes="messages": it is given the images of observations, not only their notes.
+    sees_images: bool = False
 
     def __post_init__(self) -> None:
         if self.can_train and self.takes != "token_ids":

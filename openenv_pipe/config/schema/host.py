@@ -165,7 +165,7 @@ class KubernetesHostConfig(StartedServers):
     cpus: NumCores = Field(description="CPU limit of a pod, in cores")
     tmp_mb: PositiveCount = Field(description="size of /tmp, which is held in memory")
     read_only: bool = Field(description="true: only /tmp can be written")
-    run_as_non_root: bool = Field(description="true: images that run as root are refused")
+    run_as_non_root: bool = Field(description="true: images that run as root are rejected")
     gpus: Count = Field(description="GPUs of each pod")
     secrets: list[str] = Field(description="Secrets whose entries become environment variables")
     pod_spec: dict[str, Any] = Field(

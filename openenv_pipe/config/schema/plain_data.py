@@ -12,12 +12,12 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
-MAX_DIGITS = 4000  # of a whole number; Python refuses to write longer ones
+MAX_DIGITS = 4000  # of a whole number; Python rejects to write longer ones
 MAX_KEY_LENGTH = 200  # in messages
 PLAIN = "text, a number, true, false, null, a list or a mapping"
 
 
-def refuse_unusual_values(document: Mapping[Any, Any]) -> None:
+def reject_unusual_values(document: Mapping[Any, Any]) -> None:
     """Check all values of a document. No recursion: a value may contain itself.
 
     Raises:

@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
-from openenv_pipe.errors import EngineError, RequestRefusedError
-from openenv_pipe.system.foreign_json import parse_foreign
-from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.errors import EngineError, RequestRejectedError
 from openenv_pipe.system.http import MAX_BYTES, HttpClient, bearer
 from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.response_cache import ResponseCache
+from openenv_pipe.system.untrusted_json import parse_untrusted
+from openenv_pipe.system.untrusted_text import quoted
 
 _PATH = "/chat/completions"
 _GIVEN_UP = ("error", "abort")  # finish reasons of endpoints that have not finished
@@ -41,7 +41,7 @@ class _ToolCall(_Part):
 
 class _Message(_Part):
     content: str | None = None
-    refusal: str | None = None
+    rejection: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -91,7 +91,7 @@ class ChatClient:
             num_tokens: what the request may cost at most, for the limit of tokens per minute.
 
         Raises:
-            RequestRefusedError: the endpoint refuses the request, and would refuse it again.
+            RequestRejectedError: the endpoint rejects the request, and would reject it again.
             EngineError: there was no answer in `max_retries` further tries.
         """
         if self._cache and (known := self._cache.read(self.url, body)) is not None:
@@ -126,16 +126,16 @@ class ChatClient:
         )
         content = response.content
         if response.status != 200:
-            self._refuse(response.status, content)
+            self._reject(response.status, content)
         try:
-            answer = parse_foreign(content)
+            answer = parse_untrusted(content)
         except ValueError as error:
             raise PassingError(
                 f"an answer that is not JSON ({error}): {quoted(content, MAX_QUOTED)}"
             ) from error
         return _checked(answer)
 
-    def _refuse(self, status: int, content: bytes) -> NoReturn:
+    def _reject(self, status: int, content: bytes) -> NoReturn:
         if status in (401, 403):
             expected = f"set {self._block}.api_key, best as ${{oc.env:OPENAI_API_KEY}}"
         elif status in (301, 302, 307, 308, 404):
@@ -144,7 +144,7 @@ class ChatClient:
             expected = (
                 f"{self._block}.parameters adds, changes or (by null) leaves out request fields"
             )
-        raise RequestRefusedError(
+        raise RequestRejectedError(
             f"{self.url} answered {status}: {quoted(content, MAX_QUOTED)}; {expected}", status
         )
 

@@ -15,7 +15,7 @@ from openenv_pipe.engines.base import (
 )
 from openenv_pipe.engines.openai.client import ChatClient, num_reported_tokens
 from openenv_pipe.engines.openai.messages import endpoint_messages, read_reply, reply_text
-from openenv_pipe.system.foreign_json import encodable_json
+from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Finish
 
 
@@ -23,7 +23,7 @@ class OpenAIEngine(StaticEngine):
     """An `engines.base.Engine`. The caller opens and closes `client`."""
 
     def __init__(self, config: OpenAIEngineConfig, client: ChatClient) -> None:
-        self.capabilities = replace(config.capabilities, sees_pictures=config.pictures)
+        self.capabilities = replace(config.capabilities, sees_images=config.images)
         self._config = config
         self._client = client
         self.max_episodes = config.max_concurrent
@@ -32,7 +32,7 @@ class OpenAIEngine(StaticEngine):
         """Send the whole conversation and return the endpoint's reply.
 
         Raises:
-            ConfigError: the endpoint refuses the request.
+            ConfigError: the endpoint rejects the request.
             EngineError: there was no answer in `max_retries` further tries.
         """
         num_tokens = estimate_tokens(request.messages)

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from openenv_pipe.models.reply_reader import PLAIN_READER
-from openenv_pipe.system.foreign_json import encodable_json
-from openenv_pipe.types import Message, Picture
+from openenv_pipe.system.untrusted_json import encodable_json
+from openenv_pipe.types import Image, Message
 
 _NOT_MADE = "This call was not made."
 
@@ -17,7 +17,7 @@ def endpoint_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return an episode's messages for an endpoint.
 
     An endpoint wants each tool call answered in a message of the role `tool` that names the call's
-    id, and wants no other message in that role. Environments answer calls in their order. Pictures
+    id, and wants no other message in that role. Environments answer calls in their order. Images
     may only be in a user's message: those of an answer follow it in one.
     """
     conversation = _Conversation()
@@ -42,17 +42,17 @@ class _Conversation:
         """Append the environment's messages."""
         others = []
         for given in messages:
-            pictures: Mapping[str, Picture] = given.get("pictures", {})
-            texts = {name: value for name, value in given.items() if name != "pictures"}
+            images: Mapping[str, Image] = given.get("images", {})
+            texts = {name: value for name, value in given.items() if name != "images"}
             (message,) = encodable_json([texts])
             if message["role"] == "tool" and self._unanswered:
                 self._answer(self._unanswered.pop(0), message["content"])
-                if pictures:
-                    others.append(_user(_parts("\n".join(pictures), pictures)))
+                if images:
+                    others.append(_user(_parts("\n".join(images), images)))
             elif message["role"] == "tool":  # the call was written in words, and has no id
-                others.append(_user(_parts(message["content"], pictures)))
+                others.append(_user(_parts(message["content"], images)))
             else:
-                others.append({**message, "content": _parts(message["content"], pictures)})
+                others.append({**message, "content": _parts(message["content"], images)})
         for call_id in [*self._unanswered, *self._not_made]:
             self._answer(call_id, _NOT_MADE)
         self._unanswered, self._not_made = [], []
@@ -73,22 +73,22 @@ def _user(content: str | list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def _parts(text: str, pictures: Mapping[str, Picture]) -> str | list[dict[str, Any]]:
-    """Return a message's content, with each picture behind its note in the text."""
-    if not pictures:
+def _parts(text: str, images: Mapping[str, Image]) -> str | list[dict[str, Any]]:
+    """Return a message's content, with each image behind its note in the text."""
+    if not images:
         return text
     parts: list[dict[str, Any]] = []
     # The notes are in the order of the observation's fields, and a template may have another one.
-    for note in sorted(pictures, key=text.index):
+    for note in sorted(images, key=text.index):
         before, _, text = text.partition(note)
-        url = f"data:image/png;base64,{base64.b64encode(pictures[note].png).decode()}"
+        url = f"data:image/png;base64,{base64.b64encode(images[note].png).decode()}"
         parts.append({"type": "text", "text": before + note})
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an endpoint's message to keep: content or refusal, and calls."""
+    """Return the part of an endpoint's message to keep: content or rejection, and calls."""
     (message,) = encodable_json([message])
     reply: dict[str, Any] = {"content": message.get("content") or message.get("refusal") or ""}
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv_pipe.errors import EngineError
-from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.untrusted_text import quoted
 
 NO_LOGPROB = -9999.0  # what the server writes for NaN, minus infinity or a missing value
 MAX_ROUNDING = 1e-3  # how far rounding may raise a logprob above 0

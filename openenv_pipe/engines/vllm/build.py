@@ -35,7 +35,7 @@ from openenv_pipe.system.tasks import in_thread, run_all
 if TYPE_CHECKING:
     from openenv_pipe.models.weights import PolicyWeights
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ async def open_engine(
     footprint: LearnerFootprint,
     logs: Path,
     executor: Executor,
-    tell: Tell,
+    notify: Notify,
     make_processes: MakeProcesses = own_processes,
     nodes: RayClusterConfig | None = None,
 ) -> AsyncIterator[VllmEngine]:
@@ -80,8 +80,8 @@ async def open_engine(
     build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = None
     if nodes is None and config.launch == "managed":
-        sees_pictures = weights.placeholder_id is not None
-        installed = require_installed(build, sees_pictures=sees_pictures)
+        sees_images = weights.placeholder_id is not None
+        installed = require_installed(build, sees_images=sees_images)
     with weights_folder(config.weights_dir) as root:
         spec = await _server_spec(config, weights, mode, source, build, root, executor)
         backend = transfer_backend(config, mode, build)
@@ -115,7 +115,7 @@ async def open_engine(
             executor=executor,
             sleep_level=level,
             facts={"engine": facts},
-            tell=tell,
+            notify=notify,
         ) as engine:
             about = [server.about for server in servers if server.about]
             if about and nodes is not None:
@@ -136,7 +136,7 @@ async def running(
     executor: Executor,
     sleep_level: int,
     facts: Mapping[str, Any],
-    tell: Tell,
+    notify: Notify,
 ) -> AsyncIterator[VllmEngine]:
     """Start the servers and give them the current policy; see `open_engine`.
 
@@ -165,7 +165,7 @@ async def running(
             probe=probe,
             exclusive=sleep_level > 0 or not sends_adapters,
             vocabulary_size=weights.vocabulary_size,
-            tell=_teller(tell, number if len(servers) > 1 else None),
+            notify=_notifier(notify, number if len(servers) > 1 else None),
         )
         for number, server in enumerate(servers)
     ]
@@ -207,10 +207,10 @@ async def _reject_sleepless(replica: Replica, sleep: str) -> None:
         )
 
 
-def _teller(tell: Tell, number: int | None) -> Tell:
-    """Return `tell` with the server's number before each message; None: it is the only server."""
+def _notifier(notify: Notify, number: int | None) -> Notify:
+    """Return `notify` with the server's number before each message; None: it is the only server."""
     name = "engine" if number is None else f"engine {number}"
-    return lambda text: tell(f"{name}: {text}")
+    return lambda text: notify(f"{name}: {text}")
 
 
 def build_transfer(
@@ -255,5 +255,5 @@ async def _server_spec(
         build=build,
         dtype=weights.precision if config.dtype == "auto" else config.dtype,
         lora_rank=weights.lora_rank if mode == "adapter" else 0,
-        sees_pictures=weights.placeholder_id is not None,
+        sees_images=weights.placeholder_id is not None,
     )

@@ -29,7 +29,7 @@ from openenv_pipe.engines.vllm.connection import (
 from openenv_pipe.engines.vllm.ownership import Claim, Claimed
 from openenv_pipe.errors import EngineError
 
-Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`
+Features = Mapping[str, Any]  # of images, in vLLM's format; see `image_features.py`
 
 
 class Files(Protocol):
@@ -72,7 +72,7 @@ class VllmClient(VllmConnection):
 
         Args:
             sampling: `max_tokens` is needed; `n` is 1 without it.
-            features: the pictures in the prompt.
+            features: the images in the prompt.
             vocabulary_size: token ids have to be below it; None: any are accepted.
 
         Raises:
@@ -100,7 +100,7 @@ class VllmClient(VllmConnection):
         """Return the logprobs of the `wanted` ids in the distribution after the prompt.
 
         Args:
-            features: the pictures in the prompt.
+            features: the images in the prompt.
 
         Raises:
             ServerGoneError: there was no usable answer.
@@ -158,7 +158,7 @@ class VllmClient(VllmConnection):
             await asyncio.shield(pausing)
             yield
             await self.reset_prefix_cache()  # of the old weights
-            await self._post("/reset_encoder_cache")  # what they made of pictures
+            await self._post("/reset_encoder_cache")  # what they made of images
         finally:
             # After a cancellation the request to pause may be unfinished; resume after it.
             await asyncio.gather(pausing, return_exceptions=True)
@@ -226,7 +226,7 @@ class VllmClient(VllmConnection):
     async def resume(self) -> None:
         """Wake and resume the server, in case a killed run has left it asleep or paused.
 
-        A server without vLLM's development mode refuses, but no run can have paused it either.
+        A server without vLLM's development mode rejects, but no run can have paused it either.
         """
         await self._post("/wake_up", accepted=REJECTED)
         await self._post("/resume", accepted=REJECTED)

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from openenv_pipe.engines.vllm.answers import QUOTE, ServerGoneError
 from openenv_pipe.errors import EngineError
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import HttpClient, HttpError, bearer
+from openenv_pipe.system.untrusted_text import quoted
 
 BASE = "base"  # the name in requests of the model without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer

@@ -36,7 +36,7 @@ from openenv_pipe.system.readiness import (
     wait_until_healthy,
 )
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
@@ -76,7 +76,7 @@ def serving_arguments(
         ConfigError: `extra` has an option that could let others in without a key.
     """
     for argument in extra:
-        _refuse_own_option(argument)
+        _reject_own_option(argument)
     arguments = [
         *("--model", served.model, "--dtype", served.dtype),
         *("--load-format", "safetensors"),  # never pickles
@@ -112,7 +112,7 @@ async def serve(
     extra: Sequence[str],
     start_timeout_s: float,
     log: Path,
-    tell: Tell,
+    notify: Notify,
     check: Callable[[VllmClient], Coroutine[Any, Any, None]],
 ) -> None:
     """Serve until cancelled.
@@ -124,7 +124,7 @@ async def serve(
         EngineError: the server died, or was not ready within `start_timeout_s` seconds.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)
-    key = server_key(host, tell)
+    key = server_key(host, notify)
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
     url = f"http://{host}:{port}"
@@ -136,12 +136,12 @@ async def serve(
         key=key,
         start_timeout_s=start_timeout_s,
         log=log,
-        tell=tell,
+        notify=notify,
         variables={} if host in LOOPBACK else {HOSTS_VARIABLE: "*"},  # the key alone decides
     ) as server:
         async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
             await unless_dead(check(client), server.exited())
-        tell(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
+        notify(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
         reason = f"the server died: {await server.exited()}"
     raise EngineError(reason, log)
 
@@ -156,7 +156,7 @@ async def running(
     key: str,
     start_timeout_s: float,
     log: Path,
-    tell: Tell,
+    notify: Notify,
     variables: Mapping[str, str] = MappingProxyType({}),
     variables_key: str | None = None,
 ) -> AsyncIterator[ManagedProcess]:
@@ -173,14 +173,14 @@ async def running(
         EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """
     log_begin = log.stat().st_size if log.exists() else 0
-    own = {"PYTHONPATH": python_path(sees_pictures=False), KEY_VARIABLE: key}
+    own = {"PYTHONPATH": python_path(sees_images=False), KEY_VARIABLE: key}
     environment = process_environment(
         served.model, {**_variables(installed.build), **variables, **own}
     )
     server = server_process(installed.python, arguments, environment, log)
     try:
         async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
-            tell(f"engine: waiting for {url}, which can take minutes (log: {log})")
+            notify(f"engine: waiting for {url}, which can take minutes (log: {log})")
             ready = wait_until_healthy(url, timeout_s=start_timeout_s, check=client.check_health)
             await unless_dead(ready, server.exited())
         yield server
@@ -206,7 +206,7 @@ def _first_error(log: Path, begin: int) -> str | None:
     return found.group().decode(errors="replace") if found else None
 
 
-def server_key(host: str, tell: Tell) -> str:
+def server_key(host: str, notify: Notify) -> str:
     """Return the key that requests have to carry: that of the user, or a new one, which is told.
 
     Raises:
@@ -221,11 +221,11 @@ def server_key(host: str, tell: Tell) -> str:
             "127.0.0.1"
         )
     key = secrets.token_urlsafe(16)
-    tell(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
+    notify(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
     return key
 
 
-def _refuse_own_option(argument: str) -> None:
+def _reject_own_option(argument: str) -> None:
     """Raise ConfigError if vLLM's parser reads an argument as one of `OWN_OPTIONS`.
 
     The parser accepts `--host=X`, and every beginning of a name that no other option shares.

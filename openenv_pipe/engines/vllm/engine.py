@@ -15,8 +15,8 @@ from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
 from openenv_pipe.engines.vllm.client import Features
 from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest
+from openenv_pipe.engines.vllm.image_features import ImageEncoder
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
-from openenv_pipe.engines.vllm.picture_features import PictureEncoder
 from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
@@ -60,7 +60,7 @@ class VllmEngine:
         self._next_number = 0
         self._measured: dict[str, float] = {}
         self._group_requests = GroupRequests(self._ask)
-        self._encoder = PictureEncoder(weights)
+        self._encoder = ImageEncoder(weights)
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
@@ -103,7 +103,7 @@ class VllmEngine:
             EngineError: a server's restarts are used up, or it rejects the policy.
             TrainingError: a server's logprobs differ from the learner's afterwards.
         """
-        self._router.refuse_lost()
+        self._router.reject_lost()
         started = time.perf_counter()
         expected_PV = await in_thread(self._executor, self._logprob_check.compute)
         expected = time.perf_counter()
@@ -120,10 +120,10 @@ class VllmEngine:
         clients = [replica.client for replica in self.replicas]
         await self._versions.retire([client for client in clients if client is not None])
         self._measured["time/publish_s"] = sent - expected
-        self._measured["time/canary_s"] = time.perf_counter() - sent + expected - started
-        self._measured["canary/difference"] = max(each.difference for each in served)
+        self._measured["time/logprob_check_s"] = time.perf_counter() - sent + expected - started
+        self._measured["logprob_check/difference"] = max(each.difference for each in served)
         if self._logprob_check.moved is not None:
-            self._measured["canary/moved"] = self._logprob_check.moved
+            self._measured["logprob_check/moved"] = self._logprob_check.moved
 
     async def metrics(self) -> dict[str, float]:
         measured, self._measured = self._measured, {}
@@ -140,7 +140,7 @@ class VllmEngine:
                 server=replica.number,
                 prompt=tuple(request.prompt_ids),
                 sampling=self._sampling(request),
-                pictures=request.pictures,
+                images=request.images,
             )
             try:
                 if request.turn == 0 and request.group_seed is not None:
@@ -158,9 +158,9 @@ class VllmEngine:
         sampling = {**shared.sampling, "seed": seed, "n": count}
         prompt: Sequence[int] = shared.prompt
         features: Features | None = None
-        if shared.pictures:
+        if shared.images:
             prompt, features = await asyncio.to_thread(
-                self._encoder.encode, shared.prompt, shared.pictures
+                self._encoder.encode, shared.prompt, shared.images
             )
         return await self.replicas[shared.server].sample(prompt, sampling, features)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from openenv_pipe.engines.vllm.answers import Sampled
-from openenv_pipe.types import Pictures
+from openenv_pipe.types import Images
 
 LINGER_S = 0.003  # wait for further members after each one; all ask at about the same time
 
@@ -23,7 +23,7 @@ class SharedRequest:
     server: int  # its number
     prompt: tuple[int, ...]
     sampling: Mapping[str, Any]
-    pictures: Pictures = field(default_factory=dict)  # those whose token ids are in the prompt
+    images: Images = field(default_factory=dict)  # those whose token ids are in the prompt
 
     @property
     def key(self) -> tuple[Any, ...]:

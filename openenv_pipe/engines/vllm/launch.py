@@ -114,7 +114,7 @@ class VllmProcess:
         address = self._address
         port = pick_port(self._config, self.spec.number, address)
         self.url = f"http://{address}:{port}"
-        inside = python_path(self.spec.sees_pictures)
+        inside = python_path(self.spec.sees_images)
         variables = server_variables(self.spec, self._config, inside)
         arguments = server_arguments(self.spec, self._config, address, port)
         environment = process_environment(self.spec.model, {**variables, KEY_VARIABLE: self.key})

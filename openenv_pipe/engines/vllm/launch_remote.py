@@ -122,7 +122,7 @@ class RemoteVllmServer:
             )
             process.name += f", on node {self.node},"
             facts: NodeFacts = await process.call(
-                "prepare", self._spec.build, self._spec.sees_pictures
+                "prepare", self._spec.build, self._spec.sees_images
             )
         except BaseException:
             process.kill()
@@ -250,10 +250,10 @@ class NodeProcess:
         """Return the name of the node. The first call returns when the process runs."""
         return platform.node()
 
-    async def prepare(self, build: Build, sees_pictures: bool) -> NodeFacts:
+    async def prepare(self, build: Build, sees_images: bool) -> NodeFacts:
         """Look for vLLM, and make the folder of sent files. Raises ConfigError."""
         try:
-            self._installed = require_installed(build, sees_pictures=sees_pictures)
+            self._installed = require_installed(build, sees_images=sees_images)
         except EngineMissingError as error:
             raise ConfigError(f"the node {platform.node()}: {error}") from None
         self._folder = self._closing.enter_context(weights_folder(self._config.weights_dir))

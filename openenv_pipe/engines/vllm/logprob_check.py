@@ -1,4 +1,4 @@
-"""Compare logprobs of a server with the trainer's, on two fixed prompts, or three with pictures.
+"""Compare logprobs of a server with the trainer's, on two fixed prompts, or three with images.
 
 The comparison finds an adapter that is old or not applied, cached keys and values of old weights,
 logprobs without the temperature, and another model. The temperature is not 1, so that raw logprobs
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.picture_features import PictureEncoder
+from openenv_pipe.engines.vllm.image_features import ImageEncoder
 from openenv_pipe.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
 TEMPERATURE = 0.7
 LONGEST_PROMPT = 160  # tokens; a block of the cache is 128 on a CPU, 16 on a GPU
 NUM_COMPARED = 16  # the likeliest ids; the server reports at most 20
-NUM_TEXT = 3  # tokens before each picture of a prompt, and after the last
+NUM_TEXT = 3  # tokens before each image of a prompt, and after the last
 PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the bound
 
 
@@ -36,7 +36,7 @@ PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the
 class Probe:
     """An adapter with made-up values, and the logprobs with it.
 
-    It tells whether a server applies adapters at all, because an untrained one changes nothing.
+    It shows whether a server applies adapters at all, because an untrained one changes nothing.
     """
 
     name: str
@@ -55,9 +55,9 @@ class LogprobCheck:
         self._weights = weights
         self._expected_PV: np.ndarray | None = None
         self.prompts = fixed_prompts(weights.vocabulary_size, max_model_len)
-        if weights.probe_pictures:
-            self.prompts.append(_picture_prompt(weights, self.prompts[0]))
-        self._encoder = PictureEncoder(weights)
+        if weights.probe_images:
+            self.prompts.append(_image_prompt(weights, self.prompts[0]))
+        self._encoder = ImageEncoder(weights)
 
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
@@ -136,7 +136,7 @@ class LogprobCheck:
         """Return the largest difference among the likeliest ids, and the two logprobs there."""
         likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
         wanted = [int(id) for id in likeliest_K]
-        prompt, features = self._encoder.encode(ids, self._weights.probe_pictures)
+        prompt, features = self._encoder.encode(ids, self._weights.probe_images)
         found = await client.next_logprobs(model, prompt, wanted, TEMPERATURE, features)
         server_K = np.array(found)
         trainer_K = expected_V[likeliest_K]
@@ -145,11 +145,11 @@ class LogprobCheck:
         return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])
 
 
-def _picture_prompt(weights: "PolicyWeights", text: Sequence[int]) -> list[int]:
-    """Return a prompt that shows made-up pictures between token ids of a text."""
+def _image_prompt(weights: "PolicyWeights", text: Sequence[int]) -> list[int]:
+    """Return a prompt that shows made-up images between token ids of a text."""
     ids = list(text[:NUM_TEXT])
-    for picture in weights.probe_pictures.values():
-        ids += [picture.token_id] * weights.num_picture_tokens(picture)
+    for image in weights.probe_images.values():
+        ids += [image.token_id] * weights.num_image_tokens(image)
         ids += text[:NUM_TEXT]
     return ids
 

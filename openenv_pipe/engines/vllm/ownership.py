@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.untrusted_text import quoted
 
 if TYPE_CHECKING:
     from openenv_pipe.engines.vllm.client import VllmClient
@@ -91,7 +91,7 @@ class Claim:
         owner: Owner,
         *,
         exclusive: bool,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         on_lost: Callable[[EngineError], None],
         on_forgotten: Callable[[], None],
     ) -> None:
@@ -106,7 +106,7 @@ class Claim:
         self._client = client
         self._exclusive = exclusive
         self._id, self._name = f"{owner.id}/{client.url}", owner.name
-        self._tell = tell
+        self._notify = notify
         self._on_lost = on_lost
         self._on_forgotten = on_forgotten
         self._renewing: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Claim:
                     "that run has ended"
                 )
             if last_silent_s < 0:
-                self._tell(
+                self._notify(
                     f"{self._client.url} is claimed by {quoted(claimed.holder, LONGEST_NAME)}: "
                     f"looking for up to {LEASE_S:g} s whether that run lives"
                 )

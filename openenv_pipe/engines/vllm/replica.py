@@ -29,9 +29,9 @@ from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.transfer import PolicyVersion
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError, PipeError
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.supervisor import RestartBudget, Supervisor
+from openenv_pipe.system.untrusted_text import quoted
 
 Result = TypeVar("Result")
 MAX_TRIES = 4  # of one request; each failure may mean a restart of the server
@@ -58,7 +58,7 @@ class Replica:
         probe: Probe | None,
         exclusive: bool,
         vocabulary_size: int,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Prepare a replica without starting its server.
 
@@ -66,7 +66,7 @@ class Replica:
             number: its index among the servers.
             probe: is tried on the server when it starts for the first time.
             exclusive: an attached server may not be used by other runs at the same time.
-            tell: receives messages for the user.
+            notify: receives messages for the user.
         """
         self.number = number
         self.metrics = ServerMetrics(self._read_metrics)
@@ -80,14 +80,14 @@ class Replica:
         self._probe = probe  # None once it has been tried
         self._exclusive = exclusive
         self._vocabulary_size = vocabulary_size
-        self._tell = tell
+        self._notify = notify
         self._client: VllmClient | None = None  # of a server that has started
         self._base_label = ""  # of the weights that the server started with
         self._serving: PolicyVersion | None = None  # None: the weights that it started with
         self._is_asleep = False
         self._forgotten = asyncio.Event()  # the server lives, and does not have the policy any more
         self._settled = asyncio.Event()  # the server is up, or its restarts are used up
-        self._budget = RestartBudget(config.max_restarts, "engine.max_restarts", tell)
+        self._budget = RestartBudget(config.max_restarts, "engine.max_restarts", notify)
         self._supervisor = Supervisor(
             self,
             self._budget.restart,
@@ -157,7 +157,7 @@ class Replica:
     async def sample(
         self, prompt: Sequence[int], sampling: dict[str, Any], features: Features | None = None
     ) -> list[Sampled]:
-        """Sample completions, without retries. features: the pictures in the prompt.
+        """Sample completions, without retries. features: the images in the prompt.
 
         Raises:
             ServerGoneError: the request failed. By then the server answers again or is known dead.
@@ -290,11 +290,11 @@ class Replica:
         self._client = await client.__aenter__()
         started_s = time.monotonic()
         log = "" if self.log is None else f" (log: {self.log})"
-        self._tell(f"waiting for {self.url}{log}")
+        self._notify(f"waiting for {self.url}{log}")
         async with asyncio.timeout(self._config.start_timeout_s):
             await unless_dead(self._first_token(client), self.died())
         await unless_dead(self._restore(client), self.died())  # a broadcast waits for the learner
-        self._tell(f"ready at {self.url} after {time.monotonic() - started_s:.0f} s")
+        self._notify(f"ready at {self.url} after {time.monotonic() - started_s:.0f} s")
 
     async def _first_token(self, client: VllmClient) -> None:
         await wait_until_healthy(self.url, timeout_s=math.inf, check=client.check_health)
@@ -303,7 +303,7 @@ class Replica:
                 client,
                 self._versions.owner,
                 exclusive=self._exclusive,
-                tell=self._tell,
+                notify=self._notify,
                 on_lost=self._fail,
                 on_forgotten=self._forgotten.set,
             )

@@ -42,7 +42,7 @@ class Router:
         Raises:
             EngineError: a server's restarts are used up.
         """
-        self.refuse_lost()
+        self.reject_lost()
         # At least one server has the last policy, or is being started with it.
         replicas = [replica for replica in self._replicas if replica.may_play]
         replicas = replicas or [replica for replica in self._replicas if not replica.is_late]
@@ -52,7 +52,7 @@ class Router:
             self._assignments[episode] = home
         return home.replica
 
-    def refuse_lost(self) -> None:
+    def reject_lost(self) -> None:
         """Raise EngineError if a server's restarts are used up."""
         for replica in self._replicas:
             if replica.failure is not None:

@@ -36,7 +36,7 @@ class ServerSpec:
     build: Build
     dtype: str
     lora_rank: int  # 0: no adapters are published
-    sees_pictures: bool = False  # a vision-language model
+    sees_images: bool = False  # a vision-language model
     sleeps: bool = False  # it can be put to sleep, see sleep_mode.py
     transfer_backend: TransferBackend | None = None  # None: weights come in another way
     number: int = 0  # index among the engine's servers
@@ -65,8 +65,8 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
         # With room for one version, requests of a new one would wait for all requests of the old.
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(spec.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MAX_ADAPTERS)]
-    if spec.sees_pictures:
-        # Requests bring their pictures as patches with normalized values, and bring them each time.
+    if spec.sees_images:
+        # Requests bring their images as patches with normalized values, and bring them each time.
         arguments += ["--no-mm-device-do-normalize", "--mm-processor-cache-gb", "0"]
         arguments += ["--limit-mm-per-prompt", '{"video": 0}']
     if spec.sleeps:
@@ -77,8 +77,8 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
         # On a CPU, a seed together with chunked prefill crashes vLLM's engine.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
-        if spec.sees_pictures:
-            arguments.append("--skip-mm-profiling")  # of the largest pictures: it takes minutes
+        if spec.sees_images:
+            arguments.append("--skip-mm-profiling")  # of the largest images: it takes minutes
     else:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_share)]
     return arguments + list(config.arguments)

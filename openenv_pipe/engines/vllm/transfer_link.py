@@ -41,7 +41,7 @@ class Link(Protocol):
             weights: only their names, types and shapes are read.
 
         Raises:
-            EngineError: the server refuses the weights.
+            EngineError: the server rejects the weights.
             ServerGoneError: the server does not answer.
         """
 

@@ -36,7 +36,7 @@ async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access
             schema = (await fetch_metadata(urls[0], access)).action
         except ConfigError:  # Some servers have no schema and work otherwise.
             return adapter
-        adapter.refuse_unknown_fields(schema)
+        adapter.reject_unknown_fields(schema)
     return adapter
 
 

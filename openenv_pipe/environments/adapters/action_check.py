@@ -1,6 +1,6 @@
 """Check actions against an environment's schema, in bounded time for any schema and any action.
 
-The environment checks its actions itself, so what is left out here changes only who refuses.
+The environment checks its actions itself, so what is left out here changes only who rejects.
 """
 
 import time
@@ -17,7 +17,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.patterns import LIMIT_S, LimitedPattern, SlowPatternError
 
 MAX_PROBLEMS = 3  # that one message to the model names
-MAX_PROBLEM_LENGTH = 200  # characters; a validator repeats the value that it refuses
+MAX_PROBLEM_LENGTH = 200  # characters; a validator repeats the value that it rejects
 MAX_COST = 20_000  # of checking one action; a keyword applied to a small value costs 1
 VALUES_PER_COST = 100  # members of a list or an object, characters of a text, bits of an integer
 MAX_COMPARED = 1000  # items that are all compared with each other

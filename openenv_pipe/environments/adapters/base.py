@@ -45,5 +45,5 @@ class Adapter(Protocol):
     def follow(self, observation: Observation) -> list[Message] | Awaitable[list[Message]]:
         """Return the messages that follow a step."""
 
-    def refuse(self, why: str) -> list[Message] | Awaitable[list[Message]]:
+    def reject(self, why: str) -> list[Message] | Awaitable[list[Message]]:
         """Return the messages that follow an unusable reply."""

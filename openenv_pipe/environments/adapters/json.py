@@ -65,7 +65,7 @@ class JsonAdapter:
     def follow(self, observation: Observation) -> list[Message]:
         return [self._message("user", self._following, observation)]
 
-    def refuse(self, why: str) -> list[Message]:
+    def reject(self, why: str) -> list[Message]:
         fields = {"why": why, "action_schema": self._schema_text}
         return [render_message("user", self._unusable, fields)]
 
@@ -112,7 +112,7 @@ def _optional(schema: Schema) -> str:
 
 
 def _example(schema: Schema, check: ActionCheck) -> str:
-    """Return an example of a usable reply, to be put behind a refusal; empty if there is none."""
+    """Return an example of a usable reply, to be put behind a rejection; empty if there is none."""
     if not schema.get("properties"):
         return ""
     try:

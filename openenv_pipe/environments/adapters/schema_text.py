@@ -15,7 +15,7 @@ from typing import Any
 
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.environments.schemas import LongWalkError, Schema, SchemaWalk
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 
 MAX_DEPTH = 5  # levels; a schema may contain itself
 MAX_DESCRIPTION = 2000  # characters

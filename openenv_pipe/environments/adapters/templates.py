@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from openenv_pipe.environments.adapters.pictures import Notes
+from openenv_pipe.environments.adapters.images import Notes
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Observation
@@ -66,9 +66,9 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
 
 
 def _message(role: str, text: str, notes: Notes) -> Message:
-    """Return a message, with the pictures that its text has notes of as `pictures`."""
-    pictures = notes.shown_in(text)
-    return {"role": role, "content": text} | ({"pictures": pictures} if pictures else {})
+    """Return a message, with the images that its text has notes of as `images`."""
+    images = notes.shown_in(text)
+    return {"role": role, "content": text} | ({"images": images} if images else {})
 
 
 def _named(fields: Mapping[str, Any]) -> str:

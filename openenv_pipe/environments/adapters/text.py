@@ -27,7 +27,7 @@ class TextAdapter:
         self._pattern = _pattern(config.pattern)
         self._expected = _expected(self._pattern)
 
-    def refuse_unknown_fields(self, action_schema: Mapping[str, Any]) -> None:
+    def reject_unknown_fields(self, action_schema: Mapping[str, Any]) -> None:
         """Raise ConfigError if the pattern has a named group that is not a field of the action."""
         if action_schema.get("additionalProperties") is not False:
             return
@@ -58,7 +58,7 @@ class TextAdapter:
     def follow(self, observation: Observation) -> list[Message]:
         return [render_message("user", self._following, observation)]
 
-    def refuse(self, why: str) -> list[Message]:
+    def reject(self, why: str) -> list[Message]:
         return [render_message("user", self._unusable, {"why": why})]
 
 

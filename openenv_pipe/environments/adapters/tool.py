@@ -15,7 +15,7 @@ from openenv_pipe.environments.adapters.templates import (
 )
 from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.environments.schemas import require_schema
-from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.replies import Call
 from openenv_pipe.models.reply_calls import FORM
 from openenv_pipe.models.reply_reader import as_reply
@@ -47,10 +47,10 @@ class ToolAdapter:
             messages.insert(0, render_message("system", self._system, observation))
         try:
             return Opening(messages=messages, tools=tools_of(await ask(LIST_TOOLS)))
-        except StepRefusedError as refusal:
-            if refusal.code != "VALIDATION_ERROR":
+        except StepRejectedError as rejection:
+            if rejection.code != "VALIDATION_ERROR":
                 raise
-            raise _no_tools(str(refusal)) from None
+            raise _no_tools(str(rejection)) from None
 
     def read(self, reply: str) -> list[Action]:
         read = as_reply(reply)
@@ -70,7 +70,7 @@ class ToolAdapter:
         message = observation_message("tool", self._following, observation, result_text)
         return [{**message, "name": str(observation.get("tool_name", ""))}]
 
-    def refuse(self, why: str) -> list[Message]:
+    def reject(self, why: str) -> list[Message]:
         return [render_message("user", self._unusable, {"why": why})]
 
 

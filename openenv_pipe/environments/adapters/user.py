@@ -51,9 +51,9 @@ class UserAdapter:
         messages = await self._code.call(self._adapter.follow, observation)
         return self._check_messages("follow", messages)
 
-    async def refuse(self, why: str) -> list[Message]:
-        messages = await self._code.call(self._adapter.refuse, why)
-        return self._check_messages("refuse", messages)
+    async def reject(self, why: str) -> list[Message]:
+        messages = await self._code.call(self._adapter.reject, why)
+        return self._check_messages("reject", messages)
 
     def _check_actions(self, actions: Any) -> Sequence[Action]:
         if not _are_mappings(actions):

@@ -1,7 +1,7 @@
 """Write and parse the frames of OpenEnv's WebSocket protocol.
 
 These are pure functions of text; `url` is the server's and appears in the errors. What the model
-wrote into an action never breaks the protocol: an action that no server could read is refused.
+wrote into an action never breaks the protocol: an action that no server could read is rejected.
 """
 
 import json
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionError, StepRefusedError
-from openenv_pipe.system.foreign_json import parse_foreign, require_shallow
-from openenv_pipe.system.foreign_text import quoted, shortened
+from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionError, StepRejectedError
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.untrusted_json import parse_untrusted, require_shallow
+from openenv_pipe.system.untrusted_text import quoted, shortened
 from openenv_pipe.system.user_numbers import MAX_REWARD
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
 EXECUTION_ERROR = "EXECUTION_ERROR"  # the code of an exception of the environment's own
-REFUSALS = (EXECUTION_ERROR, "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+REJECTIONS = (EXECUTION_ERROR, "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 # AttributeErrors of OpenEnv's `serialize_observation`, for what is no `Observation`.
 NOT_AN_OBSERVATION = re.compile(r"'(\w+)' object has no attribute '(?:model_dump|reward|done)'$")
 WANTED = "OpenEnv wants the observation alone, with its fields reward and done set"
@@ -47,7 +47,7 @@ def request_frame(kind: str, data: Mapping[str, Any] | None, max_bytes: int) -> 
     """Return the message of type `kind`.
 
     Raises:
-        StepRefusedError: `data` cannot be sent: it is not JSON (NaN, half a surrogate pair), nests
+        StepRejectedError: `data` cannot be sent: it is not JSON (NaN, half a surrogate pair), nests
             too deep, or takes more than `max_bytes` bytes. The code is INVALID_JSON.
     """
     message: dict[str, Any] = {"type": kind}
@@ -59,7 +59,7 @@ def request_frame(kind: str, data: Mapping[str, Any] | None, max_bytes: int) -> 
         if (num_bytes := len(text.encode())) > max_bytes:
             raise ValueError(f"it has {num_bytes} bytes, and at most {max_bytes} are allowed")
     except (TypeError, ValueError, RecursionError) as error:
-        raise StepRefusedError("INVALID_JSON", f"{kind} not sent: {error}") from error
+        raise StepRejectedError("INVALID_JSON", f"{kind} not sent: {error}") from error
     return text
 
 
@@ -70,7 +70,7 @@ def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
         SessionError: The frame is not a JSON object.
     """
     try:
-        frame = parse_foreign(text)
+        frame = parse_untrusted(text)
     except ValueError as error:
         raise SessionError(f"{url}: answer is not JSON ({error}): {quoted(text)}") from error
     if type(frame) is not dict:
@@ -81,7 +81,7 @@ def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
 def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
     """Make the error for a frame that does not answer `kind`.
 
-    It is a StepRefusedError if the session can still be used.
+    It is a StepRejectedError if the session can still be used.
     """
     data = frame.get("data")
     if frame.get("type") != "error" or type(data) is not dict:
@@ -90,9 +90,9 @@ def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
             f"and data of type {type(data).__name__}, which the protocol does not know"
         )
     code, message = str(data.get("code"))[:80], _cut(str(data.get("message")))
-    if code in REFUSALS:
+    if code in REJECTIONS:
         details = _cut(error_details(data.get("errors")))
-        return StepRefusedError(code, f"{message}{details}{_wrong_return(kind, message)}")
+        return StepRejectedError(code, f"{message}{details}{_wrong_return(kind, message)}")
     if code == "CAPACITY_REACHED":
         return ServerFullError(f"{url}: {message}")
     return SessionClosedError(f"{url}: {code}: {message}")
@@ -111,16 +111,16 @@ def _wrong_return(kind: str, message: str) -> str:
     return f"; {kind}() returned {returned}; {WANTED}"
 
 
-def is_wrong_return(refusal: StepRefusedError) -> bool:
+def is_wrong_return(rejection: StepRejectedError) -> bool:
     """True if `reset` or `step` returned no observation, which no other action can change."""
-    return str(refusal).endswith(WANTED)
+    return str(rejection).endswith(WANTED)
 
 
-def is_mistake(refusal: StepRefusedError, env: "EnvConfig") -> bool:
-    """True if a refused step is the player's mistake, and not the failure of the episode."""
-    if refusal.code == EXECUTION_ERROR:
+def is_mistake(rejection: StepRejectedError, env: "EnvConfig") -> bool:
+    """True if a rejected step is the player's mistake, and not the failure of the episode."""
+    if rejection.code == EXECUTION_ERROR:
         return env.step_exception == "unusable"
-    return refusal.code in ("VALIDATION_ERROR", "INVALID_JSON")  # refused there, or before
+    return rejection.code in ("VALIDATION_ERROR", "INVALID_JSON")  # rejected there, or before
 
 
 def step_result(data: dict[str, Any], url: str) -> StepResult:

@@ -26,17 +26,17 @@ from openenv_pipe.environments.client.protocol import (
     request_frame,
     step_result,
 )
-from openenv_pipe.environments.pictures import with_references
+from openenv_pipe.environments.images import with_references
 from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
     SessionError,
     SessionTimeoutError,
-    StepRefusedError,
+    StepRejectedError,
 )
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import LOOPBACK, OPEN, Access
 from openenv_pipe.system.progress import LONG_WAIT_S
+from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.types import Observation
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class _Connect(connect):
-    """Refuses redirects, which would carry secret headers to another host."""
+    """Rejects redirects, which would carry secret headers to another host."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
@@ -95,7 +95,7 @@ class Session:
 
         Raises:
             SessionTimeoutError: There is no connection within `timeout_s`.
-            SessionClosedError: The server refuses the connection.
+            SessionClosedError: The server rejects the connection.
             ValueError: `url` is not a URL.
         """
         address = websocket_url(url)
@@ -141,7 +141,7 @@ class Session:
         """Take one action.
 
         Raises:
-            StepRefusedError: The environment refused the action; the session stays usable.
+            StepRejectedError: The environment rejected the action; the session stays usable.
             SessionError: The session failed and is not usable any more: ServerFullError,
                 SessionTimeoutError, SessionClosedError, or an answer that breaks the protocol.
         """
@@ -152,7 +152,7 @@ class Session:
         return await self.ask("state", "state", None, timeout_s)
 
     async def is_responsive(self, timeout_s: float) -> bool:
-        """Tell whether the session is usable and the server alive. Never raises.
+        """Return whether the session is usable and the server alive. Never raises.
 
         The server is pinged unless it answered within the last `RECENT_S`. A ping does not reach
         the environment inside the server.
@@ -191,9 +191,9 @@ class Session:
         if frame.get("type") == answer_kind and type(data) is dict:
             self._in_sync = True
             return data
-        refused = error_of_frame(frame, kind, self.url)
-        self._in_sync = isinstance(refused, StepRefusedError)
-        raise refused
+        rejected = error_of_frame(frame, kind, self.url)
+        self._in_sync = isinstance(rejected, StepRejectedError)
+        raise rejected
 
     async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
         """Send one message and receive one; raise typed errors for silence and lost connections."""
@@ -229,7 +229,7 @@ class Session:
         """
         frame = parse_frame(await self._connection.recv(), self.url)
         error = error_of_frame(frame, kind, self.url)
-        if frame.get("type") == "error" and not isinstance(error, StepRefusedError):
+        if frame.get("type") == "error" and not isinstance(error, StepRejectedError):
             return error  # A full server says so unasked, and one that ends a session.
         return SessionError(
             f"{self.url}: the server sent a frame of type {quoted(str(frame.get('type')))} before "
@@ -279,10 +279,10 @@ async def step_aside(session: Session, timeout_s: float, action: Mapping[str, An
     """
     try:
         return (await session.step(action, timeout_s)).observation
-    except StepRefusedError as refusal:
-        if action != LIST_TOOLS or refusal.code != "VALIDATION_ERROR":
+    except StepRejectedError as rejection:
+        if action != LIST_TOOLS or rejection.code != "VALIDATION_ERROR":
             raise
-        with suppress(StepRefusedError):  # The server does not know the message either.
+        with suppress(StepRejectedError):  # The server does not know the message either.
             answer = await session.ask("mcp", "mcp", LIST_TOOLS_RPC, timeout_s)
             if type(answer.get("result")) is dict:
                 return answer["result"]

@@ -95,7 +95,7 @@ class AttachedEnvServer:
         """Describe an answer other than status 200, and what to do about it."""
         if seen in ("401", "403"):
             return (
-                f" refuses access with status {seen}; set host.headers, such as "
+                f" rejects access with status {seen}; set host.headers, such as "
                 "'host.headers.Authorization=Bearer ${oc.env:MY_TOKEN}'"
             )
         if seen.isdigit():

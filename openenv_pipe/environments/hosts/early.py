@@ -11,7 +11,7 @@ from pathlib import Path
 from openenv_pipe.config.schema import EnvConfig, ProcessHostConfig, RunConfig
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import PipeError
-from openenv_pipe.system.extras import refuse_missing_requirements
+from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.files import temporary_folder
 from openenv_pipe.system.resources import find_env
 
@@ -45,7 +45,7 @@ class EarlyHost:
 def early_host(config: RunConfig) -> Iterator[EarlyHost | None]:
     """Give a host of `host=process` whose servers start meanwhile; None for other configurations.
 
-    What cannot be started is left to the run, which refuses it with the reason.
+    What cannot be started is left to the run, which rejects it with the reason.
     """
     env, kind = config.env, config.host
     if not isinstance(kind, ProcessHostConfig) or kind.port is not None or env.package is None:
@@ -63,7 +63,7 @@ def early_host(config: RunConfig) -> Iterator[EarlyHost | None]:
 def _launched(env: EnvConfig, kind: ProcessHostConfig, folder: Path) -> EarlyHost | None:
     try:
         if env.package is not None and env.python is None:
-            refuse_missing_requirements(find_env(env.package))
+            reject_missing_requirements(find_env(env.package))
         host = ProcessHost(env, kind, folder)
     except PipeError:
         return None

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.errors import StepRefusedError
+from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.system.http import OPEN, Access
 
 
@@ -48,11 +48,11 @@ class _TaskSession(Session):
         return StepResult(dict(keywords), None, False)
 
     async def step(self, action: Mapping[str, object], timeout_s: float) -> StepResult:
-        raise _refusal()
+        raise _rejection()
 
     async def state(self, timeout_s: float) -> dict[str, object]:
-        raise _refusal()
+        raise _rejection()
 
 
-def _refusal() -> StepRefusedError:
-    return StepRefusedError("VALIDATION_ERROR", "this run has no environment (host=none)")
+def _rejection() -> StepRejectedError:
+    return StepRejectedError("VALIDATION_ERROR", "this run has no environment (host=none)")

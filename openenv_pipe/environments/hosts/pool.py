@@ -19,7 +19,7 @@ from openenv_pipe.errors import (
     PipeError,
     ServerFullError,
     SessionError,
-    StepRefusedError,
+    StepRejectedError,
 )
 from openenv_pipe.system.http import Access
 
@@ -144,7 +144,7 @@ class SessionPool:
     async def _acquire(self) -> tuple[Slots, Session]:
         """Return a slot and a usable session.
 
-        A server that refuses a session is asked again for `env.reset_timeout_s`: it may still be
+        A server that rejects a session is asked again for `env.reset_timeout_s`: it may still be
         busy with a step that was given up, or have died and be about to be replaced.
         """
         deadline: float | None = None
@@ -240,9 +240,9 @@ async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
         url, timeout_s=env.reset_timeout_s, max_message_mb=env.max_message_mb, access=access
     )
     try:
-        # A full server accepts every connection, and refuses the first message.
+        # A full server accepts every connection, and rejects the first message.
         await session.state(env.reset_timeout_s)
-    except StepRefusedError:
+    except StepRejectedError:
         pass  # the environment has no state before a reset, but the session exists
     except BaseException:
         await session.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
-from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.system.extras import how_to_install
 
 Row = Mapping[str, Any]
@@ -185,11 +185,11 @@ def require_sendable(row: Row, where: str, key: str) -> None:
     """
     try:
         request_frame("reset", row, sys.maxsize)
-    except StepRefusedError:
+    except StepRejectedError:
         for name, value in row.items():
             try:
                 request_frame("reset", {name: value}, sys.maxsize)
-            except StepRefusedError as error:
+            except StepRejectedError as error:
                 raise ConfigError(
                     f"{where}, column {name!r}: {value!r:.80} cannot be sent to an environment: "
                     f"{str(error).partition('not sent: ')[2]}; change it, or choose other columns "

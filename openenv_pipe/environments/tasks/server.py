@@ -5,9 +5,9 @@ from typing import Any
 from urllib.parse import quote
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.foreign_json import parse_foreign
-from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, fetch
+from openenv_pipe.system.untrusted_json import parse_untrusted
+from openenv_pipe.system.untrusted_text import quoted
 
 MAX_TASKS = 10**9
 MAX_TOLD = 5  # splits in a sentence
@@ -95,7 +95,7 @@ async def _answer(url: str, access: Access, key: str, path: str, body: Any = Non
     try:
         status, content = await fetch(url, path, timeout_s=TIME_LIMIT_S, access=access, body=body)
         if status == 200:
-            return parse_foreign(content)
+            return parse_untrusted(content)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {url}{path} returned no list of tasks: {error}") from error
     why = "without tasks of its own" if status == NOT_IMPLEMENTED else quoted(content)

@@ -94,10 +94,10 @@ def _check(config: RunConfig, sets: KnownSets) -> None:
     tasks = config.env.tasks
     both_ranges = isinstance(tasks.train, TaskRange) and isinstance(tasks.eval, TaskRange)
     if len(sets) == 2 and not both_ranges:  # The schema has checked two ranges.
-        _refuse_shared_tasks(Splits(**sets))
+        _reject_shared_tasks(Splits(**sets))
 
 
-def _refuse_shared_tasks(splits: Splits) -> None:
+def _reject_shared_tasks(splits: Splits) -> None:
     """Raise if a train task is also an eval task."""
     held_out = {
         _identity(task): task for task in map(splits.eval.__getitem__, range(len(splits.eval)))

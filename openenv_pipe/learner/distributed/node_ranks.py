@@ -82,7 +82,7 @@ class NodeRanks:
             num_gpus=num_gpus * per_node,
         )
         self._wait_for_nodes(self._cluster, self._reservation, per_node)
-        self._refuse_closed()
+        self._reject_closed()
         for rank in range(per_node, size):
             self._ranks[rank] = self._reservation.place(
                 self._kind,
@@ -151,7 +151,7 @@ class NodeRanks:
         settings = self._settings
         latest = time.monotonic() + settings.start_timeout_s
         while not room.is_ready(POLL_S):
-            self._refuse_closed()
+            self._reject_closed()
             if time.monotonic() > latest:
                 kind = "cores" if self._device.type == "cpu" else "GPUs"
                 raise HostError(
@@ -163,7 +163,7 @@ class NodeRanks:
                     "lower cluster.learner_nodes or cluster.rollout_workers"
                 )
 
-    def _refuse_closed(self) -> None:
+    def _reject_closed(self) -> None:
         if self._is_closed:
             raise TrainingError("the run has ended, and the learner's ranks with it")
 
@@ -172,7 +172,7 @@ class NodeRanks:
         latest = time.monotonic() + limit_s
         waiting = dict(self._calls)
         while waiting:
-            self._refuse_closed()
+            self._reject_closed()
             rank, call = next(iter(waiting.items()))
             if call.is_over(POLL_S):
                 del waiting[rank]

@@ -25,7 +25,7 @@ from openenv_pipe.learner.distributed.fsdp import (
 )
 from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
 from openenv_pipe.learner.ranks import Ranks
-from openenv_pipe.models.architecture_check import refuse_unsupported
+from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import find_model_folder, readable_errors
 from openenv_pipe.models.load import (
@@ -35,7 +35,7 @@ from openenv_pipe.models.load import (
     load_chat,
     with_adapter,
 )
-from openenv_pipe.models.safetensors_only import plain_name, refuse_other_weights
+from openenv_pipe.models.safetensors_only import plain_name, reject_other_weights
 
 Values = Mapping[str, torch.Tensor]
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
@@ -75,8 +75,8 @@ def _load(
     transformers.logging.disable_progress_bar()
     chat = load_chat(config)
     model = build_empty(config)
-    _refuse_saved_buffers(model)
-    refuse_unsupported(model)
+    _reject_saved_buffers(model)
+    reject_unsupported(model)
     use_packed_attention(model)
     drawn, folder = None, checkpoint if config.lora.rank == 0 else None
     if folder is None and isinstance(config, TinyModelConfig):
@@ -128,7 +128,7 @@ def _download_missing(config: ModelConfig) -> None:
 def _fill_buffers(model: Any, device: torch.device) -> None:
     """Compute the buffers, such as frequencies of positions, as transformers does after loading.
 
-    A buffer that it leaves out stays NaN, which `check_forward` refuses.
+    A buffer that it leaves out stays NaN, which `check_forward` rejects.
     """
     for module in model.modules():
         for name, buffer in list(module._buffers.items()):
@@ -202,7 +202,7 @@ def _copy_shards(shards: Values, whole: Values) -> None:
 
 def _read_folder(shards: Values, folder: Path) -> None:
     """Read the shards from a folder in transformers' format."""
-    refuse_other_weights(str(folder))
+    reject_other_weights(str(folder))
     _check_names(shards, folder)
     read_shards(shards, folder)
 
@@ -228,11 +228,11 @@ def check_shardable(config: ModelConfig) -> None:
     folder = find_model_folder(config) if isinstance(config, HubModelConfig) else None
     if folder is not None:
         model = build_empty(config)
-        _refuse_saved_buffers(model)
+        _reject_saved_buffers(model)
         _check_names(dict(model.named_parameters()), folder)
 
 
-def _refuse_saved_buffers(model: Any) -> None:
+def _reject_saved_buffers(model: Any) -> None:
     """Raise ConfigError if the model's files have more than parameters, which alone are read."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if buffers := [name for name in model.state_dict() if name not in parameters]:

@@ -95,7 +95,7 @@ class Workers:
             HostError: there is no room on other nodes.
         """
         try:
-            self._refuse_closed()
+            self._reject_closed()
             if not self._has_started:
                 self._has_started = self._is_starting = True
                 try:
@@ -104,7 +104,7 @@ class Workers:
                     self._is_starting = False
                     if self._is_closed:  # by another thread, before all of them were there
                         self.close()
-                self._refuse_closed()
+                self._reject_closed()
             with self._watch_for_deaths():
                 self._send(order, *arguments)
                 yield
@@ -146,7 +146,7 @@ class Workers:
         return time.monotonic() - begin
 
     def _start(self) -> None:
-        refuse_missing_devices(self._num_local, self._device)
+        reject_missing_devices(self._num_local, self._device)
         if self.nodes:
             self.nodes.start(self.ranks.size, self._num_threads_of_rank())
         folder = socket_folder("openenv-pipe-ranks-")
@@ -157,7 +157,7 @@ class Workers:
             ranks = range(1, self._num_local)
             for rank in ranks:
                 with self._launching:
-                    self._refuse_closed()
+                    self._reject_closed()
                     self._processes.append(self._launch(rank, folder / "orders"))
             connections = dict(self._accept(orders) for _ in ranks)
             self._connections = [connection for _, connection in sorted(connections.items())]
@@ -166,7 +166,7 @@ class Workers:
         if listener:
             rendezvous = listener.getsockname()[:2]
         self._send("join", rendezvous)
-        self.ranks.join(rendezvous, self._device, listener, self._refuse_lost)
+        self.ranks.join(rendezvous, self._device, listener, self._reject_lost)
         self._wait_until_done("join")
 
     def _launch(self, rank: int, socket_path: Path) -> ManagedProcess:
@@ -195,7 +195,7 @@ class Workers:
         """Wait for the next worker to connect; return its rank and the connection."""
         latest = time.monotonic() + START_LIMIT_S
         while not select.select([listener], [], [], POLL_S)[0]:
-            self._refuse_lost()
+            self._reject_lost()
             if time.monotonic() > latest:
                 raise TrainingError(
                     f"the learner's ranks did not start within {START_LIMIT_S:g} s",
@@ -204,13 +204,13 @@ class Workers:
         connection = Connection(listener.accept()[0].detach())
         return connection.recv(), connection  # a worker first sends its rank
 
-    def _refuse_closed(self) -> None:
+    def _reject_closed(self) -> None:
         if self._is_closed:
             raise TrainingError("the run ended before its learner's ranks had started")
 
-    def _refuse_lost(self) -> None:
-        self._refuse_closed()
-        self._refuse_ended(wait_s=0.0)
+    def _reject_lost(self) -> None:
+        self._reject_closed()
+        self._reject_ended(wait_s=0.0)
 
     def _send(self, order: str, *arguments: Any) -> None:
         for connection in self._connections:
@@ -271,14 +271,14 @@ class Workers:
     def _raise_if_ended(self, error: BaseException) -> None:
         """Raise an error if a rank has ended, which rank 0 sees as a broken connection."""
         if self.nodes:
-            self._refuse_ended(wait_s=NODE_GRACE_S, error=error)
+            self._reject_ended(wait_s=NODE_GRACE_S, error=error)
             if isinstance(error, dist.DistError | OSError | EOFError) or "gloo" in str(error):
                 reason = str(error).splitlines()[0]
                 raise RankLostError(f"the learner's other nodes cannot be reached: {reason}")
         elif isinstance(error, OSError | EOFError) or wait(self._connections, EXIT_GRACE_S):
-            self._refuse_ended(wait_s=EXIT_GRACE_S, error=error)
+            self._reject_ended(wait_s=EXIT_GRACE_S, error=error)
 
-    def _refuse_ended(self, *, wait_s: float, error: BaseException | None = None) -> None:
+    def _reject_ended(self, *, wait_s: float, error: BaseException | None = None) -> None:
         latest = time.monotonic() + wait_s
         while True:
             if death := self._death():
@@ -288,7 +288,7 @@ class Workers:
             time.sleep(POLL_S)
 
 
-def refuse_missing_devices(num_devices: int, device: torch.device) -> None:
+def reject_missing_devices(num_devices: int, device: torch.device) -> None:
     """Raise ConfigError if there are fewer GPUs than ranks, or far fewer cores of a CPU."""
     num_cores = os.cpu_count() or 1
     if device.type == "cpu" and num_devices > MAX_RANKS_PER_CORE * num_cores:

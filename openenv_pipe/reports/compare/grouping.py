@@ -241,7 +241,7 @@ def _have_the_same_tasks(settings: Sequence[Setting]) -> bool:
 
 
 def _may_equal(best: Setting, other: Setting) -> bool:
-    """Tell whether the best setting's lead in success may be chance.
+    """Return whether the best setting's lead in success may be chance.
 
     Two single runs are paired by task; otherwise the intervals over seeds must not overlap.
     """

@@ -12,9 +12,9 @@ from rich.text import Text
 from openenv_pipe.reports.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
-from openenv_pipe.system.foreign_text import for_markdown, visible
 from openenv_pipe.system.markdown import UNKNOWN, table
 from openenv_pipe.system.tables import Column, Fit, Table
+from openenv_pipe.system.untrusted_text import for_markdown, visible
 
 MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
 PERCENTAGES = ("success", "pass@")  # measures shown in percent

@@ -23,8 +23,8 @@ from openenv_pipe.rewards.judges.judge import (
 )
 from openenv_pipe.rewards.judges.trajectories import Conversation, distinct_conversations, quoted
 from openenv_pipe.rewards.values import NoValue, TermValue, Values, weighted
-from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.system.tasks import run_all
+from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Group, Judgement, Task
 
 INSTRUCTION = """\

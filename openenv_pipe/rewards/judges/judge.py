@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from openenv_pipe.config.schema import JudgeConfig, OpenAIJudgeConfig, VllmJudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.engines.openai import ChatClient
-from openenv_pipe.errors import EngineError, JudgeError, RequestRefusedError
+from openenv_pipe.errors import EngineError, JudgeError, RequestRejectedError
 from openenv_pipe.rewards.judges.spending import Price, Spending
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
 from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
@@ -78,13 +78,13 @@ class Judge:
         schema: Mapping[str, Any],
         read: Callable[[str], Value],
     ) -> Verdict[Value]:
-        """Ask until `read` accepts the answer, which it may refuse with UnusableAnswerError.
+        """Ask until `read` accepts the answer, which it may reject with UnusableAnswerError.
 
         Raises:
             NoVerdictError: there was no answer, or none that can be read.
             BudgetSpentError: the budget is spent, and `judge.when_spent` is continue.
             JudgeError: the budget is spent, and `judge.when_spent` is end.
-            ConfigError: the endpoint refuses every request, because of its address or its key.
+            ConfigError: the endpoint rejects every request, because of its address or its key.
         """
         asked = list(messages)
         prices: list[Price] = []
@@ -126,13 +126,13 @@ class Judge:
         return answer
 
     async def _new_answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self._refuse_if_spent()
+        await self._reject_if_spent()
         self._spending.begin_call()
         self._num_in_flight += 1
         num_tokens = estimate_tokens(body["messages"]) + self._config.max_reply_tokens
         try:
             answer = await self._client.complete(body, num_tokens)
-        except RequestRefusedError as error:
+        except RequestRejectedError as error:
             if error.status in SETTINGS_STATUSES:
                 raise
             why = str(error)
@@ -145,7 +145,7 @@ class Judge:
             self._num_in_flight -= 1
         return {FAILED: why}
 
-    async def _refuse_if_spent(self) -> None:
+    async def _reject_if_spent(self) -> None:
         if (limit := self._spending.exceeded()) is None:
             return
         if self._config.when_spent == "end":

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from openenv_pipe.system.foreign_json import encodable_json
+from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Episode, Message, Status
 
 Conversation = list[dict[str, Any]]
@@ -23,7 +23,7 @@ def conversation_of(episode: Episode) -> Conversation:
     if not any(turn.messages for turn in episode.turns):
         shown.append({"role": "environment", "content": episode.first_observation})
     for turn in episode.agent_turns:
-        shown += [_without_pictures(message) for message in turn.messages]
+        shown += [_without_images(message) for message in turn.messages]
         shown.append({"role": "assistant", "content": turn.reply})
         if not any(other.messages for other in episode.turns):
             shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
@@ -32,9 +32,9 @@ def conversation_of(episode: Episode) -> Conversation:
     return encodable_json(shown)
 
 
-def _without_pictures(message: Message) -> dict[str, Any]:
-    """Return a message with notes of its pictures only, because judges read text."""
-    return {name: value for name, value in message.items() if name != "pictures"}
+def _without_images(message: Message) -> dict[str, Any]:
+    """Return a message with notes of its images only, because judges read text."""
+    return {name: value for name, value in message.items() if name != "images"}
 
 
 def distinct_conversations(episodes: Sequence[Episode]) -> tuple[list[Conversation], list[int]]:

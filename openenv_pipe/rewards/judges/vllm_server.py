@@ -47,7 +47,7 @@ class VllmJudgeClient:
         """Return the server's JSON for this body; the first call starts the server.
 
         Raises:
-            RequestRefusedError, EngineError: as `ChatClient.complete`.
+            RequestRejectedError, EngineError: as `ChatClient.complete`.
             JudgeError: the server did not start, or has died.
         """
         async with self._starting:
@@ -88,7 +88,7 @@ class VllmJudgeClient:
             key=key,
             start_timeout_s=config.start_timeout_s,
             log=self._log,
-            tell=lambda text: _log.info("judge's %s", text),
+            notify=lambda text: _log.info("judge's %s", text),
             variables=given_variables(config.variables, VARIABLES),
             variables_key=VARIABLES,
         )

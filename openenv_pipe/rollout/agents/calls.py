@@ -21,22 +21,22 @@ from openenv_pipe.rollout.agents.chat_completions import (
 from openenv_pipe.rollout.agents.known_replies import KnownReplies
 from openenv_pipe.rollout.agents.request_fields import IGNORED
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Finish, Message, Usage
 
 MODEL = "policy"  # the name of the model for programs
 MAX_NOTE_LENGTH = 120  # characters of what a request asked for
 
 
-class RefusedCallError(Exception):
+class RejectedCallError(Exception):
     """A model call without an answer. The text goes to the program."""
 
 
-class TooLongError(RefusedCallError):
+class TooLongError(RejectedCallError):
     """A prompt for which there is no room. The program gets a final message."""
 
 
-class EndedError(RefusedCallError):
+class EndedError(RejectedCallError):
     """The episode is over, or the engine has failed."""
 
 
@@ -143,12 +143,12 @@ class ModelCalls:
         A call that the engine has begun is finished and kept even if the caller is cancelled.
 
         Raises:
-            RefusedCallError: There is no answer.
+            RejectedCallError: There is no answer.
         """
         try:
             request = read_request(body)
         except InvalidRequestError as error:
-            raise RefusedCallError(str(error)) from None
+            raise RejectedCallError(str(error)) from None
         self._take_notes(body)
         answer = asyncio.get_running_loop().create_future()
         waiting = WaitingCall(
@@ -213,7 +213,7 @@ class ModelCalls:
             self._end(calls)
 
     def _end(self, calls: Sequence[WaitingCall]) -> None:
-        """Refuse those that have no answer."""
+        """Reject those that have no answer."""
         self._num_waiting -= len(calls)
         if calls and not self._num_waiting:
             self._waited_s += time.monotonic() - self._waiting_since_s
@@ -221,23 +221,23 @@ class ModelCalls:
             if not call.answer.done():
                 call.answer.set_exception(EndedError("the episode is over"))
 
-    def _refuse_after_end(self, waiting: WaitingCall) -> None:
+    def _reject_after_end(self, waiting: WaitingCall) -> None:
         """Raises EndedError."""
         if self._has_ended or self.failure is not None or waiting.connection.is_lost:
             raise EndedError("the episode is over")
 
     def _prepare(self, waiting: WaitingCall) -> _Prepared | None:
-        """Make the prompt of a call; None if it is refused."""
+        """Make the prompt of a call; None if it is rejected."""
         try:
-            self._refuse_after_end(waiting)
+            self._reject_after_end(waiting)
             request = waiting.request
             messages, known_ids = self._restored(request)
             prompt_ids = self._chat.rendered_ids(messages, request.tools, known_ids)
             limit = self._room(len(prompt_ids))
-        except (RefusedCallError, ConfigError) as error:  # of the template, for these messages
-            is_refused = isinstance(error, RefusedCallError)
-            refusal = error if is_refused else RefusedCallError(str(error))
-            waiting.answer.set_exception(refusal)
+        except (RejectedCallError, ConfigError) as error:  # of the template, for these messages
+            is_rejected = isinstance(error, RejectedCallError)
+            rejection = error if is_rejected else RejectedCallError(str(error))
+            waiting.answer.set_exception(rejection)
             return None
         max_tokens = min(limit, request.max_tokens or limit)
         self._num_tokens += len(prompt_ids) + max_tokens  # until the reply is there

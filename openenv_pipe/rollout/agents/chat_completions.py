@@ -189,7 +189,7 @@ def _read_message(
 
 
 def text_of(content: Any) -> str:
-    """Return a message's text. Raises InvalidRequestError for pictures and the like."""
+    """Return a message's text. Raises InvalidRequestError for images and the like."""
     if content is None:
         return ""
     if isinstance(content, str):

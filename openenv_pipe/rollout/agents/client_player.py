@@ -14,7 +14,7 @@ from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.player import AgentPlayer
 from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
 from openenv_pipe.rollout.episode import LocalRunner
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Opening, Status
 
 JUDGING = ("verifier", "python")  # reward terms that need no reward of the client, beside judges
@@ -28,7 +28,7 @@ async def serving_clients(
     loop: LocalRunner,
     config: ClientAgentConfig,
     reward: RewardConfig,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> AsyncIterator["Clients"]:
     """Serve clients until the end of the block, and tell them of a regular end.
 
@@ -49,8 +49,8 @@ async def serving_clients(
         ) from error
     async with gateway.serving():
         if config.token is None:
-            tell(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
-        tell(f"waiting for clients at {gateway.url}")
+            notify(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
+        notify(f"waiting for clients at {gateway.url}")
         yield Clients(loop, config, gateway=gateway, desk=desk)
         desk.end()
         await asyncio.sleep(LAST_WORD_S)

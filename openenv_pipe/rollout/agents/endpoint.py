@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError, TooLongError
+from openenv_pipe.rollout.agents.calls import Connection, RejectedCallError, TooLongError
 from openenv_pipe.rollout.agents.capture import (
     Upstream,
     UpstreamHTTPError,
@@ -60,7 +60,7 @@ class Answers(Protocol):
     """Answers requests for chat completions."""
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        """Return the JSON of the answer. Raises RefusedCallError."""
+        """Return the JSON of the answer. Raises RejectedCallError."""
         ...
 
 
@@ -158,7 +158,7 @@ class _Engine:
             # The proxy answers this code with a final message, which agents understand.
             body = {"message": str(error), "code": "context_length_exceeded"}
             raise UpstreamHTTPError(400, {"error": body}) from error
-        except RefusedCallError as error:
+        except RejectedCallError as error:
             raise UpstreamHTTPError(400, {"error": {"message": str(error)}}) from error
 
 

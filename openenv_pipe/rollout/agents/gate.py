@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_pipe.rollout.agents.calls import Connection
 from openenv_pipe.rollout.agents.error_shapes import error_response
-from openenv_pipe.system.foreign_json import parse_foreign, parse_request
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.http_server import BodyError, mark_known, read_body
+from openenv_pipe.system.untrusted_json import parse_request, parse_untrusted
 
 MAX_CALL_BYTES = 16 * 2**20  # of a call of the model
 MAX_MESSAGE_BYTES = 4 * 2**20  # of every other request, and of a message of a WebSocket
@@ -185,7 +185,7 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> Any:
 def error_text(body: str) -> str:
     """Return the message of an error in any dialect, or the whole body."""
     try:
-        return str(parse_foreign(body)["error"]["message"]).removeprefix(RELAYED)
+        return str(parse_untrusted(body)["error"]["message"]).removeprefix(RELAYED)
     except (ValueError, LookupError, TypeError):
         return body
 

@@ -29,8 +29,8 @@ from openenv_pipe.rollout.agents.gate import (
 )
 from openenv_pipe.rollout.agents.session_routes import SessionRoutes
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
-from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.http_server import QUEUE
+from openenv_pipe.system.untrusted_text import for_people, visible
 
 ADDRESS = "127.0.0.1"
 ROLLOUTS = "/rollouts"  # where clients open episodes
@@ -47,7 +47,7 @@ class Rollout:
     capture: CaptureSession = field(repr=False)
 
     @property
-    def num_refused_calls(self) -> int:
+    def num_rejected_calls(self) -> int:
         """How many calls got the final message because the budget was used up."""
         return int(self.capture.budget_stop_count)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.system.foreign_json import parse_foreign
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_json import parse_untrusted
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.system.user_numbers import MAX_REWARD
 
 RESULTS = "*/*/result.json"  # JOB/TRIAL/result.json
@@ -45,7 +45,7 @@ def take_verdict(results: Path) -> Verdict:
 def read_verdict(data: bytes) -> Verdict:
     """Return the verdict in a trial's `result.json`."""
     try:
-        result = parse_foreign(data)
+        result = parse_untrusted(data)
     except ValueError as error:
         return Verdict(reward=None, problem=f"the result of Harbor's trial is no JSON: {error}")
     numbers = _member(_member(result, "verifier_result"), "rewards")

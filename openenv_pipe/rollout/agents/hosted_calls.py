@@ -12,21 +12,21 @@ from openenv_pipe.engines.base import (
     TextReply,
     estimate_tokens,
 )
-from openenv_pipe.errors import RequestRefusedError
+from openenv_pipe.errors import RequestRejectedError
 from openenv_pipe.models.template_messages import calls_in_text
 from openenv_pipe.rollout.agents.calls import (
     MODEL,
     Call,
     ModelCalls,
-    RefusedCallError,
+    RejectedCallError,
     WaitingCall,
 )
 from openenv_pipe.rollout.agents.chat_completions import ChatRequest, message_key
 from openenv_pipe.rollout.conversation import UNTRAINED_VERSION
-from openenv_pipe.system.foreign_json import encodable
+from openenv_pipe.system.untrusted_json import encodable
 from openenv_pipe.types import Finish, Usage
 
-REFUSALS = (400, 413, 422)  # statuses that say that this request is wrong, and not the settings
+REJECTIONS = (400, 413, 422)  # statuses that say that this request is wrong, and not the settings
 
 
 class HostedCalls(ModelCalls):
@@ -56,13 +56,13 @@ class HostedCalls(ModelCalls):
         request, number = waiting.request, self._num_begun
         num_prompt_tokens = estimate_tokens([*request.sent, *request.tools])
         try:
-            self._refuse_after_end(waiting)
+            self._reject_after_end(waiting)
             limit = self._room(num_prompt_tokens)
             max_tokens = min(limit, request.max_tokens or limit)
             self._num_begun += 1
             self._num_tokens += num_prompt_tokens + max_tokens  # until the reply is there
             reply = await self._ask(request, number, max_tokens)
-        except RefusedCallError as error:
+        except RejectedCallError as error:
             waiting.answer.set_exception(error)
             return
         num_reply_tokens = reply.num_completion_tokens
@@ -88,10 +88,10 @@ class HostedCalls(ModelCalls):
         )
         try:
             return await self._engine.relay(relayed)
-        except RequestRefusedError as error:
-            if error.status not in REFUSALS:
+        except RequestRejectedError as error:
+            if error.status not in REJECTIONS:
                 raise
-            raise RefusedCallError(str(error)) from error
+            raise RejectedCallError(str(error)) from error
 
     def _keep(self, waiting: WaitingCall, number: int, reply: TextReply, usage: Usage) -> None:
         request = waiting.request

@@ -142,7 +142,7 @@ class AgentPlayer(Player, ABC):
             without = f"an answered call: {rejected}" if rejected else "a call of the model"
             episode.error = f"the program ended without {without}"
             return Status.NO_CALLS
-        if rollout.num_refused_calls or steps.is_used_up:
+        if rollout.num_rejected_calls or steps.is_used_up:
             return Status.TURN_LIMIT
         return Status.ANSWERED
 

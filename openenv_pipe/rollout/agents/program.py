@@ -15,8 +15,8 @@ from openenv_pipe.environments.hosts.process import absolute_part, filled_in
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.calls import MODEL
 from openenv_pipe.system.child_environment import child_environment, given_variables
-from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.untrusted_text import visible
 
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
 PYTHON = "{python}"

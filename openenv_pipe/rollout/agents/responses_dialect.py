@@ -1,4 +1,4 @@
-"""Complete the proxy's answers in OpenAI's Responses dialect, which OpenAI's client refuses.
+"""Complete the proxy's answers in OpenAI's Responses dialect, which OpenAI's client rejects.
 
 Its messages have an id when they begin and none when they end, its events name no item, and they
 are not numbered. It drops tools in a namespace, as Codex sends those of its MCP servers; here the

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from openenv_pipe.engines.base import Engine, TokenRequest
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.template_messages import calls_in_text
-from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError
+from openenv_pipe.rollout.agents.calls import Connection, RejectedCallError
 from openenv_pipe.rollout.agents.capture import Session, Upstream, extract_api_key
 from openenv_pipe.rollout.agents.chat_completions import (
     ChatRequest,
@@ -44,24 +44,26 @@ class ServedModel:
         *,
         name: str,
         max_tokens: int,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        """max_tokens: of a prompt and its reply. tell: receives a line for each ignored setting."""
+        """max_tokens: of a prompt and its reply. notify: receives a line for each
+        ignored setting.
+        """
         self.name = name
         self._engine = engine
         self._chat = chat
         self._max_tokens = max_tokens
-        self._tell = tell
+        self._notify = notify
         self._told: set[str] = set()
         self._num_calls = 0
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        """Answer a request for a chat completion. Raises RefusedCallError."""
+        """Answer a request for a chat completion. Raises RejectedCallError."""
         try:
             request = read_request(body)
             prompt_ids = self.prompt_ids(request)
         except (InvalidRequestError, ConfigError) as error:
-            raise RefusedCallError(str(error)) from None
+            raise RejectedCallError(str(error)) from None
         temperature, top_p, seed = _temperature(body), _top_p(body), body.get("seed")
         ignored = ignored_settings(body, temperature=temperature, top_p=top_p)
         self._tell_of(ignored.keys() | body.get(IGNORED, {}).keys() - {"seed"})
@@ -110,7 +112,7 @@ class ServedModel:
     def _room(self, request: ChatRequest, num_tokens: int) -> int:
         room = self._max_tokens - num_tokens
         if room < 1:
-            raise RefusedCallError(
+            raise RejectedCallError(
                 f"the messages are {num_tokens} tokens long; the model is served with "
                 f"{self._max_tokens} for messages and reply together"
             )
@@ -119,7 +121,7 @@ class ServedModel:
     def _tell_of(self, ignored: Set[str]) -> None:
         for name in sorted(ignored - self._told):
             self._told.add(name)
-            self._tell(f"a request asks for {name}, which this server ignores")
+            self._notify(f"a request asks for {name}, which this server ignores")
 
 
 class ModelEndpoint(Endpoint):
@@ -165,7 +167,7 @@ class _NoRegistry:
 def _temperature(body: Mapping[str, Any]) -> float:
     given = _number(body, "temperature", TEMPERATURE)
     if not 0 <= given <= MAX_TEMPERATURE:
-        raise RefusedCallError(
+        raise RejectedCallError(
             f"temperature is {given!r:.40}; expected at least 0 and at most {MAX_TEMPERATURE:g}"
         )
     return given
@@ -174,15 +176,15 @@ def _temperature(body: Mapping[str, Any]) -> float:
 def _top_p(body: Mapping[str, Any]) -> float:
     given = _number(body, "top_p", 1.0)
     if not 0 < given <= 1:
-        raise RefusedCallError(f"top_p is {given!r:.40}; expected more than 0 and at most 1")
+        raise RejectedCallError(f"top_p is {given!r:.40}; expected more than 0 and at most 1")
     return given
 
 
 def _number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a setting of a request. Raises RefusedCallError if it is no number."""
+    """Return a setting of a request. Raises RejectedCallError if it is no number."""
     given = body.get(name)
     if given is None:
         return default
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise RefusedCallError(f"{name} is {given!r:.40}; expected a number")
+        raise RejectedCallError(f"{name} is {given!r:.40}; expected a number")
     return float(given)

@@ -26,9 +26,9 @@ from openenv_pipe.rollout.agents.error_shapes import (
     rpc_error,
 )
 from openenv_pipe.rollout.agents.gate import PARSED
-from openenv_pipe.rollout.agents.steps import EnvironmentSteps, RefusedStepError
-from openenv_pipe.system.foreign_json import parse_request
+from openenv_pipe.rollout.agents.steps import EnvironmentSteps, RejectedStepError
 from openenv_pipe.system.tasks import awaited
+from openenv_pipe.system.untrusted_json import parse_request
 
 MCP_VERSION = "2025-06-18"  # if a client names none
 
@@ -53,7 +53,7 @@ class SessionRoutes:
             body = request.scope[PARSED]
             data = body.get("action") if name == "step" and isinstance(body, dict) else None
             return JSONResponse(await _answer(steps, name, data))
-        except (RefusedStepError, ValueError) as error:
+        except (RejectedStepError, ValueError) as error:
             return error_response(422, str(error))
 
     async def _websocket(self, socket: WebSocket) -> None:
@@ -132,14 +132,14 @@ async def _answer_frame(steps: EnvironmentSteps, text: str | None) -> dict[str, 
             return {}
         data = await _answer(steps, str(kind), frame.get("data") if kind else None)
         return {"type": "state" if kind == "state" else "observation", "data": data}
-    except RefusedStepError as error:
+    except RejectedStepError as error:
         return _error_frame("EXECUTION_ERROR", str(error))
     except ValueError as error:
         return _error_frame("VALIDATION_ERROR", str(error))
 
 
 async def _answer(steps: EnvironmentSteps, kind: str, data: Any) -> dict[str, Any]:
-    """Answer `reset`, `step` or `state`. Raises RefusedStepError and ValueError."""
+    """Answer `reset`, `step` or `state`. Raises RejectedStepError and ValueError."""
     match kind:
         case "reset":  # The run has reset the session, with the task.
             return _result(steps.first)
@@ -189,7 +189,7 @@ async def _call_tool(steps: EnvironmentSteps, parameters: Mapping[str, Any]) -> 
         action = {"type": "call_tool", "tool_name": name, "arguments": arguments}
     try:
         result = await steps.step(action)
-    except RefusedStepError as error:
+    except RejectedStepError as error:
         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
     messages = await awaited(steps.adapter.follow(result.observation))
     texts = [message["content"] for message in messages]

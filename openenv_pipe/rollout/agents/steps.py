@@ -10,11 +10,11 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.errors import SessionError, StepRejectedError
 from openenv_pipe.types import Opening, Step
 
 
-class RefusedStepError(Exception):
+class RejectedStepError(Exception):
     """A step that was not taken. The text goes to the program."""
 
 
@@ -40,7 +40,7 @@ class EnvironmentSteps:
         self.opening = opening
         self.adapter = adapter
         self.taken: list[tuple[int, Step, float]] = []  # the call before it, the step, Unix time
-        self.refused: dict[int, str] = {}  # by the call before it, why the last step was refused
+        self.rejected: dict[int, str] = {}  # by the call before it, why the last step was rejected
         self.is_done = first.done
         self.is_used_up = False  # the program asked for more steps than env.max_turns
         self.failure: SessionError | None = None  # what ends the episode
@@ -52,17 +52,17 @@ class EnvironmentSteps:
         self.has_ended = asyncio.Event()  # no further step is taken
 
     async def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Take a step. Raises RefusedStepError if it was not taken."""
+        """Take a step. Raises RejectedStepError if it was not taken."""
         call = self._last_call()
         async with self._taken_alone():
             try:
                 result = await self._session.step(action, self._env.step_timeout_s)
             except SessionError as error:
-                if isinstance(error, StepRefusedError) and is_mistake(error, self._env):
-                    self.refused[call] = str(error)
+                if isinstance(error, StepRejectedError) and is_mistake(error, self._env):
+                    self.rejected[call] = str(error)
                 else:
                     self.failure = error
-                raise RefusedStepError(str(error)) from error
+                raise RejectedStepError(str(error)) from error
             step = Step(action=action, observation=result.observation, reward=result.reward or 0.0)
             self.taken.append((call, step, time.time()))
             self.is_done = result.done
@@ -75,14 +75,14 @@ class EnvironmentSteps:
         self.taken.append((self._last_call(), step, time.time()))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state. Raises RefusedStepError."""
+        """Return the environment's state. Raises RejectedStepError."""
         async with self._taken_alone():
             try:
                 return await self._session.state(self._env.step_timeout_s)
             except SessionError as error:
-                if not isinstance(error, StepRefusedError):
+                if not isinstance(error, StepRejectedError):
                     self.failure = error
-                raise RefusedStepError(str(error)) from error
+                raise RejectedStepError(str(error)) from error
 
     async def end(self) -> None:
         """Take no further step, and wait for the one under way."""
@@ -95,14 +95,14 @@ class EnvironmentSteps:
         self.num_running += 1
         try:
             async with self._one_at_a_time:
-                self._refuse_late()
+                self._reject_late()
                 yield
         finally:
             self.num_running -= 1
 
-    def _refuse_late(self) -> None:
+    def _reject_late(self) -> None:
         if self.is_done or self.has_ended.is_set() or self.failure is not None:
-            raise RefusedStepError("the episode is over")
+            raise RejectedStepError("the episode is over")
         if len(self.taken) >= self._env.max_turns:
             self.is_used_up = True
-            raise RefusedStepError(f"all env.max_turns={self._env.max_turns} steps are taken")
+            raise RejectedStepError(f"all env.max_turns={self._env.max_turns} steps are taken")

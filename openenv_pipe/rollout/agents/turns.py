@@ -27,7 +27,7 @@ def build_turns(
             finish=call.completion.finish,
             policy_versions=call.completion.policy_versions,
             reply=call.reply,
-            unusable=steps.refused.get(index),
+            unusable=steps.rejected.get(index),
             times_s=list(call.times_s),
         )
         for index, call in enumerate(calls)

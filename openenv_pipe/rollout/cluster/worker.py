@@ -119,7 +119,7 @@ class RolloutWorker:
     async def ask(self, play: int, request: Any) -> Any:
         """Ask the engine for a reply, and wait for it."""
         reply = self._replies[play] = asyncio.get_running_loop().create_future()
-        self._tell(ReplyRequest(play=play, request=request))
+        self._notify(ReplyRequest(play=play, request=request))
         return await reply
 
     async def _play(self, order: PlayOrder) -> None:
@@ -134,7 +134,7 @@ class RolloutWorker:
         finally:
             self._plays.pop(order.play, None)
             self._replies.pop(order.play, None)
-        self._tell(EpisodeEnd(play=order.play, episode=episode, error=error))
+        self._notify(EpisodeEnd(play=order.play, episode=episode, error=error))
 
     def _context(self, order: PlayOrder) -> "_WorkerContext":
         return _WorkerContext(
@@ -144,7 +144,7 @@ class RolloutWorker:
             reads_messages=self._reads_messages,
         )
 
-    def _tell(self, event: ReplyRequest | EpisodeEnd) -> None:
+    def _notify(self, event: ReplyRequest | EpisodeEnd) -> None:
         assert self._channel is not None
         self._channel.send(Event(num_deaths=self._host.num_deaths, event=event))
 

@@ -133,7 +133,7 @@ class RolloutWorkers:
                     replies.repeat()
                 finally:
                     worker.num_free += 1
-                    await self._tell()
+                    await self._notify()
         finally:
             replies.close()
 
@@ -182,7 +182,7 @@ class RolloutWorkers:
                 worker = await self._replacement(index, lost)
                 self._num_earlier_deaths += self._workers[index].num_deaths
                 self._workers[index] = worker
-                await self._tell()
+                await self._notify()
         except PipeError as error:
             await self._fail(error)
         except Exception as error:  # reported, or whoever waits for the worker would wait forever
@@ -220,7 +220,7 @@ class RolloutWorkers:
         self._failure = self._failure or error
         for worker in self._workers:
             worker.end_all(self._failure)
-        await self._tell()
+        await self._notify()
 
     async def _take_place(self) -> RemoteWorker:
         """Wait until a worker can play one more episode. Raises the run's failure."""
@@ -237,6 +237,6 @@ class RolloutWorkers:
     def _usable(self) -> Iterator[RemoteWorker]:
         return (worker for worker in self._workers if not worker.is_lost)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._has_changed:
             self._has_changed.notify_all()

@@ -28,10 +28,10 @@ export function fields(observation, before, other) {
   }));
 }
 
-// The pictures of an observation; addresses are the server's or the bundle's own.
-function pictures(found) {
+// The images of an observation; addresses are the server's or the bundle's own.
+function images(found) {
   if (!found?.length) return null;
-  return h("p", { class: "pictures" }, found.map(({ address, size }) => h("img", { src: address, alt: size, title: size, loading: "lazy" })));
+  return h("p", { class: "images" }, found.map(({ address, size }) => h("img", { src: address, alt: size, title: size, loading: "lazy" })));
 }
 
 export function said(kind, title, ...content) {
@@ -54,7 +54,7 @@ function numbersOf(turn, index) {
 export function conversation(content, other, beside = () => ["", []]) {
   let seen = content.first_observation;
   const begin = h("article", { class: "turn" }, h("header", {}, h("b", {}, "Beginning")),
-    said("env", "Observation", fields(content.first_observation, null, other?.first_observation), pictures(content.first_pictures)));
+    said("env", "Observation", fields(content.first_observation, null, other?.first_observation), images(content.first_images)));
   const turns = content.turns.map((turn, index) => {
     const its = other?.turns[index], [by, more] = beside(index);
     const parts = [h("div", { class: "beside" }, said("model", `Reply${by}`, words(turn.reply, other ? its?.reply ?? "" : undefined)), more)];
@@ -62,7 +62,7 @@ export function conversation(content, other, beside = () => ["", []]) {
       const title = turn.steps.length > 1 ? ` ${which + 1}` : "";
       if (!(Object.keys(step.action).length === 1 && Object.values(step.action)[0] === turn.reply)) parts.push(said("", `Action${title}`, fields(step.action)));
       parts.push(said("env", [h("span", {}, `Observation${title}`), turn.steps.length > 1 ? h("span", {}, `reward ${number(step.reward)}`) : null],
-        fields(step.observation, seen, its?.steps[which]?.observation), pictures(step.pictures)));
+        fields(step.observation, seen, its?.steps[which]?.observation), images(step.images)));
       seen = step.observation;
     });
     if (turn.unusable) parts.push(said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)));

@@ -18,5 +18,5 @@ class NumberAdapter:
     def follow(self, observation):
         return [{"role": "user", "content": str(observation["number"])}]
 
-    def refuse(self, why):
+    def reject(self, why):
         return [{"role": "user", "content": why}]

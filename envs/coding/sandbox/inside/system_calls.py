@@ -1,6 +1,6 @@
 """The seccomp filter: which system calls a pure function may make, for x86-64 and 64-bit Arm.
 
-`ALLOWED` calls work. `REFUSED` calls fail with EPERM: a library may make them, and works without
+`ALLOWED` calls work. `REJECTED` calls fail with EPERM: a library may make them, and works without
 their result. Any other call kills the process with SIGSYS, as does making memory executable or
 opening a file for writing. The process also cannot open a file for reading, start a process or
 thread, or send or mask a signal.
@@ -31,7 +31,7 @@ ALLOWED = {
     "exit_group": (231, 94),
     "getrandom": (318, 278),
 }
-REFUSED = {
+REJECTED = {
     "stat": (4, None),
     "lstat": (6, None),
     "ioctl": (16, 29),
@@ -60,7 +60,7 @@ REFUSED = {
 # Instructions of the BPF machine, and offsets of the fields of `struct seccomp_data` they load.
 LOAD, JUMP_IF_EQUAL, JUMP_IF_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, THIRD_ARGUMENT_AT = 0, 4, 32
-KILL, ALLOW, REFUSE = 0x80000000, 0x7FFF0000, 0x00050001  # the last one with EPERM
+KILL, ALLOW, REJECT = 0x80000000, 0x7FFF0000, 0x00050001  # the last one with EPERM
 
 PROT_EXEC, OPEN_TO_WRITE = 0o4, 0o103  # O_WRONLY, O_RDWR, O_CREAT
 # name: (numbers, bits of the third argument that kill the process, action for all other calls)
@@ -68,7 +68,7 @@ UNLESS_SET = {
     "mmap": ((9, 222), PROT_EXEC, ALLOW),
     "mprotect": ((10, 226), PROT_EXEC, ALLOW),
     # The compiler tries to open the file of a syntax error, and works without it.
-    "openat": ((257, 56), OPEN_TO_WRITE, REFUSE),
+    "openat": ((257, 56), OPEN_TO_WRITE, REJECT),
 }
 
 MACHINES = ("x86_64", "aarch64")
@@ -106,7 +106,7 @@ def program(machine: int) -> bytes:
         _instruction(JUMP_IF_EQUAL, ARCHITECTURES[machine], if_true=1) + kill,
         _instruction(LOAD, NUMBER_AT),
     ]
-    for table, verdict in ((ALLOWED, ALLOW), (REFUSED, REFUSE)):
+    for table, verdict in ((ALLOWED, ALLOW), (REJECTED, REJECT)):
         for numbers in table.values():
             if numbers[machine] is not None:
                 steps.append(_if_number(numbers[machine], _instruction(RETURN, verdict)))

@@ -40,9 +40,9 @@ PROTECTED = "other users of this machine cannot use the server: every request ne
 
 
 def probe_environment(
-    target: Target, *, policy: str | None, num_episodes: int, tell: Callable[[str], None]
+    target: Target, *, policy: str | None, num_episodes: int, notify: Callable[[str], None]
 ) -> list[Line]:
-    """Run all probes and return their findings. `tell` receives progress messages.
+    """Run all probes and return their findings. `notify` receives progress messages.
 
     Whatever the environment does wrong becomes a line. Nothing is left running or on disk.
 
@@ -51,15 +51,15 @@ def probe_environment(
         HostError: The server does not start.
     """
     scripted_policy = load_callable(policy) if policy else None
-    return asyncio.run(_check(target, scripted_policy, num_episodes, tell))
+    return asyncio.run(_check(target, scripted_policy, num_episodes, notify))
 
 
 async def _check(
-    target: Target, policy: ScriptedPolicy | None, num_episodes: int, tell: Callable[[str], None]
+    target: Target, policy: ScriptedPolicy | None, num_episodes: int, notify: Callable[[str], None]
 ) -> list[Line]:
     serving = target.serving
     num_declared = serving.host.sessions_per_server
-    tell("starting the server")
+    notify("starting the server")
     async with one_server(serving, num_sessions=num_declared) as host:
         tasks = await open_tasks(serving.env, "train", host)
         subject = EnvironmentUnderTest(
@@ -72,7 +72,7 @@ async def _check(
             unusable_reward=target.unusable_reward,
             num_declared=num_declared,
             num_episodes=num_episodes,
-            tell=tell,
+            notify=notify,
         )
         lines = [line async for line in _probed(subject)]
         unknown = await describe_unknown_paths(host.urls[0], host.access) if host.urls else None
@@ -115,7 +115,7 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
 
 async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     for name, probe in PROBES.items():
-        subject.tell(name)
+        subject.notify(name)
         try:
             async for line in probe(subject):
                 yield line

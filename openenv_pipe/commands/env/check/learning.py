@@ -21,20 +21,20 @@ LEARNING = "learning"  # the name of the line
 SECONDS = 60.0  # of a minute
 
 
-def probe_learning(words: Sequence[str], *, minutes: float, tell: Callable[[str], None]) -> Line:
+def probe_learning(words: Sequence[str], *, minutes: float, notify: Callable[[str], None]) -> Line:
     """Train the experiment with the model `tiny`, and compare it with where it started.
 
     Args:
         words: `conf=NAME` and overrides.
         minutes: after which no step is begun. The evaluations before and after it come on top.
-        tell: receives the run's progress.
+        notify: receives the run's progress.
 
     Raises:
         ConfigError: as `tiny_experiment`.
     """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
         composed = tiny_experiment([*words, f"runs_dir={folder}"])
-        control = RunControl(progress=LineProgress(tell), callbacks=[_Clock(minutes * SECONDS)])
+        control = RunControl(progress=LineProgress(notify), callbacks=[_Clock(minutes * SECONDS)])
         try:
             run = Run(train(composed, [], control).path)
         except PipeError as error:

@@ -40,7 +40,7 @@ async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         if number % every == 0:
             samples.append((number, tree_bytes(pid)))
         if number % (NUM_TOLD * every) == 0:
-            subject.tell(f"memory: {number} of {subject.num_episodes} episodes")
+            subject.notify(f"memory: {number} of {subject.num_episodes} episodes")
 
     await subject.spread(
         range(subject.num_episodes),

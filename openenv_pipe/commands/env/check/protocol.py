@@ -15,14 +15,14 @@ from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.environments.client.protocol import EXECUTION_ERROR, is_wrong_return
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.errors import SessionError, StepRejectedError
 from openenv_pipe.rollout.collector import done_at_reset
-from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.system.tasks import awaited
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Action
 
 NUM_PLAYS = 5  # tasks that are reset, and played to see an episode that ends
-MAX_SHOWN = 300  # characters of an observation or a refusal
+MAX_SHOWN = 300  # characters of an observation or a rejection
 UNKNOWN_FIELD = {"no_such_field_of_any_action": 1}
 
 
@@ -60,29 +60,29 @@ async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Resul
 async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     """Play random actions, of which none ends an episode by raising."""
     lenient = subject.env.model_copy(update={"step_exception": "unusable"})
-    num_taken, refusals, reward = 0, list[StepRefusedError](), 0.0
+    num_taken, rejections, reward = 0, list[StepRejectedError](), 0.0
     for name, chooser in subject.choosers.items():
         if name == "scripted" and num_taken:
-            continue  # It is asked only where all random actions are refused.
+            continue  # It is asked only where all random actions are rejected.
         for index in range(min(NUM_PLAYS, len(subject.tasks))):
             play = PlayedEpisode(task=subject.task(index))
             await play_to_end(session, play, chooser, lenient, random.Random(index))
             num_taken, reward = num_taken + len(play.actions), reward + play.reward
-            refusals += play.refusals
-    if not num_taken and not refusals:
+            rejections += play.rejections
+    if not num_taken and not rejections:
         return Result.FAIL, "not tried, because every episode is done at its reset"
-    if not refusals:
+    if not rejections:
         return Result.OK, f"{num_taken} random actions answered, reward {reward:.3g}"
-    what = f"{len(refusals)} of {num_taken + len(refusals)} actions were refused"
-    raised = [each for each in refusals if each.code == EXECUTION_ERROR]
+    what = f"{len(rejections)} of {num_taken + len(rejections)} actions were rejected"
+    raised = [each for each in rejections if each.code == EXECUTION_ERROR]
     wrong = next(filter(is_wrong_return, raised), None)
-    shown = shortened(str(wrong or (raised or refusals)[0]), MAX_SHOWN)
+    shown = shortened(str(wrong or (raised or rejections)[0]), MAX_SHOWN)
     if wrong is not None:
         return Result.FAIL, f"{what}: {shown}"
     if not num_taken:
         how = "by an exception on the server" if raised else "as invalid"
         return Result.FAIL, (
-            f"all {len(refusals)} actions were refused {how}, so nothing shows that any "
+            f"all {len(rejections)} actions were rejected {how}, so nothing shows that any "
             f"action is accepted: {shown}"
         )
     if not raised or subject.env.step_exception == "unusable":
@@ -98,7 +98,7 @@ async def _state(subject: EnvironmentUnderTest, session: Session) -> tuple[Resul
     await reset(session, subject.task(0), subject.env)
     before = await session.state(subject.env.step_timeout_s)
     is_taken = False
-    with suppress(StepRefusedError):
+    with suppress(StepRejectedError):
         await session.step(await _random_action(subject), subject.env.step_timeout_s)
         is_taken = True
     after = await session.state(subject.env.step_timeout_s)
@@ -114,28 +114,28 @@ async def _bad_action(subject: EnvironmentUnderTest, session: Session) -> tuple[
     await reset(session, task, subject.env)
     try:
         await session.step(UNKNOWN_FIELD, subject.env.step_timeout_s)
-    except StepRefusedError as refusal:
+    except StepRejectedError as rejection:
         await session.state(subject.env.step_timeout_s)
-        if refusal.code == "VALIDATION_ERROR":
+        if rejection.code == "VALIDATION_ERROR":
             return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session continues"
-        return Result.WARN, f"an unknown field is answered with {refusal!s:.200}"
+        return Result.WARN, f"an unknown field is answered with {rejection!s:.200}"
     return Result.WARN, f"an unknown field is accepted as an action of {task.id}"
 
 
 async def _unknown_message(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     try:
         await session.ask("no_such_type", "observation", {}, subject.env.step_timeout_s)
-    except StepRefusedError as refusal:
-        result = Result.OK if refusal.code == "UNKNOWN_TYPE" else Result.WARN
-        return result, f"an unknown type of message is answered with {refusal.code}"
+    except StepRejectedError as rejection:
+        result = Result.OK if rejection.code == "UNKNOWN_TYPE" else Result.WARN
+        return result, f"an unknown type of message is answered with {rejection.code}"
     return Result.WARN, "an unknown type of message is answered as if it were known"
 
 
 async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     try:
         result = await session.step(await _random_action(subject), subject.env.step_timeout_s)
-    except StepRefusedError as refusal:
-        return Result.OK, f"refused: {refusal.code}"
+    except StepRejectedError as rejection:
+        return Result.OK, f"rejected: {rejection.code}"
     if result.reward:
         return Result.WARN, f"is rewarded with {result.reward:g} although there is no episode"
     return Result.OK, "answered with done" if result.done else "answered without a reward"
@@ -152,8 +152,8 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
             continue
         try:
             again = await session.step(play.actions[-1], subject.env.step_timeout_s)
-        except StepRefusedError as refusal:
-            answer = f"refused: {refusal.code}"
+        except StepRejectedError as rejection:
+            answer = f"rejected: {rejection.code}"
             continue
         if again.reward:
             return (

@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.adapters.templates import compact_json
-from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.untrusted_text import shortened
 
 ADVICE = (
     "GRPO has nothing to compare at the start; reward partial progress (reward.terms), or begin "

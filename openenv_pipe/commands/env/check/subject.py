@@ -35,7 +35,7 @@ class EnvironmentUnderTest:
     is_experiment: bool  # True for an experiment's environment, which training will use
     num_declared: int  # sessions per server in the configuration
     num_episodes: int  # for the memory probe
-    tell: Callable[[str], None]  # receives progress messages
+    notify: Callable[[str], None]  # receives progress messages
     unusable_reward: float = 0.0  # of one unusable reply
     num_sessions: int = 1  # that the server really allows; set by the session probe
 

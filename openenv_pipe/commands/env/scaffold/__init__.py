@@ -24,7 +24,7 @@ def create_environment(name: str, folder: Path) -> list[Path]:
     Raises:
         ConfigError: The name is invalid or taken.
     """
-    _refuse_bad_name(name)
+    _reject_bad_name(name)
     files = {
         folder / _renamed(str(path.relative_to(TEMPLATE)), name): path
         for path in sorted(TEMPLATE.rglob("*"))
@@ -50,7 +50,7 @@ def _renamed(text: str, name: str) -> str:
     return text.replace("my_env", name)
 
 
-def _refuse_bad_name(name: str) -> None:
+def _reject_bad_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise ConfigError(
             f"{name!r} is not a name for an environment; expected a Python package's, of lowercase "

@@ -62,7 +62,7 @@ class Sender:
         """Disconnect, and end all waits of both ends. Repeating it does no harm."""
         self._is_closed = True
         if not self.is_connected:
-            self._tell("the learner has left")
+            self._notify("the learner has left")
         self._group = None  # gloo disconnects when nothing refers to the group any more
 
     def _connect(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -71,14 +71,14 @@ class Sender:
         theirs = _read(self._store, "workers")
         if (device := theirs["device"]) != "cpu":
             problem = f"the learner's weights are on a CPU, but the server's on {device}"
-            self._tell(f"{problem}; {FILES_INSTEAD}")
+            self._notify(f"{problem}; {FILES_INSTEAD}")
             raise BroadcastError(f"{problem}; {FILES_INSTEAD}")
         self._layout = _layout(weights)
         self._store.set("policy", json.dumps({"layout": self._layout}))
         self._group = _group(self._store, 0, 1 + theirs["count"])
         self.is_connected = True
 
-    def _tell(self, problem: str) -> None:
+    def _notify(self, problem: str) -> None:
         """Report a problem to both ends, which may be waiting for each other."""
         for key in ("policy", "workers"):
             self._store.set(key, json.dumps({"problem": problem}))

@@ -43,7 +43,7 @@ class PolicyWorker:
     def reload_policy(self, weights_path: str) -> dict[str, str]:
         """Load all weights of a folder.
 
-        A folder without weights is refused before vLLM reads it, because vLLM would drop half of
+        A folder without weights is rejected before vLLM reads it, because vLLM would drop half of
         the old weights and die at the next request.
         """
         if not any(Path(weights_path).glob("*.safetensors")):

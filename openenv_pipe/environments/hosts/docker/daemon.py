@@ -84,14 +84,14 @@ def connected() -> Iterator[docker.DockerClient]:
     try:
         yield client
     except DaemonErrors as error:
-        raise refusal(error) from error
+        raise rejection(error) from error
     finally:
         client.close()
 
 
-def refusal(error: Exception) -> HostError:
-    """Return the HostError for a call that the daemon refused."""
-    return HostError(f"the Docker daemon at {daemon_address()} refuses: {explained(error)}")
+def rejection(error: Exception) -> HostError:
+    """Return the HostError for a call that the daemon rejected."""
+    return HostError(f"the Docker daemon at {daemon_address()} rejects: {explained(error)}")
 
 
 def explained(error: Exception) -> str:

@@ -13,7 +13,7 @@ from openenv_pipe.environments.hosts.docker.daemon import (
     DaemonErrors,
     connect,
     in_thread,
-    refusal,
+    rejection,
     remove_orphans,
 )
 from openenv_pipe.environments.hosts.docker.image import Image, Recipe, ensure_image
@@ -62,7 +62,7 @@ class GuardedDaemon:
         except BaseException as error:
             await self.close()
             if isinstance(error, DaemonErrors):
-                raise refusal(error) from error
+                raise rejection(error) from error
             raise
 
     async def close(self) -> None:

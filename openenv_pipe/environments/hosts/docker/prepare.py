@@ -10,13 +10,13 @@ from openenv_pipe.environments.hosts.docker.daemon import (
     DaemonErrors,
     connect,
     in_thread,
-    refusal,
+    rejection,
 )
 from openenv_pipe.environments.hosts.docker.image import Recipe, ensure_image, find_image
 
 
-async def prepare_image(recipe: Recipe, timeout_s: float, tell: Callable[[str], None]) -> None:
-    """Make sure that the daemon has the image; `tell` it to the user if that takes long.
+async def prepare_image(recipe: Recipe, timeout_s: float, notify: Callable[[str], None]) -> None:
+    """Make sure that the daemon has the image; `notify` it to the user if that takes long.
 
     Raises:
         HostError: no daemon answers, or the image cannot be built or pulled; the log is kept.
@@ -26,7 +26,7 @@ async def prepare_image(recipe: Recipe, timeout_s: float, tell: Callable[[str], 
     try:
         if await in_thread(find_image, client, recipe.name) is not None:
             return
-        tell(f"docker {recipe.arguments[0]} of {recipe.name}, which may take minutes")
+        notify(f"docker {recipe.arguments[0]} of {recipe.name}, which may take minutes")
         logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-image-"))
         try:
             await ensure_image(client, recipe, logs / "docker.log", timeout_s)
@@ -36,6 +36,6 @@ async def prepare_image(recipe: Recipe, timeout_s: float, tell: Callable[[str], 
             raise
         shutil.rmtree(logs, ignore_errors=True)
     except DaemonErrors as error:
-        raise refusal(error) from error
+        raise rejection(error) from error
     finally:
         client.close()

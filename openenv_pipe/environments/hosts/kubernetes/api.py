@@ -1,6 +1,6 @@
 """The calls to a cluster's API that a host needs. Only this module imports the Kubernetes client.
 
-Answers are read as plain JSON, because the client's models refuse fields that are newer than they
+Answers are read as plain JSON, because the client's models reject fields that are newer than they
 are. Every call has a time limit. No call waits for a state or is retried.
 """
 
@@ -30,7 +30,7 @@ NOT_FOUND = 404
 
 
 class ClusterError(Exception):
-    """The API refused a call (`status`) or did not answer (`status` 0)."""
+    """The API rejected a call (`status`) or did not answer (`status` 0)."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}" if status else text)

@@ -43,7 +43,7 @@ class KubernetesHost(SupervisedHost):
     """A host with `config.num_servers` pods, whose logs are `log_dir`/env-0.log and so on."""
 
     def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
-        """Prepare the host without starting it. Raises ConfigError if `pod_spec` is refused."""
+        """Prepare the host without starting it. Raises ConfigError if `pod_spec` is rejected."""
         pod(env, config, name="", owner={"name": ""}, index=0)
         self._config = config
         self._run = f"openenv-pipe-{secrets.token_hex(4)}"
@@ -70,7 +70,7 @@ class KubernetesHost(SupervisedHost):
             await self._prepare()
         except ClusterError as error:
             await self.close()
-            raise self._refusal(error) from error
+            raise self._rejection(error) from error
         except BaseException:
             await self.close()
             raise
@@ -120,7 +120,7 @@ class KubernetesHost(SupervisedHost):
                     await self._cluster.delete_lease(self._run)
                 await self._cluster.close()
 
-    def _refusal(self, error: ClusterError) -> HostError:
+    def _rejection(self, error: ClusterError) -> HostError:
         advice = {
             0: "check that the cluster is reachable and that host.context names the right one",
             401: "log in to the cluster again",
@@ -129,7 +129,7 @@ class KubernetesHost(SupervisedHost):
             NOT_FOUND: f"set host.namespace if there is no namespace {self._config.namespace}",
         }
         more = f"; {advice[error.status]}" if error.status in advice else ""
-        return HostError(f"env {self._env.name!r}: the cluster refuses a call: {error}{more}")
+        return HostError(f"env {self._env.name!r}: the cluster rejects a call: {error}{more}")
 
 
 async def dead_runs(cluster: Cluster) -> list[str]:

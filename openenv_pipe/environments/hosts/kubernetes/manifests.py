@@ -1,7 +1,7 @@
 """Manifests of the objects that a host creates in a cluster. These functions make no calls.
 
 Pods get no privileges, no capabilities and no service account token, and Kubernetes does not
-restart them. Fields of `host.pod_spec` that would change this are refused.
+restart them. Fields of `host.pod_spec` that would change this are rejected.
 """
 
 from collections.abc import Mapping

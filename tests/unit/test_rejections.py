@@ -1,4 +1,4 @@
-"""What `train` refuses, `check` finds: one table of the refusals at the start of a run."""
+"""What `train` rejects, `check` finds: one table of the rejections at the start of a run."""
 
 import importlib.metadata
 import re
@@ -63,9 +63,9 @@ def order(name: str) -> str:
     return f"env.tasks.order={{type: python, target: 'mine:{name}', options: {{}}}}"
 
 
-# The line of `check` that fails, what it says, and the overrides that are refused. None of them
+# The line of `check` that fails, what it says, and the overrides that are rejected. None of them
 # needs a server, so `train` leaves no run folder.
-REFUSED = [
+REJECTED = [
     ("settings", "engine=scripted", ["engine=scripted", "engine.policy=a.b:c"]),
     ("settings", "engine=openai", ["engine=openai", "engine.model=m", "engine.api_key=null"]),
     ("settings", "engine.sampling.top_p", ["engine=vllm", "engine.sampling.top_p=0.9"]),
@@ -128,7 +128,7 @@ OF_DEVICES = [
     ),
 ]
 # These need the environment's server, so the run folder is there and says `failed`.
-REFUSED_BY_SERVER = [
+REJECTED_BY_SERVER = [
     ("env.adapter.pattern", ["env.adapter.pattern='(?P<word>.+)'"]),
     ("lettre", ["env.adapter.first='{{ lettre }}'"]),
     ("division by zero", ["env.adapter.first='{{ 1 / 0 }}'"]),
@@ -152,7 +152,7 @@ def failed_lines(lines: list[Line]) -> dict[str, str]:
     return {line.name: line.text for line in lines if line.result is Result.FAIL}
 
 
-def refusal(overrides: list[str]) -> str:
+def rejection(overrides: list[str]) -> str:
     """The error of `train`, which ends the command with exit code 2 and no traceback."""
     with pytest.raises(UserError) as caught:
         pipeline.train(compose(overrides), ["openenv-pipe"], RunControl())
@@ -161,23 +161,23 @@ def refusal(overrides: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "overrides"), [*REFUSED, *OF_DEVICES], ids=lambda value: str(value)[:60]
+    ("name", "says", "overrides"), [*REJECTED, *OF_DEVICES], ids=lambda value: str(value)[:60]
 )
-def test_check_finds_what_train_refuses(folder, monkeypatch, name, says, overrides):
+def test_check_finds_what_train_rejects(folder, monkeypatch, name, says, overrides):
     overrides = [*SMOKE, *overrides]
     with monkeypatch.context() as without_servers:
         without_servers.setattr(checks, "TRIALS", {})
         lines = checks.run_checks(compose(overrides).config)
     assert says in failed_lines(lines)[name]
-    assert says in refusal(overrides)
+    assert says in rejection(overrides)
     assert not list(folder.glob("runs/*"))
 
 
-@pytest.mark.parametrize(("says", "overrides"), REFUSED_BY_SERVER)
-def test_check_finds_what_train_refuses_when_the_server_answers(folder, says, overrides):
+@pytest.mark.parametrize(("says", "overrides"), REJECTED_BY_SERVER)
+def test_check_finds_what_train_rejects_when_the_server_answers(folder, says, overrides):
     overrides = [*SMOKE, *overrides]
     assert says in failed_lines(checks.run_checks(compose(overrides).config))["environment"]
-    assert says in refusal(overrides)
+    assert says in rejection(overrides)
     assert RunFolder.open(folder / "runs/smoke/latest").status == "failed"
 
 
@@ -187,14 +187,14 @@ def test_a_used_port_is_found_before_there_is_a_folder(folder):
         overrides = [*SMOKE, f"host.port={port - 1}", "host.num_servers=2"]
         with pytest.raises(ConfigError, match=f"port {port} is used"):
             REQUIREMENTS["ports"](compose(overrides).config)
-        assert f"port {port} is used by another program" in refusal(overrides)
+        assert f"port {port} is used by another program" in rejection(overrides)
         vllm = compose([*SMOKE, "engine=vllm", f"engine.port={port}"]).config
         with pytest.raises(ConfigError, match=f"engine.port={port}: port {port} is used"):
             REQUIREMENTS["ports"](vllm)
     assert not list(folder.glob("runs/*"))
 
 
-def test_more_sessions_than_open_files_are_refused(folder, monkeypatch):
+def test_more_sessions_than_open_files_are_rejected(folder, monkeypatch):
     config = compose([*SMOKE, "host.sessions_per_server=1000"]).config
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     with pytest.raises(ConfigError, match=r"needs about 1200 open files.*ulimit -n 1200"):
@@ -215,8 +215,8 @@ def test_a_missing_extra_is_named_before_there_is_a_folder(folder, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     overrides = ["conf=catch", "num_threads=1", "device=cpu", "eval.baselines=false"]
     overrides += ["reward=env", "host.sessions_per_server=2"]
-    assert "needs the package open_spiel, which is not installed" in refusal(overrides)
-    assert "[envs]'`" in refusal(overrides)
+    assert "needs the package open_spiel, which is not installed" in rejection(overrides)
+    assert "[envs]'`" in rejection(overrides)
     own_python = compose([*overrides, f"env.python={sys.executable}"]).config
     assert "catch" in REQUIREMENTS["environment"](own_python)
     assert not list(folder.glob("runs/*"))

@@ -18,7 +18,7 @@ _decode = json.JSONDecoder().decode
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
-def parse_foreign(content: str | bytes) -> Any:
+def parse_untrusted(content: str | bytes) -> Any:
     """Parse JSON. Characters that are half a surrogate pair become question marks.
 
     Raises:

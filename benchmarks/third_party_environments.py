@@ -2,13 +2,13 @@
 
 For each environment, `env inspect` writes a block and an experiment into an empty folder, and
 `train` takes two steps of it. How both ended is recorded in `benchmarks/results`, where the rows of
-other environments stay; the table of docs/foreign_environments.md is made of that file. The
+other environments stay; the table of docs/third_party_environments.md is made of that file. The
 checkout is not changed, and nothing is installed: `--python` names an interpreter in which the
 requirements of the environments are installed.
 
-    PYTHONPATH=. python benchmarks/foreign_environments.py ~/OpenEnv --python ~/envs/bin/python
+    PYTHONPATH=. python benchmarks/third_party_environments.py ~/OpenEnv --python ~/envs/bin/python
         [--only maze_env,chess_env] [--work FOLDER] [--limit-s 600]
-    PYTHONPATH=. python benchmarks/foreign_environments.py    # prints the table of what is recorded
+    PYTHONPATH=. python benchmarks/third_party_environments.py  # prints the recorded table
 """
 
 import argparse
@@ -25,7 +25,7 @@ import yaml
 
 from openenv_pipe.models.tiny import build_tokenizer
 
-RESULTS = Path(__file__).parent / "results" / "foreign_environments.json"
+RESULTS = Path(__file__).parent / "results" / "third_party_environments.json"
 ANSWERS = {True: "yes", False: "no", None: "not tried"}
 CLI = (sys.executable, "-m", "openenv_pipe.cli.main")
 # What these environments need to be told, as their own READMEs say. {data}: see `_write_data`.
@@ -75,7 +75,7 @@ def main() -> None:
         checkout = arguments.checkout.resolve()
         show_commit = ["git", "-C", str(checkout), "rev-parse", "--short=7", "HEAD"]
         commit = subprocess.check_output(show_commit, text=True).strip()
-        with tempfile.TemporaryDirectory(prefix="openenv-pipe-foreign-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as temporary:
             work = (arguments.work or Path(temporary)).resolve()
             _write_data(work / "data")
             for package in _packages(checkout, arguments.only):
@@ -185,7 +185,7 @@ def _row(outcome: Outcome) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the table of docs/foreign_environments.md, and a sentence with its sums."""
+    """Return the table of docs/third_party_environments.md, and a sentence with its sums."""
     tried = [each for each in outcomes if each.inspected is not None]
     num_inspected = sum(each.inspected is True for each in tried)
     num_trained = sum(each.trained is True for each in tried)

@@ -1,4 +1,4 @@
-"""A run on an environment with pictures: kept once each, and the same after a kill and a resume."""
+"""A run on an environment with images: kept once each, and the same after a kill and a resume."""
 
 import json
 import re
@@ -53,7 +53,7 @@ asyncio.run(main())
 """
 BLOCK = """
 defaults: [base, _self_]
-name: pictures
+name: images
 command: {command}
 max_turns: 3
 max_reply_tokens: 4
@@ -65,7 +65,7 @@ adapter:
 tasks: {{train: {{num_tasks: 50}}, eval: {{num_tasks: 4}}}}
 """
 RUN = (
-    *("conf=smoke", "name=pictures", "env=pictures", "device=cpu", "num_threads=1"),
+    *("conf=smoke", "name=images", "env=images", "device=cpu", "num_threads=1"),
     *("eval.baselines=false", "eval.num_tasks=2", "trainer.warm_start.steps=0", "trainer.steps=2"),
     *("trainer.tasks_per_step=3", "trainer.checkpoint.every=1", "trainer.max_staleness=1"),
 )
@@ -75,7 +75,7 @@ def write_block(folder: Path) -> None:
     """Write the environment's block where `train` looks for it."""
     (folder / "conf/env").mkdir(parents=True)
     command = json.dumps([sys.executable, "-c", SERVER, "{port}"])
-    (folder / "conf/env/pictures.yaml").write_text(BLOCK.format(command=command))
+    (folder / "conf/env/images.yaml").write_text(BLOCK.format(command=command))
 
 
 @pytest.fixture(scope="module")
@@ -83,29 +83,29 @@ def whole(tmp_path_factory) -> Path:
     """The uninterrupted run."""
     home = tmp_path_factory.mktemp("whole")
     write_block(home)
-    return uninterrupted(home, RUN, "pictures").folder
+    return uninterrupted(home, RUN, "images").folder
 
 
-def test_each_picture_is_kept_once_and_episodes_name_it(whole):
-    files = {path.name for path in (whole / "pictures").iterdir()}
+def test_each_image_is_kept_once_and_episodes_name_it(whole):
+    files = {path.name for path in (whole / "images").iterdir()}
     groups = read_episodes(episodes_path(whole, 2))
     seen = [each["frame"] for g in groups for e in g.episodes for each in e.observations]
     assert len(seen) == 36 and 1 < len(files) <= 6
-    assert {each["picture"].removeprefix("pictures/") for each in seen} <= files
-    for picture in seen:
-        with PIL.Image.open(whole / picture["picture"]) as file:
+    assert {each["image"].removeprefix("images/") for each in seen} <= files
+    for image in seen:
+        with PIL.Image.open(whole / image["image"]) as file:
             assert file.size == (40, 32)
     assert "trained" in read_reports(whole)
     for page in (whole / "report.md", whole / "eval" / "trained.md"):
-        (path, *_) = re.findall(r"!\[picture 1\]\((\S+)\)", page.read_text())
+        (path, *_) = re.findall(r"!\[image 1\]\((\S+)\)", page.read_text())
         assert (page.parent / path).is_file()
 
 
 def test_killed_and_resumed_it_is_the_same_run(whole, tmp_path):
-    """With groups that were played ahead, whose pictures are part of a checkpoint."""
+    """With groups that were played ahead, whose images are part of a checkpoint."""
     write_block(tmp_path)
-    trial = killed_and_resumed(tmp_path, RUN, "pictures", [(1, 0.0)])
+    trial = killed_and_resumed(tmp_path, RUN, "images", [(1, 0.0)])
     assert len(trial.kills) == 1
     assert not any(trial.codes), trial.said
     assert Result.of(trial.folder).difference(Result.of(whole)) is None
-    assert any(trial.folder.glob("checkpoints/*/resume/pictures/*.png"))
+    assert any(trial.folder.glob("checkpoints/*/resume/images/*.png"))

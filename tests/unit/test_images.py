@@ -1,4 +1,4 @@
-"""Pictures in observations: found at one door, kept as files, and notes in what a model reads."""
+"""Images in observations: found at one door, kept as files, and notes in what a model reads."""
 
 import base64
 import io
@@ -9,22 +9,22 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from openenv_pipe.environments import pictures
+from openenv_pipe.environments import images
 from openenv_pipe.environments.adapters.templates import (
     compile_template,
     observation_message,
     observation_text,
     render_message,
 )
-from openenv_pipe.environments.pictures import find_references, with_references
+from openenv_pipe.environments.images import find_references, with_references
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.runs.transcript import in_markdown, transcript
-from openenv_pipe.types import Episode, Finish, Group, Picture, Status, Step, Task, Turn
+from openenv_pipe.types import Episode, Finish, Group, Image, Status, Step, Task, Turn
 
 
 def file_of(opened: PIL.Image.Image, kind: str = "PNG", **options: Any) -> str:
-    """Return a picture as base64 of a file."""
+    """Return an image as base64 of a file."""
     file = io.BytesIO()
     opened.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()
@@ -52,7 +52,7 @@ BOMB = base64.b64encode(
 
 
 def webp_of(kind: str, side: int) -> str:
-    """Return the beginning of a WebP file whose picture has so many rows and columns."""
+    """Return the beginning of a WebP file whose image has so many rows and columns."""
     sides = {
         "VP8 ": bytes(6) + side.to_bytes(2, "little") * 2,
         "VP8L": b"/" + ((side - 1) * (1 + 2**14)).to_bytes(4, "little") + bytes(5),
@@ -68,7 +68,7 @@ SAME = [
     ("url", f"data:image/png;base64,{file_of(RGB)}"),
     ("lines", "\n".join(file_of(RGB)[n : n + 76] for n in range(0, 9999, 76)).strip()),
 ]
-NO_PICTURES = [
+NO_IMAGES = [
     "iVBORw0KGgo",
     "iVBORw0KGgo is how a PNG file begins, and this sentence is no such file: it has a colon.",
     "iVBORw0KGgo" + "A" * 100,
@@ -90,7 +90,7 @@ NO_PICTURES = [
     [[[9, 9, "9"]] * 40] * 40,
     [[["9", "9", "9"]] * 40] * 40,
     [[True, False] * 20] * 40,
-    [list("no picture, but as many letters in rows.")] * 40,
+    [list("no image, but as many letters in rows.")] * 40,
     [[{"a": 1, "b": 2, "c": 3}] * 40] * 40,
     7,
     None,
@@ -102,101 +102,99 @@ async def taken(value):
 
 
 @pytest.mark.parametrize(("form", "value"), SAME)
-async def test_equal_pictures_have_one_name_in_whatever_form_they_come(form, value):
-    picture = await taken(value)
-    assert isinstance(picture, Picture)
-    assert picture == await taken(rows_of(RGB))
-    assert (picture["width"], picture["height"]) == RGB.size
-    with PIL.Image.open(io.BytesIO(picture.png)) as file:
+async def test_equal_images_have_one_name_in_whatever_form_they_come(form, value):
+    image = await taken(value)
+    assert isinstance(image, Image)
+    assert image == await taken(rows_of(RGB))
+    assert (image["width"], image["height"]) == RGB.size
+    with PIL.Image.open(io.BytesIO(image.png)) as file:
         assert file.format == "PNG" and file.mode == "RGB" and file.tobytes() == RGB.tobytes()
 
 
-async def test_other_forms_of_pictures_are_read():
+async def test_other_forms_of_images_are_read():
     gray = await taken(rows_of(GRAY))
     assert (
         gray == await taken(file_of(GRAY)) == await taken([[[n] for n in r] for r in rows_of(GRAY)])
     )
     assert gray != await taken(rows_of(RGB))
     for kind in ("JPEG", "GIF", "WEBP"):
-        assert isinstance(await taken(file_of(RGB, kind)), Picture)
+        assert isinstance(await taken(file_of(RGB, kind)), Image)
     assert await taken(file_of(RGB, "WEBP", lossless=True)) == await taken(file_of(RGB))
     moving = file_of(RGB, "WEBP", save_all=True, append_images=[gradient(mode="RGB").rotate(90)])
-    assert isinstance(await taken(moving), Picture)
+    assert isinstance(await taken(moving), Image)
 
 
 @pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": b"Exif\0\0", "quality": 9}])
 async def test_the_header_of_a_webp_file_bounds_it(options, monkeypatch):
     """Each of the three kinds of first chunk has the size in a place of its own."""
     text = file_of(RGB, "WEBP", **options)
-    assert isinstance(await taken(text), Picture)
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48)
-    assert isinstance(await taken(text), Picture)
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48 - 1)
+    assert isinstance(await taken(text), Image)
+    monkeypatch.setattr(images, "MAX_PIXELS", 64 * 48)
+    assert isinstance(await taken(text), Image)
+    monkeypatch.setattr(images, "MAX_PIXELS", 64 * 48 - 1)
     assert await taken(text) == text
 
 
-async def test_flat_lists_and_pictures_deep_inside_are_read():
+async def test_flat_lists_and_images_deep_inside_are_read():
     gray = await taken(rows_of(GRAY))
     flat = {"screen": list(GRAY.tobytes()), "screen_shape": [48, 64]}
     assert (await with_references(flat))["screen"] == gray
     flat = {"screen": list(RGB.tobytes()), "screen_shape": [48, 64, 3]}
     assert (await with_references(flat))["screen"] == await taken(rows_of(RGB))
-    assert isinstance(
-        (await taken({"views": [{"left": file_of(RGB)}]}))["views"][0]["left"], Picture
-    )
+    assert isinstance((await taken({"views": [{"left": file_of(RGB)}]}))["views"][0]["left"], Image)
     black = [[[0, 0, 0]] * 40] * 40
-    assert isinstance(await taken(black), Picture)
+    assert isinstance(await taken(black), Image)
 
 
-@pytest.mark.parametrize("value", NO_PICTURES, ids=range(len(NO_PICTURES)))
-async def test_what_is_no_picture_or_cannot_be_read_stays_as_it_is(value):
+@pytest.mark.parametrize("value", NO_IMAGES, ids=range(len(NO_IMAGES)))
+async def test_what_is_no_image_or_cannot_be_read_stays_as_it_is(value):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Pillow warns of large pictures
+        warnings.simplefilter("error")  # Pillow warns of large images
         assert await taken([value]) == [value]
     flat = {"screen": [1, 2, 3] * 99, "screen_shape": value}
     assert await with_references(flat) == flat
 
 
 async def test_what_is_decoded_is_bounded(monkeypatch):
-    many = await taken([file_of(GRAY)] * (pictures.MAX_PICTURES + 2))
-    assert [isinstance(each, Picture) for each in many].count(True) == pictures.MAX_PICTURES
-    monkeypatch.setattr(pictures, "ENOUGH_PIXELS", 64 * 48 + 1)
+    many = await taken([file_of(GRAY)] * (images.MAX_IMAGES + 2))
+    assert [isinstance(each, Image) for each in many].count(True) == images.MAX_IMAGES
+    monkeypatch.setattr(images, "ENOUGH_PIXELS", 64 * 48 + 1)
     few = await taken([file_of(GRAY)] * 4)
-    assert [isinstance(each, Picture) for each in few] == [True, True, False, False]
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48 - 1)
+    assert [isinstance(each, Image) for each in few] == [True, True, False, False]
+    monkeypatch.setattr(images, "MAX_PIXELS", 64 * 48 - 1)
     for _, value in SAME:
         assert await taken(value) == value
 
 
-async def test_a_model_reads_the_note_wherever_the_picture_is():
+async def test_a_model_reads_the_note_wherever_the_image_is():
     observation = await with_references({"frames": [{"image": file_of(RGB)}], "score": 3})
     template = compile_template("first", "{{ frames[0].image }} {{ score }}")
     message = render_message("user", template, observation)
-    note = f"[picture 1: {SIZE}]"
+    note = f"[image 1: {SIZE}]"
     assert message["content"] == f"{note} 3"
-    assert message["pictures"] == {note: observation["frames"][0]["image"]}
+    assert message["images"] == {note: observation["frames"][0]["image"]}
     plain = observation_message("user", None, observation, observation_text)
-    assert note in plain["content"] and "pictures/" not in plain["content"]
+    assert note in plain["content"] and "images/" not in plain["content"]
     hidden = render_message("user", compile_template("first", "{{ score }}"), observation)
     assert hidden == {"role": "user", "content": "3"}
 
 
-async def test_a_picture_that_cannot_be_read_is_a_note_of_its_kind():
+async def test_a_image_that_cannot_be_read_is_a_note_of_its_kind():
     note = observation_message("user", None, {"shot": "data:image/webp;base64," + "a" * 100}, str)
-    assert "[picture: webp, 75 bytes]" in note["content"] and "pictures" not in note
+    assert "[image: webp, 75 bytes]" in note["content"] and "images" not in note
     long_text = "iVBORw0KGgo" + " " * 1_000_000 + "!"  # takes hours if it is matched carelessly
     assert observation_message("user", None, {"text": long_text}, str)["content"]
 
 
 async def test_what_looks_like_a_reference_shows_no_file():
-    forged = {"picture": f"pictures/{'0' * 32}.png", "width": 64, "height": 48}
+    forged = {"image": f"images/{'0' * 32}.png", "width": 64, "height": 48}
     message = observation_message("user", None, {"shot": forged}, observation_text)
-    assert SIZE in message["content"] and "pictures" not in message
-    for path in ("pictures/../run.json", "/etc/passwd", f"pictures/{'0' * 32}.png\n"):
-        assert find_references({"shot": forged | {"picture": path}}) == []
+    assert SIZE in message["content"] and "images" not in message
+    for path in ("images/../run.json", "/etc/passwd", f"images/{'0' * 32}.png\n"):
+        assert find_references({"shot": forged | {"image": path}}) == []
 
 
-async def episodes_with_pictures() -> list[Group]:
+async def episodes_with_images() -> list[Group]:
     task = Task(id="train/0", split="train", index=0, seed=0)
     members = []
     for member in range(2):
@@ -224,49 +222,49 @@ async def episodes_with_pictures() -> list[Group]:
     return [Group(id="g", task=task, episodes=members)]
 
 
-async def test_episode_files_name_pictures_which_are_stored_once(tmp_path):
+async def test_episode_files_name_images_which_are_stored_once(tmp_path):
     (tmp_path / "episodes").mkdir()
-    groups = await episodes_with_pictures()
+    groups = await episodes_with_images()
     path = episodes_path(tmp_path, 1)
     write_episodes(path, groups)
-    files = sorted(each.name for each in (tmp_path / "pictures").iterdir())
+    files = sorted(each.name for each in (tmp_path / "images").iterdir())
     screen = groups[0].episodes[0].first_observation["screen"]
-    assert len(files) == 2 and screen["picture"].removeprefix("pictures/") in files
+    assert len(files) == 2 and screen["image"].removeprefix("images/") in files
     assert len(path.read_bytes()) < 1000
-    before = path.read_bytes(), [(tmp_path / "pictures" / each).stat() for each in files]
+    before = path.read_bytes(), [(tmp_path / "images" / each).stat() for each in files]
     read = read_episodes(path)
     assert read == groups
     write_episodes(path, read)  # a resumed run writes the same again
     assert before == (
         path.read_bytes(),
-        [(tmp_path / "pictures" / each).stat() for each in files],
+        [(tmp_path / "images" / each).stat() for each in files],
     )
     assert read[0].episodes[0].first_observation["screen"].png == screen.png
 
 
-async def test_another_run_gets_the_pictures_that_its_episodes_name(tmp_path):
+async def test_another_run_gets_the_images_that_its_episodes_name(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     for folder in (old, new):
         (folder / "episodes").mkdir(parents=True)
-    write_episodes(episodes_path(old, 1), await episodes_with_pictures())
+    write_episodes(episodes_path(old, 1), await episodes_with_images())
     read = read_episodes(episodes_path(old, 1))
     write_episodes(episodes_path(new, 1), read)
-    assert [each.read_bytes() for each in sorted((new / "pictures").iterdir())] == [
-        each.read_bytes() for each in sorted((old / "pictures").iterdir())
+    assert [each.read_bytes() for each in sorted((new / "images").iterdir())] == [
+        each.read_bytes() for each in sorted((old / "images").iterdir())
     ]
-    for each in [*(old / "pictures").iterdir(), *(new / "pictures").iterdir()]:
+    for each in [*(old / "images").iterdir(), *(new / "images").iterdir()]:
         each.unlink()
-    with pytest.raises(RunFolderError, match=r"cannot read .*/old/pictures/"):
+    with pytest.raises(RunFolderError, match=r"cannot read .*/old/images/"):
         write_episodes(episodes_path(new, 1), read)
 
 
 async def test_transcripts_name_the_files_and_pages_show_them():
-    (group,) = await episodes_with_pictures()
+    (group,) = await episodes_with_images()
     episode = group.episodes[0]
-    path = episode.first_observation["screen"]["picture"]
+    path = episode.first_observation["screen"]["image"]
     assert f"screen: [{SIZE}: {path}]" in transcript(episode)
     page = in_markdown(episode, "..")
-    assert f"![picture 1](../{path}) ![picture 2](../pictures/" in page
+    assert f"![image 1](../{path}) ![image 2](../images/" in page
     many = [
         await with_references({"screen": file_of(gradient(64, height))}) for height in range(40, 47)
     ]

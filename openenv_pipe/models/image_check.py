@@ -1,6 +1,6 @@
-"""Compares how the package reads pictures with the forward pass of a vision-language model itself.
+"""Compares how the package reads images with the forward pass of a vision-language model itself.
 
-The package places a picture's vectors, and computes positions, for rows that grow turn by turn.
+The package places an image's vectors, and computes positions, for rows that grow turn by turn.
 """
 
 import io
@@ -10,21 +10,21 @@ import PIL.Image
 import torch
 
 from openenv_pipe.models.vision_policy import VisionPolicy
-from openenv_pipe.types import Picture
+from openenv_pipe.types import Image
 
-SIZES = ((61, 44), (33, 70))  # of the probe's pictures: width and height, in pixels
+SIZES = ((61, 44), (33, 70))  # of the probe's images: width and height, in pixels
 NAME_LENGTH = 32  # hexadecimal digits
-NUM_TEXT = 3  # tokens before each picture, and after the last
+NUM_TEXT = 3  # tokens before each image, and after the last
 
 
-def picture_differences(policy: VisionPolicy) -> dict[str, float]:
+def image_differences(policy: VisionPolicy) -> dict[str, float]:
     """Return the largest difference of a logprob from the model's own, for each forward pass."""
-    pictures = probe_pictures()
-    ids, ends = _token_ids(policy, pictures)
-    known = {each.token_id: each for each in pictures}
+    images = probe_images()
+    ids, ends = _token_ids(policy, images)
+    known = {each.token_id: each for each in images}
     ids_1T = torch.tensor([ids], device=policy.device)
     expected = torch.log_softmax(policy.model_logits(ids_1T, known)[0].float(), dim=-1)
-    learner = policy.logits(policy.hidden(ids_1T, pictures=known))[0].float()
+    learner = policy.logits(policy.hidden(ids_1T, images=known))[0].float()
     rows, places = _row_logits(policy, ids, ends, known)
 
     def difference(logits: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -36,34 +36,34 @@ def picture_differences(policy: VisionPolicy) -> dict[str, float]:
     }
 
 
-def probe_pictures() -> list[Picture]:
-    """Return two made-up pictures."""
-    return [_picture(number, *size) for number, size in enumerate(SIZES)]
+def probe_images() -> list[Image]:
+    """Return two made-up images."""
+    return [_image(number, *size) for number, size in enumerate(SIZES)]
 
 
-def _picture(number: int, width: int, height: int) -> Picture:
+def _image(number: int, width: int, height: int) -> Image:
     data = bytes(index * (7 + number) % 256 for index in range(3 * width * height))
     file = io.BytesIO()
     PIL.Image.frombytes("RGB", (width, height), data).save(file, "PNG")
-    return Picture(str(number) * NAME_LENGTH, width, height, file.getvalue())
+    return Image(str(number) * NAME_LENGTH, width, height, file.getvalue())
 
 
-def _token_ids(policy: VisionPolicy, pictures: list[Picture]) -> tuple[list[int], list[int]]:
+def _token_ids(policy: VisionPolicy, images: list[Image]) -> tuple[list[int], list[int]]:
     """Return the probe, and where each of its parts ends that a turn would add."""
-    assert policy.pictures is not None
-    start, placeholder, end = policy.tokenizer.convert_tokens_to_ids(policy.pictures.tokens)
+    assert policy.images is not None
+    start, placeholder, end = policy.tokenizer.convert_tokens_to_ids(policy.images.tokens)
     plain = [each for each in range(1, 3 * NUM_TEXT) if each not in (start, placeholder, end)]
     ids, ends = [], []
-    for picture in pictures:
+    for image in images:
         ids += [*plain[:NUM_TEXT], start]
-        ids += [picture.token_id] * policy.pictures.num_tokens(picture)
+        ids += [image.token_id] * policy.images.num_tokens(image)
         ids += [end, *plain[:NUM_TEXT]]
         ends.append(len(ids))
     return ids, ends
 
 
 def _row_logits(
-    policy: VisionPolicy, ids: list[int], ends: list[int], pictures: dict[int, Picture]
+    policy: VisionPolicy, ids: list[int], ends: list[int], images: dict[int, Image]
 ) -> tuple[torch.Tensor, list[int]]:
     """Return logits [K, V] as the engine computes them, and the places in the probe they belong to.
 
@@ -73,7 +73,7 @@ def _row_logits(
     forward.reserve_rows(1)
     logits, places = [], []
     for begin, end in pairwise([0, *ends]):
-        logits.append(forward.feed([ids[begin : end - 1]], [begin], pictures))
+        logits.append(forward.feed([ids[begin : end - 1]], [begin], images))
         last = torch.tensor([end - 1], device=policy.device)
         logits.append(forward.step(torch.tensor([ids[end - 1]], device=policy.device), last))
         places += [end - 2, end - 1]

@@ -1,7 +1,7 @@
-"""Find pictures in observations, and keep a small reference in the place of each.
+"""Find images in observations, and keep a small reference in the place of each.
 
-A picture arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG, GIF or
-WebP file, or as a data URL of one. Everything that reads observations sees a `Picture` instead,
+An image arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG, GIF or
+WebP file, or as a data URL of one. Everything that reads observations sees a `Image` instead,
 which is written to episode files by its name.
 """
 
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.system.files import read_bytes
-from openenv_pipe.types import Picture
+from openenv_pipe.types import Image
 
 MIN_SIDE = 32  # rows and columns; smaller arrays are boards, which models read as numbers
 MAX_ON_BOARDS = 15  # an array of rows of numbers that are all as small is a board of any size
-MAX_PIXELS = 2**23  # of one picture: a little more than 4K
-MAX_PICTURES = 64  # of one observation; the others stay as they are
-ENOUGH_PIXELS = 2 * MAX_PIXELS  # of one observation, after which no further picture is read
-MIN_TEXT_LENGTH = 64  # characters of a base64 text that can be a picture
+MAX_PIXELS = 2**23  # of one image: a little more than 4K
+MAX_IMAGES = 64  # of one observation; the others stay as they are
+ENOUGH_PIXELS = 2 * MAX_PIXELS  # of one observation, after which no further image is read
+MIN_TEXT_LENGTH = 64  # characters of a base64 text that can be an image
 DATA_URL = re.compile(r"data:image/([a-z0-9.+-]{1,20});base64,", re.IGNORECASE)
 # How a file's base64 text begins, with Pillow's name of the format. A WebP file begins with "RIFF",
 # its size in four bytes, and "WEBP".
@@ -37,16 +37,16 @@ SIGNATURES = {
 }
 GRAY_MODES = ("1", "L", "LA")
 NAME_LENGTH = 32  # hexadecimal digits
-REFERENCE = re.compile(rf"pictures/([0-9a-f]{{{NAME_LENGTH}}})\.png")
+REFERENCE = re.compile(rf"images/([0-9a-f]{{{NAME_LENGTH}}})\.png")
 COMPRESSION = 3  # zlib's level: level 6 takes twice as long to save a tenth
 
 
 async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
-    """Return the observation with a `Picture` in the place of each picture.
+    """Return the observation with a `Image` in the place of each image.
 
-    What looks like a picture and cannot be read, or is too large, stays as it is.
+    What looks like an image and cannot be read, or is too large, stays as it is.
     """
-    if not _may_have_pictures(observation):
+    if not _may_have_images(observation):
         return observation
     found: dict[str, Any] = await to_thread(_Reader().read, observation)  # decoding takes long
     return found
@@ -54,15 +54,15 @@ async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
 
 def reference_of(value: Any) -> str | None:
     """Return the name of the file that a reference in an observation names; None for others."""
-    if not isinstance(value, Mapping) or value.keys() != {"picture", "width", "height"}:
+    if not isinstance(value, Mapping) or value.keys() != {"image", "width", "height"}:
         return None
-    path, width, height = value["picture"], value["width"], value["height"]
+    path, width, height = value["image"], value["width"], value["height"]
     match = REFERENCE.fullmatch(path) if isinstance(path, str) else None
     return match[1] if match and type(width) is int and type(height) is int else None
 
 
 def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the value with `replace(reference)` in the place of each reference to a picture."""
+    """Return the value with `replace(reference)` in the place of each reference to an image."""
     if isinstance(value, Mapping):
         if reference_of(value) is not None:
             return replace(value)
@@ -73,37 +73,35 @@ def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) 
 
 
 def find_references(value: Any) -> list[Mapping[str, Any]]:
-    """Return the references to pictures in a value, in order."""
+    """Return the references to images in a value, in order."""
     found: list[Mapping[str, Any]] = []
     replace_references(value, found.append)
     return found
 
 
-def opened(reference: Mapping[str, Any], folder: Path) -> Picture:
-    """Return the picture that a reference names. folder: the run folder that it is from."""
+def opened(reference: Mapping[str, Any], folder: Path) -> Image:
+    """Return the image that a reference names. folder: the run folder that it is from."""
     name = reference_of(reference)
     assert name is not None
-    read = partial(read_bytes, folder / reference["picture"])
-    return Picture(name, reference["width"], reference["height"], read)
+    read = partial(read_bytes, folder / reference["image"])
+    return Image(name, reference["width"], reference["height"], read)
 
 
-def _may_have_pictures(value: Any) -> bool:
-    """Tell quickly whether a value of JSON has something that `_Reader` has to look at."""
+def _may_have_images(value: Any) -> bool:
+    """Return quickly whether a value of JSON has something that `_Reader` has to look at."""
     if isinstance(value, str):
         return format_of(value) is not None
     if isinstance(value, dict):
-        return any(
-            _may_have_pictures(each) or _is_flat(value, name) for name, each in value.items()
-        )
+        return any(_may_have_images(each) or _is_flat(value, name) for name, each in value.items())
     if isinstance(value, list) and value and isinstance(value[0], str | list | dict):
-        return _has_rows(value) or any(map(_may_have_pictures, value))
+        return _has_rows(value) or any(map(_may_have_images, value))
     return False
 
 
 def format_of(text: str) -> str | None:
-    """Return the format of a picture's text, as Pillow names it: of data URLs, whatever they say.
+    """Return the format of an image's text, as Pillow names it: of data URLs, whatever they say.
 
-    None: the text is no picture.
+    None: the text is no image.
     """
     if len(text) < MIN_TEXT_LENGTH:
         return None
@@ -126,13 +124,13 @@ def packed_bytes(text: str) -> bytes | None:
 
 
 def _has_rows(value: list[Any]) -> bool:
-    """Tell whether a list may be the rows of a picture."""
+    """Return whether a list may be the rows of an image."""
     first = value[0]
     return len(value) >= MIN_SIDE and isinstance(first, list) and len(first) >= MIN_SIDE
 
 
 def _is_flat(fields: dict[str, Any], name: str) -> bool:
-    """Tell whether a field is a list of numbers whose shape another field has."""
+    """Return whether a field is a list of numbers whose shape another field has."""
     shape = fields.get(f"{name}_shape")
     numbers = fields[name]
     is_list = isinstance(numbers, list) and bool(numbers) and type(numbers[0]) is int
@@ -140,14 +138,14 @@ def _is_flat(fields: dict[str, Any], name: str) -> bool:
 
 
 class _Reader:
-    """Reads the pictures of one observation."""
+    """Reads the images of one observation."""
 
     def __init__(self) -> None:
-        self._num_left = MAX_PICTURES
+        self._num_left = MAX_IMAGES
         self._pixels_left = ENOUGH_PIXELS
 
     def read(self, value: Any) -> Any:
-        """Return a value of JSON with pictures in their places."""
+        """Return a value of JSON with images in their places."""
         if isinstance(value, str):
             return self._counted(_from_text, value)
         if isinstance(value, dict):
@@ -158,21 +156,21 @@ class _Reader:
                 for name, each in value.items()
             }
         if isinstance(value, list) and value and isinstance(value[0], str | list | dict):
-            picture = self._counted(_from_rows, value) if _has_rows(value) else value
-            return picture if picture is not value else [self.read(each) for each in value]
+            image = self._counted(_from_rows, value) if _has_rows(value) else value
+            return image if image is not value else [self.read(each) for each in value]
         return value
 
-    def _counted(self, make: Callable[..., Picture | None], value: Any, *more: Any) -> Any:
+    def _counted(self, make: Callable[..., Image | None], value: Any, *more: Any) -> Any:
         may_read = self._num_left > 0 and self._pixels_left > 0
-        picture = make(value, *more) if may_read else None
-        if picture is None:
+        image = make(value, *more) if may_read else None
+        if image is None:
             return value
         self._num_left -= 1
-        self._pixels_left -= picture["width"] * picture["height"]
-        return picture
+        self._pixels_left -= image["width"] * image["height"]
+        return image
 
 
-def _from_text(text: str) -> Picture | None:
+def _from_text(text: str) -> Image | None:
     kind = format_of(text)
     if kind is None or kind not in SIGNATURES.values() or (data := packed_bytes(text)) is None:
         return None
@@ -194,7 +192,7 @@ def _from_text(text: str) -> Picture | None:
             if file.width * file.height > MAX_PIXELS:
                 return None
             mode = "L" if file.mode in GRAY_MODES else "RGB"
-            return _picture(mode, file.width, file.height, file.convert(mode).tobytes())
+            return _image(mode, file.width, file.height, file.convert(mode).tobytes())
     except Exception:  # whatever Pillow raises for a damaged file
         return None
 
@@ -216,8 +214,8 @@ def _webp_pixels(data: bytes) -> float:
     return width * height
 
 
-def _from_flat(numbers: Any, shape: list[Any]) -> Picture | None:
-    """Make a picture of a list of numbers. shape: height, width, and 1 or 3 channels."""
+def _from_flat(numbers: Any, shape: list[Any]) -> Image | None:
+    """Make an image of a list of numbers. shape: height, width, and 1 or 3 channels."""
     if len(shape) not in (2, 3) or any(type(each) is not int or each < 0 for each in shape):
         return None
     height, width, channels = (*shape, 1)[:3]
@@ -228,8 +226,8 @@ def _from_flat(numbers: Any, shape: list[Any]) -> Picture | None:
     return _from_numbers(numbers, height, width, channels)
 
 
-def _from_rows(rows: list[Any]) -> Picture | None:
-    """Make a picture of rows of numbers, or of rows of lists of 1 or 3 numbers."""
+def _from_rows(rows: list[Any]) -> Image | None:
+    """Make an image of rows of numbers, or of rows of lists of 1 or 3 numbers."""
     height, width = len(rows), len(rows[0])
     if height * width > MAX_PIXELS:
         return None
@@ -243,7 +241,7 @@ def _from_rows(rows: list[Any]) -> Picture | None:
     return _from_numbers(list(chain.from_iterable(pixels)), height, width, channels)
 
 
-def _from_numbers(numbers: list[Any], height: int, width: int, channels: int) -> Picture | None:
+def _from_numbers(numbers: list[Any], height: int, width: int, channels: int) -> Image | None:
     if type(numbers[0]) is not int:  # true and false are numbers for `bytes`
         return None
     try:
@@ -252,13 +250,13 @@ def _from_numbers(numbers: list[Any], height: int, width: int, channels: int) ->
         return None
     if channels == 1 and max(data) <= MAX_ON_BOARDS:
         return None
-    return _picture("L" if channels == 1 else "RGB", width, height, data)
+    return _image("L" if channels == 1 else "RGB", width, height, data)
 
 
-def _picture(mode: str, width: int, height: int, data: bytes) -> Picture:
+def _image(mode: str, width: int, height: int, data: bytes) -> Image:
     import PIL.Image
 
     digest = hashlib.sha256(f"{mode} {width} {height} ".encode() + data).hexdigest()
     file = io.BytesIO()
     PIL.Image.frombytes(mode, (width, height), data).save(file, "PNG", compress_level=COMPRESSION)
-    return Picture(digest[:NAME_LENGTH], width, height, file.getvalue())
+    return Image(digest[:NAME_LENGTH], width, height, file.getvalue())

@@ -7,9 +7,10 @@ import pytest
 from rich.table import Table
 
 from openenv_pipe.cli.console import open_console
-from openenv_pipe.cli.progress import LiveProgress, tell_person
+from openenv_pipe.cli.progress import LiveProgress, notify_user
 from openenv_pipe.errors import FailureError
-from openenv_pipe.system.foreign_text import (
+from openenv_pipe.system.markdown import table
+from openenv_pipe.system.untrusted_text import (
     MAX_LENGTH,
     code_block,
     code_span,
@@ -19,7 +20,6 @@ from openenv_pipe.system.foreign_text import (
     shortened,
     visible,
 )
-from openenv_pipe.system.markdown import table
 
 # Control sequences, a title, a link, bells, backspaces, C1, bidirectional overrides, tags,
 # zero-width characters, line separators, and halves of surrogate pairs.
@@ -59,7 +59,7 @@ def test_nothing_acts_on_a_terminal(bad):
         not acts(code_block(text)) and not acts(code_span(text)) and not acts(table(["", text], []))
     )
     stream = io.StringIO()
-    tell_person(text, stream)
+    notify_user(text, stream)
     progress = LiveProgress(stream)
     progress.note(text)
     progress.close()

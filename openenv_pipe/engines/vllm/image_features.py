@@ -1,9 +1,9 @@
-"""Pictures in requests to vLLM: the patches that the model reads, and their places in the prompt.
+"""Images in requests to vLLM: the patches that the model reads, and their places in the prompt.
 
-The trainer's own picture processor makes the patches, so server and trainer read equal numbers. A
+The trainer's own image processor makes the patches, so server and trainer read equal numbers. A
 request has them as vLLM's `features`: msgpack in base64, as `MsgpackDecoder` of vLLM 0.32 reads it
-(vllm/v1/serial_utils.py). Sampled tokens are never taken for a picture, because `features` say
-where the pictures are.
+(vllm/v1/serial_utils.py). Sampled tokens are never taken for an image, because `features` say
+where the images are.
 """
 
 import base64
@@ -14,39 +14,39 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.engines.vllm.client import Features
-from openenv_pipe.types import PICTURE_IDS, Picture, Pictures
+from openenv_pipe.types import IMAGE_IDS, Image, Images
 
 if TYPE_CHECKING:
     from openenv_pipe.models.weights import PolicyWeights
 
-MOST_KEPT = 256 << 20  # characters of encoded pictures; one of 640 x 480 pixels has 10 million
+MOST_KEPT = 256 << 20  # characters of encoded images; one of 640 x 480 pixels has 10 million
 ARRAY_CONTENT = 3  # vLLM's extension type of msgpack for the bytes of an array
 
 
-class PictureEncoder:
-    """Encodes the pictures of prompts, in any thread. It keeps those that were used last."""
+class ImageEncoder:
+    """Encodes the images of prompts, in any thread. It keeps those that were used last."""
 
     def __init__(self, weights: "PolicyWeights") -> None:
         self._weights = weights
-        self._encoded: OrderedDict[int, str] = OrderedDict()  # by the picture's token id
+        self._encoded: OrderedDict[int, str] = OrderedDict()  # by the image's token id
         self._num_characters = 0
         self._lock = threading.Lock()
 
     def encode(
-        self, prompt: Sequence[int], pictures: Pictures
+        self, prompt: Sequence[int], images: Images
     ) -> tuple[Sequence[int], Features | None]:
-        """Return a prompt with placeholders in the place of pictures, and the pictures.
+        """Return a prompt with placeholders in the place of images, and the images.
 
         Raises:
-            OSError: a picture's file cannot be read.
+            OSError: an image's file cannot be read.
         """
-        shown: list[Picture] = []
+        shown: list[Image] = []
         places: list[dict[str, int]] = []
         place = 0
         for token_id, run in groupby(prompt):
             length = len(list(run))
-            if token_id >= PICTURE_IDS:
-                shown.append(pictures[token_id])
+            if token_id >= IMAGE_IDS:
+                shown.append(images[token_id])
                 places.append({"offset": place, "length": length})
             place += length
         if not shown:
@@ -55,20 +55,20 @@ class PictureEncoder:
             encoded = [self._encode(each) for each in shown]
         placeholder = self._weights.placeholder_id
         assert placeholder is not None
-        token_ids = [placeholder if each >= PICTURE_IDS else each for each in prompt]
+        token_ids = [placeholder if each >= IMAGE_IDS else each for each in prompt]
         return token_ids, {
-            "mm_hashes": {"image": [each["picture"] for each in shown]},
+            "mm_hashes": {"image": [each["image"] for each in shown]},
             "mm_placeholders": {"image": places},
             "kwargs_data": {"image": encoded},
         }
 
-    def _encode(self, picture: Picture) -> str:
-        """Return a picture's patches and its grid in vLLM's format."""
-        name = picture.token_id
+    def _encode(self, image: Image) -> str:
+        """Return an image's patches and its grid in vLLM's format."""
+        name = image.token_id
         if name in self._encoded:
             self._encoded.move_to_end(name)
             return self._encoded[name]
-        patches, grid = self._weights.read_picture(picture)
+        patches, grid = self._weights.read_image(image)
         num_patches, _ = patches.shape
         item = {
             "pixel_values": {

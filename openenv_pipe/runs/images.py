@@ -1,4 +1,4 @@
-"""The folder `pictures/` of a run: a PNG file for each different picture of its observations.
+"""The folder `images/` of a run: a PNG file for each different image of its observations.
 
 The names are digests of the pixels, so nothing is ever replaced, and a resumed run finds what it
 would write again.
@@ -9,23 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.environments.pictures import find_references, opened, replace_references
+from openenv_pipe.environments.images import find_references, opened, replace_references
 from openenv_pipe.system.files import write_bytes
-from openenv_pipe.types import Episode, Picture
+from openenv_pipe.types import Episode, Image
 
-FOLDER = "pictures"
+FOLDER = "images"
 
 
-def write_pictures(folder: Path, episodes: Iterable[Episode]) -> None:
-    """Write the pictures that the episodes have seen and the folder of a run lacks.
+def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
+    """Write the images that the episodes have seen and the folder of a run lacks.
 
     Raises:
-        RunFolderError: A picture that was read from another run's folder is not there any more.
+        RunFolderError: An image that was read from another run's folder is not there any more.
     """
     written: set[str] = set()
     for reference in _references(episodes):
-        path = folder / reference["picture"]
-        if not isinstance(reference, Picture) or path.name in written:
+        path = folder / reference["image"]
+        if not isinstance(reference, Image) or path.name in written:
             continue
         written.add(path.name)
         if path.exists():
@@ -34,8 +34,8 @@ def write_pictures(folder: Path, episodes: Iterable[Episode]) -> None:
         write_bytes(path, reference.png)
 
 
-def open_pictures(episode: Episode, folder: Path) -> None:
-    """Make the references of an episode that was read pictures of a run's folder, in place."""
+def open_images(episode: Episode, folder: Path) -> None:
+    """Make the references of an episode that was read images of a run's folder, in place."""
 
     def known(observation: Mapping[str, Any]) -> Any:
         return replace_references(observation, lambda reference: opened(reference, folder))

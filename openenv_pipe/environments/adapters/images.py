@@ -1,0 +1,48 @@
+"""Images in what a model reads: a note stands where an image is in the text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from openenv_pipe.environments.images import format_of, packed_bytes, reference_of
+from openenv_pipe.types import Image
+
+
+class Notes:
+    """The notes for the images of one message, numbered in their order."""
+
+    def __init__(self) -> None:
+        self._num_notes = 0
+        self._images: dict[str, Image] = {}
+
+    def replace(self, value: Any) -> Any:
+        """Return a value of JSON with a note in the place of each image.
+
+        Texts that look like an image which could not be read become a note too.
+        """
+        if isinstance(value, str):
+            return _unread(value) or value
+        if isinstance(value, Mapping):
+            if reference_of(value) is not None:
+                return self._note(value)
+            return {name: self.replace(each) for name, each in value.items()}
+        if isinstance(value, list) and value and isinstance(value[0], str | list | Mapping):
+            return [self.replace(each) for each in value]
+        return value
+
+    def shown_in(self, text: str) -> dict[str, Image]:
+        """Return the images whose notes are in a text, by their notes."""
+        return {note: image for note, image in self._images.items() if note in text}
+
+    def _note(self, reference: Mapping[str, Any]) -> str:
+        self._num_notes += 1
+        note = f"[image {self._num_notes}: {reference['width']} x {reference['height']} pixels]"
+        if isinstance(reference, Image):  # and not read from a file, or sent by a server
+            self._images[note] = reference
+        return note
+
+
+def _unread(text: str) -> str | None:
+    """Return the note for an image that could not be read; None for other texts."""
+    kind = format_of(text)
+    data = None if kind is None else packed_bytes(text)
+    return None if data is None or kind is None else f"[image: {kind.lower()}, {len(data)} bytes]"

@@ -1,0 +1,112 @@
+"""Images as vision-language models like Qwen2-VL read them: placeholder tokens, and patches.
+
+A prompt has as many placeholders as the model makes vectors of an image. In token ids, the
+image's own id stands in the place of each (`Image.token_id`), so that a token which the model
+has sampled is never taken for a placeholder, and prompts with different images differ.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import torch
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+    smart_resize,
+)
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Image, Message
+
+
+class ImageFormat:
+    """The image processor of one model, and its tokens around and in the place of an image.
+
+    The processor is the one that needs no torchvision, on every machine: others resize differently.
+    """
+
+    def __init__(self, processor: Qwen2VLImageProcessorPil, config: Any, tokenizer: Any) -> None:
+        """config: the model's, of transformers."""
+        self._processor = processor
+        self.placeholder_id: int = config.image_token_id
+        ids = [config.vision_start_token_id, self.placeholder_id, config.vision_end_token_id]
+        self.tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)  # of an image, in order
+        if not all(self.tokens):
+            raise ConfigError(
+                f"the tokenizer has no tokens {ids}, which config.json names for images; use the "
+                "tokenizer of the model"
+            )
+
+    def shown_in(self, message: Message) -> dict[str, Image]:
+        """Return the images of a message that the model sees, by their notes, in order."""
+        text, images = message["content"], message.get("images", {})
+        return {
+            note: images[note]
+            for note in sorted(images, key=text.find)
+            if note in text and self.num_tokens(images[note])
+        }
+
+    def num_tokens(self, image: Image) -> int:
+        """Return how many placeholders an image has; 0 if it is too narrow to be shown."""
+        try:
+            _, rows, columns = self._grid(image)
+        except ValueError:  # one side is more than 200 times as long as the other
+            return 0
+        return rows * columns // self._processor.merge_size**2
+
+    def with_ids(self, token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+        """Return token ids with the images' ids in the place of their placeholders, one for each.
+
+        Raises:
+            ConfigError: there are not as many placeholders as images.
+        """
+        if token_ids.count(self.placeholder_id) != len(images):
+            raise ConfigError(
+                f"the chat template shows {token_ids.count(self.placeholder_id)} of "
+                f"{len(images)} images; set model.chat_template to one that shows the whole "
+                "content of messages"
+            )
+        following = iter(images)
+        ids: list[int] = []
+        for token_id in token_ids:
+            if token_id == self.placeholder_id:
+                image = next(following)
+                ids += [image.token_id] * self.num_tokens(image)
+            else:
+                ids.append(token_id)
+        return ids
+
+    def grids(self, images: Sequence[Image]) -> torch.Tensor:
+        """Return each image's numbers of patches [P, 3]: in time, in height and in width."""
+        return torch.tensor([self._grid(each) for each in images]).reshape(-1, 3)
+
+    def _grid(self, image: Image) -> tuple[int, int, int]:
+        """Return an image's grid of patches. Raises ValueError for one that is too narrow."""
+        processor: Any = self._processor
+        height, width = smart_resize(
+            image["height"],
+            image["width"],
+            factor=processor.patch_size * processor.merge_size,
+            min_pixels=processor.size["shortest_edge"],
+            max_pixels=processor.size["longest_edge"],
+        )
+        return 1, height // processor.patch_size, width // processor.patch_size
+
+    def patches(self, images: Sequence[Image]) -> torch.Tensor:
+        """Return what the model's vision part takes with the grids: the patches of all images.
+
+        Raises:
+            RunFolderError: an image's file cannot be read.
+        """
+        opened = []
+        for image in images:
+            with PIL.Image.open(io.BytesIO(image.png), formats=["PNG"]) as file:
+                opened.append(file.convert("RGB"))
+        patches: torch.Tensor = self._processor(images=opened, return_tensors="pt")["pixel_values"]
+        return patches
+
+    def save(self, folder: Path) -> None:
+        """Write the processor's settings in transformers' format."""
+        self._processor.save_pretrained(folder)
