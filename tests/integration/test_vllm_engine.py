@@ -366,13 +366,6 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
             assert measured["logprob_check/difference"] < 1e-4 < measured["logprob_check/moved"]
 
 
-async def test_a_way_that_does_not_fit_the_model_is_rejected(vllm_served, tmp_path):
-    for overrides in (["engine.publish=adapter"], [LORA, "engine.publish=full"]):
-        with pytest.raises(ConfigError, match=r"engine\.publish=.* does not fit"):
-            async with opened(vllm_served, tmp_path, *overrides):
-                pass
-
-
 @pytest.mark.parametrize("play", ["loop", "rerender", "program"])
 def test_three_steps_with_an_adapter(vllm_served, tmp_path, play):
     """Of the pipeline's loop, of a template that rewrites earlier turns, and of a program."""
