@@ -78,7 +78,7 @@ class Search:
         """
         assert job.trial is not None
         self._study.enqueue_trial(self._study.trials[job.trial].params)
-        self._study.notify(job.trial, state=TrialState.FAIL)
+        self._study.tell(job.trial, state=TrialState.FAIL)
         trial = self._study.ask(self._space)
         self._trials[job.index] = trial
         self._folder.change_job(job.index, trial=trial.number)
@@ -103,11 +103,11 @@ class Search:
         run = self._folder.run_folder(job.index)
         values = self._values(read_metrics(run.metrics_path)) if run is not None else []
         if not values or job.status == "failed":
-            self._study.notify(job.trial, state=TrialState.FAIL, skip_if_finished=True)
+            self._study.tell(job.trial, state=TrialState.FAIL, skip_if_finished=True)
             return
         _, value = values[-1]
         told = (None, TrialState.PRUNED) if job.status == "pruned" else (value, None)
-        self._study.notify(job.trial, *told, skip_if_finished=True)
+        self._study.tell(job.trial, *told, skip_if_finished=True)
         self._folder.change_job(job.index, value=value)
 
     def best(self) -> Job | None:
