@@ -324,6 +324,18 @@ def test_train_reports_all_violations_at_once():
         REQUIREMENTS["settings"](config.config)
 
 
+def test_names_with_points_are_names():
+    """One of them may begin with another one and a point."""
+    values = compose(["conf=echo"]).config.model_dump()
+    late = {"type": "overlong", "limit_tokens": 10**6, "buffer_share": 0.1}
+    values["reward"]["terms"] |= {
+        "cut": {"type": "length", "weight": 1.0, "per_turn": False},
+        "cut.late": {**late, "weight": 1.0, "per_turn": False},
+    }
+    with pytest.raises(ValueError, match=r"reward\.terms\.cut\.late\.limit_tokens=1000000 with"):
+        RunConfig.model_validate(values)
+
+
 def test_a_value_that_is_a_secret_is_not_shown(monkeypatch):
     monkeypatch.setenv("SERVER_TOKEN", "very-secret-value")
     url = "engine.url=http://10.0.0.7:8000/very-secret-value"

@@ -48,14 +48,14 @@ class Rule:
         """Return a message for each violation."""
         found = self.breaks(config)
         if isinstance(found, bool):
-            return [self._message(config, self.keys)] if found else []
-        return [
-            self._message(config, tuple(key.replace("*", name) for key in self.keys))
-            for name in found
-        ]
+            return [self._message(config)] if found else []
+        return [self._message(config, name) for name in found]
 
-    def _message(self, config: "RunConfig", keys: Sequence[str]) -> str:
-        first, *others = [f"{key}={_shown(config, key)}" for key in keys]
+    def _message(self, config: "RunConfig", name: str = "") -> str:
+        """name: in the place of `*`."""
+        first, *others = [
+            f"{key.replace('*', name)}={_shown(config, key, name)}" for key in self.keys
+        ]
         together = f" with {' and '.join(others)}" if others else ""
         advice = re.sub(r"\{(.+?)\}", lambda match: _shown(config, match[1]), self.advice)
         return f"{first}{together}: {advice}"
@@ -69,24 +69,17 @@ class BrokenRulesError(ValueError):
         self.messages = messages
 
 
-def _value(config: Any, key: str) -> Any:
+def _value(config: Any, key: str, name: str) -> Any:
     value = config
-    parts = key.split(".")
-    while parts:
-        # A name in a mapping may itself have points.
-        part, parts = parts[0], parts[1:]
-        if isinstance(value, Mapping):
-            while part not in value:
-                part, parts = f"{part}.{parts[0]}", parts[1:]
-            value = value[part]
-        else:
-            value = getattr(value, part)
+    for part in key.split("."):
+        part = name if part == "*" else part
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
     return value
 
 
-def _shown(config: Any, key: str) -> str:
+def _shown(config: Any, key: str, name: str = "") -> str:
     """Return a value as it is written on the command line: a block is its type."""
-    value = _value(config, key)
+    value = _value(config, key, name)
     if isinstance(value, Mapping):
         value = [*value]  # the names
     if isinstance(value, list):
