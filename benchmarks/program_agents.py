@@ -4,7 +4,7 @@
 
 The agents are installed into FOLDER in pinned versions, by npm and pip, if they are not there yet.
 Each writes Python for the environment `coding` with a small model of its own that can call its
-tools (`program_agents_model.py`). Forevery call in the episodes' files, prompt, sampled ids and
+tools (`program_agents_model.py`). For every call in the episodes' files, prompt, sampled ids and
 logprobs have to be those of a call that the engine has answered.
 """
 
