@@ -150,7 +150,7 @@ class AsyncClient:
 
         Raises:
             TrainingEndedError: there are no more episodes.
-            ClientError: the server rejects, or there is none within `timeout_s`.
+            ClientError: the server rejects the request, or there is none within `timeout_s`.
         """
         latest = time.monotonic() + timeout_s
         async with AsyncExitStack() as connection:

@@ -35,7 +35,7 @@ def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: 
 
     Raises:
         ConfigError: no cluster is known.
-        HostError: the cluster rejects.
+        HostError: the cluster rejects a call.
     """
     found = _prune_containers(dry_run, notify) + _prune_weights(dry_run)
     if namespace is not None:
@@ -78,7 +78,9 @@ async def _prune_pods(where: Namespace, dry_run: bool) -> list[str]:
         if not dry_run:
             await delete_dead_runs(cluster)
     except ClusterError as error:
-        raise HostError(f"namespace {where.namespace}: the cluster rejects: {error}") from error
+        raise HostError(
+            f"namespace {where.namespace}: the cluster rejects a call: {error}"
+        ) from error
     finally:
         await cluster.close()
     return [f"pods of the run {name} in namespace {where.namespace}" for name in names]

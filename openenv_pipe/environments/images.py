@@ -1,7 +1,7 @@
 """Find images in observations, and keep a small reference in the place of each.
 
 An image arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG, GIF or
-WebP file, or as a data URL of one. Everything that reads observations sees a `Image` instead,
+WebP file, or as a data URL of one. Everything that reads observations sees an `Image` instead,
 which is written to episode files by its name.
 """
 
@@ -42,7 +42,7 @@ COMPRESSION = 3  # zlib's level: level 6 takes twice as long to save a tenth
 
 
 async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
-    """Return the observation with a `Image` in the place of each image.
+    """Return the observation with an `Image` in the place of each image.
 
     What looks like an image and cannot be read, or is too large, stays as it is.
     """

@@ -1,4 +1,4 @@
-"""Recognise run folders that this user made, and reject to act on others without trust.
+"""Recognise run folders that this user made, and act on no others without trust.
 
 The configuration of a run names code: commands, functions, environment packages, images. A new run
 folder gets a signature by the user's own key (`system/user_key.py`), of the configuration and of

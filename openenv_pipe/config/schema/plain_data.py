@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
-MAX_DIGITS = 4000  # of a whole number; Python rejects to write longer ones
+MAX_DIGITS = 4000  # of a whole number; Python writes no longer ones
 MAX_KEY_LENGTH = 200  # in messages
 PLAIN = "text, a number, true, false, null, a list or a mapping"
 

@@ -88,7 +88,7 @@ def _parts(text: str, images: Mapping[str, Image]) -> str | list[dict[str, Any]]
 
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an endpoint's message to keep: content or rejection, and calls."""
+    """Return the part of an endpoint's message to keep: content or "refusal", and calls."""
     (message,) = encodable_json([message])
     reply: dict[str, Any] = {"content": message.get("content") or message.get("refusal") or ""}
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()

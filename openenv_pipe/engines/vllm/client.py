@@ -226,7 +226,8 @@ class VllmClient(VllmConnection):
     async def resume(self) -> None:
         """Wake and resume the server, in case a killed run has left it asleep or paused.
 
-        A server without vLLM's development mode rejects, but no run can have paused it either.
+        A server without vLLM's development mode rejects both calls, but no run can have paused it
+        either.
         """
         await self._post("/wake_up", accepted=REJECTED)
         await self._post("/resume", accepted=REJECTED)

@@ -1,6 +1,7 @@
 """Check actions against an environment's schema, in bounded time for any schema and any action.
 
-The environment checks its actions itself, so what is left out here changes only who rejects.
+The environment checks its actions itself, so what is left out here changes only who rejects
+them.
 """
 
 import time

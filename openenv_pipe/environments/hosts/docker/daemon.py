@@ -91,7 +91,7 @@ def connected() -> Iterator[docker.DockerClient]:
 
 def rejection(error: Exception) -> HostError:
     """Return the HostError for a call that the daemon rejected."""
-    return HostError(f"the Docker daemon at {daemon_address()} rejects: {explained(error)}")
+    return HostError(f"the Docker daemon at {daemon_address()} rejects a call: {explained(error)}")
 
 
 def explained(error: Exception) -> str:

@@ -16,7 +16,7 @@ from openenv_pipe.environments.hosts.docker.image import Recipe, ensure_image, f
 
 
 async def prepare_image(recipe: Recipe, timeout_s: float, notify: Callable[[str], None]) -> None:
-    """Make sure that the daemon has the image; `notify` it to the user if that takes long.
+    """Make sure that the daemon has the image; `notify` is called if that takes long.
 
     Raises:
         HostError: no daemon answers, or the image cannot be built or pulled; the log is kept.
