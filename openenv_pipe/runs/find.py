@@ -33,7 +33,7 @@ class SelectedModel:
 
 
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
-    """Open the run; `latest` is the newest of all.
+    """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
     runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
 
@@ -54,6 +54,8 @@ def find_folder(name: str, runs_dir: Path | None = None) -> Path:
     if Path(name).is_dir():
         return Path(name)
     found = [folder / name for folder in folders if (folder / name).is_dir()]
+    if len(found) > 1 and name.endswith("/latest"):
+        return max(found, key=lambda path: RunFolder.open(path).record.created)
     if len(found) > 1:
         raise RunFolderError(
             f"{name} is ambiguous: {' and '.join(map(str, found))} exist; name one of these "

@@ -175,6 +175,10 @@ def test_the_newest_run_of_an_experiment_is_found_where_it_was_started(tmp_path,
     words = ["conf=echo", "reward=ruler", "judge=openai", "judge.model=m", "judge.api_key=null"]
     found = find_recorded(words, None, trust=False)
     assert found.folder.path.resolve() == folder.path.resolve()
+    config = compose(["conf=echo"]).config  # The default folder of runs has one now, too.
+    folder = RunFolder.create(config, overrides=[], command=[])
+    found = find_recorded(words, None, trust=False)
+    assert found.folder.path.resolve() == folder.path.resolve()
 
 
 def test_a_judge_of_single_episodes_is_checked_too(server, run, tmp_path, capsys):
