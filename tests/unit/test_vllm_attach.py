@@ -74,7 +74,7 @@ async def test_a_server_that_comes_back_later_is_waited_for(tmp_path):
     server = attached(small.url)
     await server.start()
     await small.stop()
-    await server.start()  # a restart; `VllmSupervisor` waits for the answer
+    await server.start()  # a restart; `Replica` waits for the answer
 
 
 async def test_a_path_that_is_missing_is_said_with_what_adds_it(tmp_path):
