@@ -194,7 +194,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
             await host.start()
             splits = await open_splits(config, known_splits(config), host.urls[0], host.access)
             async with engine_of(config, Path(logs)) as (engine, policy):
-                client = await engine.replicas[0].supervisor.serving()
+                client = await engine.replicas[0].serving()
                 context = RolloutContext(
                     env=config.env,
                     loop=LocalRunner(host, build_adapter(config.env.adapter)),
