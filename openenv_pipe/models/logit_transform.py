@@ -60,15 +60,18 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
         received.append(states)
         return outputs.clone()  # some models change them in place
 
-    inner = model.base_model if model.base_model is not model else decoder
-    inner.forward = lambda *arguments, **options: _HiddenStates(hidden)
+    # Most models call their base model, and OPT calls the decoder inside of it.
+    parts = {decoder, model.base_model} - {model}
+    for part in parts:
+        part.forward = lambda *arguments, **options: _HiddenStates(hidden)
     head.forward = head_forward
     try:
         token_ids = torch.zeros(1, 4, dtype=torch.int64)
         with torch.no_grad():
             logits = model(input_ids=token_ids, use_cache=False).logits.float()
     finally:
-        del inner.forward, head.forward
+        for part in (*parts, head):
+            del part.forward
     before = _scale_before_head(name, head, hidden, received)
     scale = float(logits[0, 0, 0]) / _SMALL
     largest = float(logits[0, 1, 0])

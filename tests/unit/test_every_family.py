@@ -5,12 +5,14 @@ import re
 
 import pytest
 import torch
+import transformers
 from fakes import random_samples, tiny_policy
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.forward_check import check_forward
-from tests.every_family import NAMES, is_tiny, policy_of, tiny_model
+from tests.every_family import NAMES, is_tiny, policy_of, tiny_config, tiny_model
 
 BOUND = 3e-4  # in nats: rounding, also of rows in which recurrent layers add much of it up
 REASON = r"not causal|decoder and its head|differs from the model's own by \d|fails on a probe"
@@ -101,3 +103,15 @@ def test_a_causal_language_model_is_computed_exactly_or_rejected_with_its_reason
         return
     assert sampled_difference(policy, own) < BOUND
     assert trained_difference(policy, own) < BOUND
+
+
+@pytest.mark.parametrize("name", ["opt"])
+def test_check_and_train_support_the_same_families_in_each_precision(name):
+    """`check` builds a model without values, and `model=hub` has bfloat16 by default."""
+    for device in ("meta", "cpu"):
+        for dtype in (torch.float32, torch.bfloat16):
+            with torch.device(device):
+                model = transformers.AutoModelForCausalLM.from_config(
+                    tiny_config(name), dtype=dtype
+                )
+            reject_unsupported(model)
