@@ -49,8 +49,9 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
             f"model.path: {name} has no head that predicts tokens; expected a causal language model"
         )
     vocabulary = len(head.weight)
-    hidden = torch.linspace(0.5, 2.0, 4 * model.config.get_text_config().hidden_size)
-    hidden = hidden.view(1, 4, -1)
+    # From 1 to 2, in steps of bfloat16, which Mamba rounds to if its weights are in bfloat16.
+    size = model.config.get_text_config().hidden_size
+    hidden = 1.0 + torch.arange(4 * size).remainder(128).view(1, 4, size) / 128
     spread = _SPREAD * torch.linspace(-1.0, 1.0, vocabulary)
     levels = [torch.full((vocabulary,), _SMALL), torch.full((vocabulary,), _LARGE)]
     outputs = torch.stack([*levels, spread, spread.flip(0)])[None]

@@ -105,7 +105,7 @@ def test_a_causal_language_model_is_computed_exactly_or_rejected_with_its_reason
     assert trained_difference(policy, own) < BOUND
 
 
-@pytest.mark.parametrize("name", ["opt"])
+@pytest.mark.parametrize("name", ["falcon_mamba", "mamba", "mamba2", "opt"])
 def test_check_and_train_support_the_same_families_in_each_precision(name):
     """`check` builds a model without values, and `model=hub` has bfloat16 by default."""
     for device in ("meta", "cpu"):
