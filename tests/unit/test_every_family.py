@@ -12,7 +12,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.forward_check import check_forward
-from tests.every_family import NAMES, is_tiny, policy_of, tiny_config, tiny_model
+from tests.every_family import DIFFERENT, NAMES, is_tiny, policy_of, tiny_config, tiny_model
 
 BOUND = 3e-4  # in nats: rounding, also of rows in which recurrent layers add much of it up
 REASON = r"not causal|decoder and its head|differs from the model's own by \d|fails on a probe"
@@ -115,3 +115,10 @@ def test_check_and_train_support_the_same_families_in_each_precision(name):
                     tiny_config(name), dtype=dtype
                 )
             reject_unsupported(model)
+
+
+@pytest.mark.parametrize("name", ["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"])
+def test_rows_are_compared_that_have_more_tokens_than_attention_chooses(name, chat, monkeypatch):
+    monkeypatch.setitem(DIFFERENT, name, {**DIFFERENT.get(name, {}), "index_topk": 64})
+    with pytest.raises(ConfigError, match=REASON):
+        check_forward(policy_of(tiny_model(name), chat), max_tokens=200)
