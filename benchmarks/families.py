@@ -1,6 +1,6 @@
 """Take one tiny model of each family through check, training, export and resume.
 
-    python benchmarks/families.py FOLDERS [--families NAME ...] [--lora] [--runs FOLDER]
+    python benchmarks/families.py FOLDERS [--families NAME ...] [--lora]
 
 FOLDERS: a folder with a model's folder for each family, in float32, with windows and chunks of few
 tokens. Each family is checked, trained for two steps (with --lora, an adapter), exported, read
