@@ -2,7 +2,8 @@
 
 The rows have different lengths and a common beginning, and are sampled in two turns, between which
 one of them is done early, and another one goes back to an earlier token. They cross a sliding
-window, or the end of a chunk, where the model has them and episodes may be as long.
+window, or the end of a chunk, and have more tokens than sparse attention chooses, where the model
+has these and episodes may be as long.
 
 Shape letters: K places that are compared, V vocabulary.
 """
@@ -20,7 +21,12 @@ RECURRENT_TOKENS = 160  # recurrent layers compute chunks, which their code may 
 MAX_TOKENS = 4608  # more than the window of Mistral 7B; attention takes their square of memory
 MIN_TOKENS = 16
 SMALL_ID = 41  # ids below it are ordinary tokens of every vocabulary
-CHUNKS = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
+# What configurations call the tokens of a window or chunk, or the number that attention chooses.
+SPANS = (
+    *("sliding_window", "sliding_window_size", "window_size", "attention_window_size"),
+    *("keep_window_size", "local_attention", "attention_chunk_size", "chunk_size"),
+    *("mamba_chunk_size", "block_size", "index_topk"),
+)
 NUM_STEPS = 3  # in which all rows get a token
 
 
@@ -84,12 +90,12 @@ def is_recurrent(policy: Policy) -> bool:
 
 
 def probe_length(policy: Policy, max_tokens: int | None) -> int:
-    """Return how many tokens the longest row has: more than two windows or chunks of the model.
+    """Return how many tokens the longest row has: more than two of the model's spans.
 
     max_tokens: of an episode; what happens in longer rows does not matter.
     """
     config: Any = policy.model.config.get_text_config()
-    sizes = [getattr(config, name, None) for name in CHUNKS]
+    sizes = [getattr(config, name, None) for name in SPANS]
     spans = [size for size in sizes if type(size) is int]
     lengths = [NUM_TOKENS, *(2 * size + NUM_TOKENS // 2 for size in spans)]
     if is_recurrent(policy):
