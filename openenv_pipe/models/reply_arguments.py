@@ -8,7 +8,7 @@ from typing import Any
 from openenv_pipe.models.reply_json import read_object
 from openenv_pipe.types import Tool
 
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,400})(?:\.\d+)?(?:[eE][+-]?\d{1,4})?")
+_NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d{0,400})(?:\.\d+)?(?:[eE][+-]?\d{1,4})?)")
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NULLS = ("null", "None")
 

@@ -90,6 +90,8 @@ def test_a_reply_in_a_string_calls_nothing_else(family):
         ({"type": "integer"}, "seven", "seven"),
         ({"type": "number"}, "1e400", "1e400"),
         ({"type": "number"}, "0.5", 0.5),
+        ({"type": "integer"}, "1\u0662", "1\u0662"),
+        ({"type": "number"}, "1.\u0662", "1.\u0662"),
         ({"type": "boolean"}, "True", True),
         ({"type": "string"}, "true", "true"),
         ({"type": "array"}, '[1, "a"]', [1, "a"]),
