@@ -21,7 +21,7 @@ from openenv_pipe.system.untrusted_json import MAX_DEPTH
 _Item = TypeVar("_Item")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
-_NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?)")
 _CONSTANTS = {
     "True": True,
     "False": False,

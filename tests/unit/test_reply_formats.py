@@ -162,6 +162,20 @@ def test_calls_without_marks_are_those_of_tools_that_exist():
     assert [call.status for call in reader.read("[add(1)]", TOOLS).calls] == [CallStatus.MALFORMED]
 
 
+@pytest.mark.parametrize("number", ["075001", "-007.5", "1\u0662", "\u0661", "1_000"])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("llama", "[zip_code(code={})]"),
+        ("gemma4", "<|tool_call>call:zip_code{{code:{}}}<tool_call|>"),
+    ],
+)
+def test_numbers_in_literals_are_those_of_json(name, call, number):
+    """What begins with a zero may be no number: it is rejected, not changed."""
+    found = ReplyReader(FORMATS[name]).read(call.format(number), TOOLS)
+    assert (made(found), found.calls[0].status) == ([], CallStatus.MALFORMED)
+
+
 # --- where a format comes from --------------------------------------------------------------------
 
 OWN = {
