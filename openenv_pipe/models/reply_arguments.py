@@ -81,6 +81,6 @@ def cast(text: str, types: tuple[str, ...]) -> Any:
                 return value
         if each in ("object", "array") and word[:1] == ("{" if each == "object" else "["):
             read = read_object(f'{{"value":{word}}}', 0, len(word) + 10)
-            if read.value is not None and read.end == len(word) + 10:
+            if read.value and len(read.value) == 1 and read.end == len(word) + 10:
                 return read.value["value"]
     return text

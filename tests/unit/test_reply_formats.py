@@ -95,6 +95,7 @@ def test_a_reply_in_a_string_calls_nothing_else(family):
         ({"type": "boolean"}, "True", True),
         ({"type": "string"}, "true", "true"),
         ({"type": "array"}, '[1, "a"]', [1, "a"]),
+        ({"type": "array"}, '[1], "b": [2]', '[1], "b": [2]'),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "075001", "075001"),
