@@ -161,7 +161,10 @@ class CallContents:
         """Return where the closing mark ends that is at `pos`, or follows another tag."""
         if form.closing is None:
             return pos
-        for begin in (pos, _end(_STRAY, self._text, pos)):
+        stray = _end(_STRAY, self._text, pos)
+        if form.tags and form.tags.closing.search(self._text, pos, stray):
+            stray = pos  # It closes an argument: the mark before it is part of the text.
+        for begin in (pos, stray):
             if match := form.closing.match(self._text, begin):
                 return match.end()
             # Some closing marks have the end of the turn in them.

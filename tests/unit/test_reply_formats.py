@@ -156,6 +156,15 @@ def test_a_text_that_ends_its_own_call_is_rejected(name):
     assert all(FORMATS[each].ambiguous for each in AMBIGUOUS)
 
 
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_a_text_may_end_in_the_mark_that_ends_it(name):
+    begin, end = AMBIGUOUS[name]
+    mark = FORMATS[name].calls[0].tags.closing.pattern
+    for text in (mark, f"a{mark}", f"a{mark}{mark}", f"{mark} a {mark}"):
+        found = ReplyReader(FORMATS[name]).read(f"{begin}{text}{end}", TOOLS)
+        assert made(found) == [["write", {"text": text}]]
+
+
 def test_calls_without_marks_are_those_of_tools_that_exist():
     reader = ReplyReader(FORMATS["llama"])
     for prose in ("[sky(blue=1)] is a list", "[fly(a=1)]", "See [add(a=1)] for it", "[add] (x)"):
