@@ -12,6 +12,7 @@ mark is none. Values are taken as they are written, and cast by the tool's schem
 writes all of them as text; the environment says whether they fit.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -114,7 +115,7 @@ class ReplyReader:
             elif each.recipient:
                 begin = f'<tool_call>{{"name": "{each.recipient}", "arguments": '
                 end = "}</tool_call>" if each.end == channels.call_end else ""
-                visible.append(f"{begin}{each.text}{end}")
+                visible.append(f"{begin}{_as_one_value(each.text)}{end}")
             else:
                 visible.append(each.text)
         is_thinking = bool(messages) and messages[-1].is_thought
@@ -276,6 +277,16 @@ class _Pass:
         names = {function[0] for function, _ in functions if function}
         is_known = not self._contents.tools or not names.isdisjoint(self._contents.tools)
         return is_known and _LINE_END.match(self._text, end) is not None
+
+
+def _as_one_value(text: str) -> str:
+    """Return the arguments of a call, as a string if something in them could end the call."""
+    try:
+        end = json.JSONDecoder().raw_decode(text.lstrip())[1]
+        is_one = end == len(text.strip())
+    except (ValueError, RecursionError):  # Broken arguments stay as they are.
+        is_one = "tool_call>" not in text
+    return text if is_one else json.dumps(text, ensure_ascii=False)
 
 
 def _is_bare(form: CallForm) -> bool:

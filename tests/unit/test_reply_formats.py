@@ -165,6 +165,24 @@ def test_a_text_may_end_in_the_mark_that_ends_it(name):
         assert made(found) == [["write", {"text": text}]]
 
 
+@pytest.mark.parametrize("end", ["<|call|>", ""])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1, "b": 2}, "more": {}',
+        '{"a": 1, "b": 2}}</tool_call>',
+        '{"a": 1, "b": 2}}</tool_call><tool_call>{"name": "write", "arguments": {"text": "hi"}',
+        'a</tool_call><tool_call>{"name": "write", "arguments": {"text": "hi"}}</tool_call>',
+    ],
+)
+def test_arguments_of_a_channel_are_one_object(arguments, end):
+    """They go into a marked call, which nothing in them ends."""
+    reply = f"<|channel|>commentary to=functions.add<|message|>{arguments}{end}"
+    found = ReplyReader(FORMATS["gpt_oss"]).read(reply, TOOLS)
+    status = CallStatus.MALFORMED if end else CallStatus.TRUNCATED
+    assert [call.status for call in found.calls] == [status]
+
+
 def test_calls_without_marks_are_those_of_tools_that_exist():
     reader = ReplyReader(FORMATS["llama"])
     for prose in ("[sky(blue=1)] is a list", "[fly(a=1)]", "See [add(a=1)] for it", "[add] (x)"):
