@@ -9,12 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jinja2
+import jinja2.meta
+
 from openenv_pipe.errors import ConfigError
 
 _SET = re.compile(r"\{#- Variables of the run\. -#\}.*?\{#- End of variables\. #\}\n", re.DOTALL)
-_NAME = re.compile(r"[^\W\d]\w*")
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags that transformers adds
 _GIVEN = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    (
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("raise_exception", "strftime_now"),
+    )
 )
 
 
@@ -26,18 +32,34 @@ def template_with(template: str, variables: Mapping[str, Any]) -> str:
     template = _SET.sub("", template)
     if not variables:
         return template
+    read = _variables_of(template)
     for name in variables:
         key = f"model.chat_template_kwargs.{name}"
         if name in _GIVEN or name.endswith("_token"):
             raise ConfigError(f"{key} is set by the pipeline for each prompt; remove it")
-        if not _NAME.fullmatch(name) or not re.search(rf"\b{name}\b", template):
+        if name not in read:
             raise ConfigError(
-                f"{key} is no variable of the chat template, which does not read it; remove it, or "
-                "set one that the template has, such as enable_thinking or reasoning_effort"
+                f"{key} is no variable of the chat template, which reads "
+                f"{', '.join(sorted(read)) or 'none'}; remove it, or set one that it reads"
             )
     sets = "".join(f"{{%- set {name} = {_literal(value)} -%}}" for name, value in variables.items())
     # The line break at the end of a comment is left out, and what follows begins a line, as before.
     return f"{{#- Variables of the run. -#}}{sets}{{#- End of variables. #}}\n{template}"
+
+
+def _variables_of(template: str) -> set[str]:
+    """Return the names that a template reads, without those that every prompt is given.
+
+    Raises ConfigError.
+    """
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        parsed = environment.parse(_GENERATION.sub("", template))
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template is no Jinja template: {error}; set model.chat_template to one"
+        ) from None
+    return jinja2.meta.find_undeclared_variables(parsed) - _GIVEN
 
 
 def _literal(value: Any) -> str:

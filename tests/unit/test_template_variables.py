@@ -51,7 +51,25 @@ def test_variables_of_an_exported_model_are_replaced():
     assert template_with(first, {}) == TEMPLATE
 
 
-@pytest.mark.parametrize("name", ["enable_thinkin", "messages", "bos_token", "not a name"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "enable_thinkin",
+        "messages",
+        "bos_token",
+        "not a name",
+        "content",
+        "mode",
+        "user",
+        "not",
+        "in",
+    ],
+)
 def test_a_name_that_no_template_reads_is_rejected(name):
     with pytest.raises(ConfigError, match=rf"model\.chat_template_kwargs\.{name}"):
         template_with(TEMPLATE, {name: True})
+
+
+def test_a_template_that_is_none_is_named():
+    with pytest.raises(ConfigError, match="the chat template is no Jinja template"):
+        template_with("{% if %}", {"effort": "low"})
