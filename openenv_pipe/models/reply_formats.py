@@ -96,7 +96,7 @@ def _pattern(spec: Mapping[str, Any], key: str) -> str:
     marks = spec.get(key, ())
     marks = [marks] if isinstance(marks, str) else sorted(marks, key=len, reverse=True)
     pattern: str = spec.get(f"{key}_pattern", "|".join(map(re.escape, marks)))
-    re.compile(pattern)
+    re.compile(f"(?:{unnamed(pattern)})")  # as a part of others, as readers use it
     # Space around marks is skipped anyway, and searching for it takes quadratic time.
     return _SPACE_AROUND.sub("", pattern)
 

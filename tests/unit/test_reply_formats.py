@@ -244,7 +244,14 @@ def test_a_closing_mark_may_have_the_end_of_the_turn_in_it():
 
 
 @pytest.mark.parametrize(
-    "change", [{"content": "kv-lines"}, {"open_pattern": "("}, {"content": "xml-inline"}]
+    "change",
+    [
+        {"content": "kv-lines"},
+        {"open_pattern": "("},
+        {"open_pattern": r"(?s)<use (?P<name>\w+)>"},
+        {"open_pattern": r"<(?P<mark>use) (?P<name>\w+) (?P=mark)>"},
+        {"content": "xml-inline"},
+    ],
 )
 def test_a_template_that_cannot_be_used_is_named(change, caplog):
     own = json.loads(json.dumps(OWN))
