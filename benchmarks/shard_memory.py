@@ -50,7 +50,13 @@ def model_config(folder: str, ranks: Ranks) -> RunConfig:
     kept = {"lora", "chat_template", "dtype", "autocast", "activation_checkpointing"}
     kept |= {"quantization", "history", "template_time"}
     model = {key: value for key, value in tiny_model().model_dump().items() if key in kept}
-    model |= {"type": "hub", "path": folder, "revision": None, "activation_checkpointing": True}
+    model |= {
+        "type": "hub",
+        "path": folder,
+        "revision": None,
+        "chat_template_kwargs": {},
+        "activation_checkpointing": True,
+    }
     changes = {"trainer.parallel": "fsdp", "trainer.devices": ranks.size}
     return run_config({"model": model, **changes, "trainer.tokens_per_batch": 64})
 
