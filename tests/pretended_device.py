@@ -33,6 +33,7 @@ KINDS = {
     torch.Tensor.__float__: float,
     torch.Tensor.__int__: int,
     torch.Tensor.item: float,
+    torch.equal: bool,
 }
 
 

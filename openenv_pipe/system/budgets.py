@@ -39,7 +39,7 @@ REPORT = JsonBudget(max_mb=32, max_values=1_000_000, max_keys=10_000)
 REPORTS = JsonBudget(max_mb=64, max_values=2_000_000)  # all reports of a run
 EPISODE = JsonBudget(max_mb=32, max_values=2_000_000)  # a million tokens have half of each
 METRICS_LINE = JsonBudget(max_mb=1, max_values=10_000)
-METRICS = JsonBudget(max_mb=128, max_values=2_000_000)  # 20,000 steps of 100 metrics
+METRICS = JsonBudget(max_mb=64, max_values=1_000_000)  # 10,000 steps of 100 metrics
 
 
 class BudgetError(RunFolderError):

@@ -22,9 +22,11 @@ from openenv_pipe.learner.distributed import fsdp
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy, own_part
 from openenv_pipe.learner.distributed.sharded_load import _fill
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models import policy as policies
 from openenv_pipe.models.attention import flex
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.load import build_empty, load_chat
+from openenv_pipe.models.logit_transform import UNCHANGED
 
 ASKERS = ("_fsdp_param_group", "_fsdp_collectives", "_fsdp_state", "_fsdp_init")
 
@@ -81,6 +83,8 @@ def test_logprobs_of_a_sharded_policy(ranks, monkeypatch):
         return attend(query, key, value, enable_gqa=enable_gqa)
 
     monkeypatch.setattr(flex, "_compiled", lambda: kernel)
+    # logits of a pretended GPU have no numbers
+    monkeypatch.setattr(policies, "measure_logit_transform", lambda model, decoder: UNCHANGED)
     mesh = init_device_mesh("cuda", (ranks.size,), mesh_dim_names=("shard",))  # of real numbers
     monkeypatch.setattr(fsdp, "init_device_mesh", lambda *given, **names: mesh)
     model = build_empty(tiny_model()).requires_grad_(False)
