@@ -108,5 +108,5 @@ def test_one_scored_episode_is_enough_only_to_be_compared_with_other_groups():
 
 
 def test_a_scale_by_group_for_a_baseline_of_all_is_rejected():
-    with pytest.raises(ValueError, match="advantage.scale=batch or none"):
+    with pytest.raises(ValueError, match=r"advantage\.scale=batch or none"):
         run_config({"trainer.advantage.baseline": "batch"})
