@@ -101,8 +101,8 @@ def tiny_model(name: str) -> Any:
     return model.eval()
 
 
-def policy_of(model: Any, chat: ChatFormat) -> Policy:
+def policy_of(model: Any, chat: ChatFormat, autocast: torch.dtype = torch.float32) -> Policy:
     """Return the policy of a model, as `load_policy` does. Raises ConfigError."""
     reject_unsupported(model)
     use_packed_attention(model)
-    return Policy(model, chat, device=torch.device("cpu"), autocast=torch.float32)
+    return Policy(model, chat, device=torch.device("cpu"), autocast=autocast)

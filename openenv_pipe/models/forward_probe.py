@@ -85,8 +85,12 @@ class Probe:
 
 
 def is_recurrent(policy: Policy) -> bool:
-    """Return whether the model has layers that keep a state instead of keys and values."""
-    return bool(getattr(policy.model, "_is_stateful", False))
+    """Return whether the model has layers that keep a state instead of keys and values.
+
+    Of convolutions, as in LFM2, transformers does not say so.
+    """
+    kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or ()
+    return bool(getattr(policy.model, "_is_stateful", False)) or "conv" in kinds
 
 
 def probe_length(policy: Policy, max_tokens: int | None) -> int:
