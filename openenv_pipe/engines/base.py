@@ -20,6 +20,7 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
 from openenv_pipe.types import (
     Finish,
+    Image,
     Images,
     Message,
     Observation,
@@ -246,12 +247,19 @@ def estimate_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
 
     A token of English text has about four bytes. Images count by their pixels.
     """
-    texts = [{k: v for k, v in each.items() if k != "images"} for each in messages]
+    found = [_images_of(each) for each in messages]
+    texts = [
+        {k: v for k, v in each.items() if k != "images"} if images else each
+        for each, images in zip(messages, found, strict=True)
+    ]
     text = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
-    num_pixels = sum(
-        image["width"] * image["height"]
-        for each in messages
-        for image in each.get("images", {}).values()
-    )
+    num_pixels = sum(each["width"] * each["height"] for images in found for each in images)
     num_bytes = len(text.encode(errors="replace"))
     return -(-num_bytes // BYTES_PER_TOKEN) + -(-num_pixels // PIXELS_PER_TOKEN)
+
+
+def _images_of(message: Mapping[str, Any]) -> list[Image]:
+    """Return a message's images, and nothing that a program has sent under that name."""
+    images = message.get("images")
+    found = list(images.values()) if isinstance(images, Mapping) else []
+    return found if all(isinstance(each, Image) for each in found) else []

@@ -680,6 +680,14 @@ async def test_a_hosted_model_plays_by_a_program(tmp_path):
     assert not any(turn.prompt_ids or turn.completion_ids for turn in episode.turns)
 
 
+async def test_a_field_images_of_a_programs_message_is_its_own(tmp_path):
+    """Some clients send one with each message, null or a list. It is no image of observations."""
+    script = "ask([{**user('a'), 'images': None}, {**user('b'), 'images': ['aGVsbG8=']}])"
+    episode, client = await play_hosted(script, tmp_path, {"content": "sky"})
+    assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
+    assert [each["images"] for each in client.asked[0]["messages"]] == [None, ["aGVsbG8="]]
+
+
 async def test_what_a_hosted_model_rejects_is_the_programs_or_ends_the_run(tmp_path):
     rejected = RequestRejectedError("answered 400: too long", 400)
     episode, _ = await play_hosted("ask([user('a')])", tmp_path, rejected)
