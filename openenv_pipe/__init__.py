@@ -5,7 +5,8 @@
     run = train("conf=wordle", "trainer.steps=10")
     run.metrics.to_pandas()
 
-Importing the package is quick: each name below is imported when it is used.
+Importing the package is quick: each name below, and each function that an extra adds, is imported
+when it is used.
 """
 
 import logging
@@ -13,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openenv_pipe.commands.api import compose, evaluate, reproduce, train
+    from openenv_pipe.commands.api import compose, evaluate, train
     from openenv_pipe.runs.run import Run, open_run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "compose", "evaluate", "open_run", "reproduce", "train"]
+__all__ = ["Run", "compose", "evaluate", "open_run", "train"]
 
 _MODULES = {
-    **dict.fromkeys(("compose", "evaluate", "reproduce", "train"), "openenv_pipe.commands.api"),
+    **dict.fromkeys(("compose", "evaluate", "train"), "openenv_pipe.commands.api"),
     **dict.fromkeys(("Run", "open_run"), "openenv_pipe.runs.run"),
 }
 
@@ -28,10 +29,16 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    from openenv_pipe.registry import functions, load
+
+    if name in functions():
+        return load(functions()[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    from openenv_pipe.registry import functions
+
+    return sorted([*globals(), *__all__, *functions()])

@@ -517,7 +517,7 @@ def preload() -> None:
 
     for name in (
         *("cli.main", "cli.results", "commands.evaluate", "commands.export", "commands.view"),
-        *("commands.reproduce", "pipeline.start", "viewer.server", "viewer.bundle"),
+        *("extras.reproduce.command", "pipeline.start", "viewer.server", "viewer.bundle"),
         *("reports.run_report", "reports.compare", "reports.runs_table", "reports.run_state"),
         *("reports.episode_list", "reports.episode_export", "models.load", "viewer.tokens"),
     ):

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import format_exception
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from openenv_pipe import __version__
 from openenv_pipe.cli import (
@@ -34,6 +35,7 @@ from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
+from openenv_pipe.registry import extras, load
 from openenv_pipe.system.garbage import collect_rarely
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.secrets import redact
@@ -45,8 +47,22 @@ OF_THE_MACHINE = (
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
+# How `--help` lists the commands; those that are not named here come last.
+ORDER = (
+    *("train", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
+    *("show", "check", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins", "version"),
+    *("env", "engine", "judge", "episodes"),
+)
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=(*ORDER, *self.commands).index)
+
+
 app = typer.Typer(
     name="openenv-pipe",
+    cls=_InOrder,
     help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
@@ -172,7 +188,6 @@ def _sweep(
         raise typer.Exit(1)
 
 
-app.command("reproduce")(results.reproduce)
 app.command("eval")(results.evaluate)
 app.command("compare")(results.compare)
 app.command("view")(view.view)
@@ -272,6 +287,14 @@ def plugins() -> None:
 def version() -> None:
     """Print the version."""
     print(f"openenv-pipe {__version__}")
+
+
+for _command in (command for extra in extras() for command in extra.commands):
+    _target = load(_command.target)
+    if isinstance(_target, typer.Typer):
+        app.add_typer(_target, name=_command.name)
+    else:
+        app.command(_command.name)(_target)
 
 
 def _print_error(error: PipeError) -> None:

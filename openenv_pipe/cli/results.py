@@ -1,4 +1,4 @@
-"""The commands for results of runs: `runs`, `tag`, `eval`, `compare` and `reproduce`."""
+"""The commands for results of runs: `runs`, `tag`, `eval` and `compare`."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,9 @@ import typer
 
 from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
-from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
-
-DIFFERENT = 3  # the exit code of a reproduction that differs
 
 
 def runs(
@@ -143,58 +140,3 @@ def compare(
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-
-
-def reproduce(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run: its folder, its id, latest; or a recording.", autocompletion=complete_run
-        ),
-    ],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Run only this many steps of GRPO.")
-    ] = None,
-    allow: Annotated[
-        str, typer.Option(help="What may differ: code,versions,data,model, or some of them.")
-    ] = "",
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Train on the recorded episodes, and play none.")
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Run nothing: write a recording of the run, without weights."
-        ),
-    ] = None,
-    runs_dir: RunsDir = None,
-    trust: Trust = False,
-) -> None:
-    """Repeat a run and compare the two. Exit code 0: they are the same, 3: they differ.
-
-    The new run goes to the folder of runs that the run names, or to --runs-dir.
-
-    \b
-    openenv-pipe reproduce runs/wordle/0007 --steps 2
-    openenv-pipe reproduce latest --replay --allow code
-    openenv-pipe reproduce wordle/0007 --record tests/recordings/wordle --steps 2
-    """
-    from openenv_pipe.commands import reproduce as reproducing
-
-    if record is not None:
-        reproducing.record(run, record, steps=steps, runs_dir=runs_dir)
-        print(f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay")
-        return
-    kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
-    with controlled() as control:
-        reproduction = reproducing.reproduce(
-            run,
-            steps=steps,
-            allow=kinds,
-            is_replay=replay,
-            runs_dir=runs_dir,
-            command=command_line(),
-            control=control,
-            trust=trust,
-        )
-    raise typer.Exit(0 if reproduction.is_same else DIFFERENT)

@@ -1,29 +1,21 @@
-"""The Python API: `from openenv_pipe import compose, train, evaluate, reproduce, open_run`.
+"""The Python API: `from openenv_pipe import compose, train, evaluate, open_run`.
 
 All of it works in any thread and inside a running event loop such as a notebook's: the work is
 done in a thread of its own. No signal handler is installed. KeyboardInterrupt, which a notebook's
 stop button raises, saves the run and ends it; a second one gives up saving.
 """
 
-import contextvars
-import os
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from openenv_pipe.commands.api_calls import RunName, in_thread, run_control, run_name
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.run import Run
-from openenv_pipe.system.secrets import redact
 
-if TYPE_CHECKING:  # these import torch
-    from openenv_pipe.commands.reproduce import Reproduction
-    from openenv_pipe.pipeline import Callback, RunControl
-
-Result = TypeVar("Result")
-RunName = Run | str | os.PathLike[str]
+if TYPE_CHECKING:  # it imports torch
+    from openenv_pipe.pipeline import Callback
 
 
 def compose(*overrides: str) -> RunConfig:
@@ -58,21 +50,21 @@ def train(
         raise ConfigError("resume continues a run, fork starts a new one; give one of them")
     from openenv_pipe import pipeline
 
-    control = _control(on_progress, callbacks)
+    control = run_control(on_progress, callbacks)
     command = ["openenv_pipe.train", *overrides]
 
     def work() -> Run:
         if resume is not None:
-            folder = pipeline.resume(_name(resume), overrides, command, control, trust=trust)
+            folder = pipeline.resume(run_name(resume), overrides, command, control, trust=trust)
         elif fork is not None:
-            folder = pipeline.fork(_name(fork), overrides, command, control, trust=trust)
+            folder = pipeline.fork(run_name(fork), overrides, command, control, trust=trust)
         else:
             from openenv_pipe.config.compose import compose
 
             folder = pipeline.train(compose(overrides), command, control)
         return Run(folder.path)
 
-    return _in_thread(work, control)
+    return in_thread(work, control)
 
 
 def evaluate(
@@ -90,88 +82,10 @@ def evaluate(
     """
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
 
-    control = _control(on_progress)
-    words = [_name(subject) for subject in subjects]
-    result = _in_thread(
+    control = run_control(on_progress)
+    words = [run_name(subject) for subject in subjects]
+    result = in_thread(
         lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
         control,
     )
     return {row.name: row.report for row in result.played}
-
-
-def reproduce(
-    run: RunName,
-    *,
-    steps: int | None = None,
-    allow: Collection[str] = (),
-    replay: bool = False,
-    runs_dir: str | os.PathLike[str] | None = None,
-    trust: bool = False,
-    on_progress: Callable[[str], object] | None = None,
-) -> "Reproduction":
-    """Run a run again in a new folder, and say whether it is the same.
-
-    steps: repeat only this many steps of GRPO; default: all that the run has.
-    allow: what may differ beforehand: code, versions, data, model.
-    replay: train on the recorded episodes and play none.
-    runs_dir: where the new run goes; default: as the run says.
-    trust: run what the run's folder names, also if another user made it or it was changed.
-    Raises ConfigError, RunFolderError and FailureError.
-    """
-    from openenv_pipe.commands import reproduce as reproducing
-
-    control = _control(on_progress)
-    return _in_thread(
-        lambda: reproducing.reproduce(
-            _name(run),
-            steps=steps,
-            allow=allow,
-            is_replay=replay,
-            runs_dir=None if runs_dir is None else Path(runs_dir),
-            command=["openenv_pipe.reproduce", _name(run)],
-            control=control,
-            trust=trust,
-        ),
-        control,
-    )
-
-
-def _name(run: RunName) -> str:
-    return str(run.path) if isinstance(run, Run) else os.fspath(run)
-
-
-def _control(
-    on_progress: Callable[[str], object] | None, callbacks: Sequence["Callback"] = ()
-) -> "RunControl":
-    from openenv_pipe.pipeline import RunControl
-    from openenv_pipe.system.progress import LineProgress
-
-    if on_progress is None:
-        return RunControl(callbacks=callbacks)
-    return RunControl(progress=LineProgress(on_progress), callbacks=callbacks)
-
-
-def _in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
-    """Do the work in a new thread and wait, because the caller's may run an event loop.
-
-    Raises KeyboardInterrupt after the work where it was interrupted, also if it came too late to
-    stop anything.
-    """
-    interrupt: KeyboardInterrupt | None = None
-    with ThreadPoolExecutor(1, "openenv_pipe") as executor:
-        future = executor.submit(contextvars.copy_context().run, work)
-        while True:
-            try:
-                result = future.result()
-                break
-            except KeyboardInterrupt as error:
-                if future.done():
-                    raise
-                interrupt = error
-                control.stop.make()
-            except PipeError as error:
-                error.args = (redact(str(error)),)  # a notebook is a file too
-                raise
-    if interrupt is not None:
-        raise interrupt
-    return result

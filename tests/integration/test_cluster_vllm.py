@@ -9,7 +9,6 @@ from fakes import LOSS_BOUND
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.preflight.cluster import check_cluster
-from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer
@@ -17,6 +16,7 @@ from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import remote_servers
 from openenv_pipe.errors import HostError
+from openenv_pipe.extras.reproduce.replaying import replay
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.run import Attempt, RunControl
 from openenv_pipe.runs.folder import RunFolder

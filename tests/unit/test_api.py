@@ -14,7 +14,7 @@ import run_samples
 
 import openenv_pipe
 from openenv_pipe import Run, compose, open_run, train
-from openenv_pipe.commands.api import _in_thread
+from openenv_pipe.commands.api_calls import in_thread
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.metrics import MetricsFile
@@ -201,7 +201,7 @@ def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_raised_after_it():
         finished.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        _in_thread(work, control)
+        in_thread(work, control)
     assert finished
 
 
@@ -212,4 +212,4 @@ def test_an_error_of_the_api_has_no_secret(monkeypatch):
         raise HostError("rejected tok-0123456789")
 
     with pytest.raises(HostError, match=r"^rejected <hidden: MY_TOKEN>$"):
-        _in_thread(work, SimpleNamespace())
+        in_thread(work, SimpleNamespace())

@@ -18,9 +18,9 @@ import run_samples
 from rich.console import Console
 
 from openenv_pipe.commands.evaluate import _open_logs
-from openenv_pipe.commands.reproduce import record
-from openenv_pipe.commands.reproduce.comparing import check_readable, first_mismatches
 from openenv_pipe.errors import RunFolderError, UserError
+from openenv_pipe.extras.reproduce.comparing import check_readable, first_mismatches
+from openenv_pipe.extras.reproduce.recording import record
 from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.run import RunControl

@@ -1,6 +1,7 @@
 """Rooms import only rooms below them, and only a few files import each heavy library."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ ROOMS = (
     *(
         "types",
         "errors",
+        "registry",
         "__init__",
         "client",
         "system",
@@ -21,7 +23,7 @@ ROOMS = (
         "environments",
     ),
     *("engines", "learner", "rewards", "runs", "rollout", "trackers", "reports", "viewer"),
-    *("pipeline", "commands", "cli"),
+    *("pipeline", "commands", "cli", "extras"),
 )
 LEVELS = {room: level for level, room in enumerate(ROOMS)}
 
@@ -29,7 +31,7 @@ LEVELS = {room: level for level, room in enumerate(ROOMS)}
 ALLOWED_PLACES = {
     "hydra": {"config/compose.py", "config/multirun.py"},
     "omegaconf": {"config/compose.py"},
-    "typer": {"cli/*.py"},
+    "typer": {"cli/*.py", "extras/*/cli.py"},
     "httpx": {"client.py"},
     "websockets": {"environments/client/session.py"},
     "peft": {"models/*", "learner/*"},
@@ -80,6 +82,13 @@ def test_imports_point_downward(path):
     assert room in LEVELS, f"{path}: say in ROOMS where the room {room!r} belongs"
     upward = {other for other in imported_rooms(path) - {room} if LEVELS[other] >= LEVELS[room]}
     assert not upward, f"{path} may not import {', '.join(sorted(upward))}"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_file_names_an_extra_but_those_of_the_extra_itself(path):
+    room, own, *_ = [*Path(path).parts, ""]
+    named = set(re.findall(r"\bextras[./](\w+)", (PACKAGE / path).read_text()))
+    assert named <= ({own} if room == "extras" else set())
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -6,8 +6,8 @@ import pytest
 import run_samples
 from fakes import made_up_group
 
-from openenv_pipe.commands.reproduce.bands import mismatch_band, step_bands
-from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.extras.reproduce.bands import mismatch_band, step_bands
+from openenv_pipe.extras.reproduce.comparing import common_steps, first_mismatches
 from openenv_pipe.runs.differences import find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 

@@ -8,8 +8,8 @@ import pytest
 import run_samples
 from starlette.testclient import TestClient
 
-from openenv_pipe.commands.reproduce.recording import record
 from openenv_pipe.environments.images import with_references
+from openenv_pipe.extras.reproduce.recording import record
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.viewer import server

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.runs.episodes import iterate_episodes
 from openenv_pipe.runs.evals import read_report, report_paths
 from openenv_pipe.runs.find import find_run

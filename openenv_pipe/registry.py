@@ -1,0 +1,50 @@
+"""What the extras bring: each folder of `openenv_pipe/extras/` has a constant `EXTRA` that says it.
+
+An extra names its parts as "module:name", so nothing of it is imported before it is used.
+"""
+
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command of `openenv-pipe`.
+
+    The command line imports the target's module whenever it starts, so that module imports what
+    takes long inside of its functions.
+    """
+
+    name: str
+    target: str  # "module:name" of a function, or of a typer.Typer with several commands
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extra:
+    """What one extra brings."""
+
+    name: str  # that of its folder
+    commands: tuple[Command, ...] = ()
+    functions: tuple[str, ...] = ()  # "module:name" of those that the package itself has
+
+
+@cache
+def extras() -> tuple[Extra, ...]:
+    """Return what each folder of `openenv_pipe/extras/` brings, sorted by name."""
+    folder = import_module("openenv_pipe.extras")
+    names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
+    return tuple(import_module(f"{folder.__name__}.{name}").EXTRA for name in names)
+
+
+def functions() -> dict[str, str]:
+    """Map the name of each function that extras add to the Python API to its "module:name"."""
+    return {each.partition(":")[2]: each for extra in extras() for each in extra.functions}
+
+
+def load(target: str) -> Any:
+    """Import the object that "module:name" names."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)

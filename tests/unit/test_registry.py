@@ -1,0 +1,48 @@
+"""What extras bring is found in their folders, exists, and costs nothing until it is used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import openenv_pipe
+from openenv_pipe.cli.main import app
+from openenv_pipe.registry import extras, functions, load
+
+FOLDER = Path(openenv_pipe.__file__).parent / "extras"
+
+
+def test_each_folder_of_extras_is_an_extra_of_its_name():
+    folders = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+    assert [extra.name for extra in extras()] == folders
+
+
+@pytest.mark.parametrize("extra", extras(), ids=lambda extra: extra.name)
+def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
+    for target in (*(command.target for command in extra.commands), *extra.functions):
+        assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
+        assert callable(load(target))
+
+
+def test_the_command_line_has_the_commands_of_extras():
+    listed = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+    assert {command.name for extra in extras() for command in extra.commands} <= listed
+
+
+def test_functions_of_extras_are_functions_of_the_package():
+    for name, target in functions().items():
+        assert getattr(openenv_pipe, name) is load(target)
+        assert name in dir(openenv_pipe)
+
+
+def test_listing_extras_imports_only_what_describes_them():
+    code = (
+        "import sys\n"
+        "from openenv_pipe.registry import extras\n"
+        "names = {'openenv_pipe', 'openenv_pipe.registry', 'openenv_pipe.extras'}\n"
+        "names |= {f'openenv_pipe.extras.{extra.name}' for extra in extras()}\n"
+        "loaded = {name for name in sys.modules if name.startswith('openenv_pipe')}\n"
+        "assert loaded == names, loaded ^ names"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
