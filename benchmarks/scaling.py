@@ -5,8 +5,11 @@ python benchmarks/scaling.py
 
 from collections.abc import Iterator, Sequence
 
-from openenv_pipe.commands.plan import CONSTANTS, GPUS, Cluster, make_plan, shape_of
 from openenv_pipe.config.compose import compose
+from openenv_pipe.extras.sizing.cluster import Cluster
+from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS
+from openenv_pipe.extras.sizing.estimate import make_plan
+from openenv_pipe.extras.sizing.shapes import shape_of
 from openenv_pipe.system.markdown import table
 
 GB = 10**9

@@ -23,7 +23,6 @@ from openenv_pipe.cli import (
     hosts,
     judge,
     models,
-    plan,
     profile,
     results,
     view,
@@ -251,7 +250,6 @@ def check(overrides: Overrides) -> None:
         raise typer.Exit(1)
 
 
-app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)

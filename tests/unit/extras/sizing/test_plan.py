@@ -8,15 +8,16 @@ import pytest
 from fakes import run_config
 
 from openenv_pipe.cli import main as cli
-from openenv_pipe.commands.plan import CONSTANTS, GPUS, Cluster, as_table, make_plan, shape_of
-from openenv_pipe.commands.plan.estimate import _plans
-from openenv_pipe.commands.plan.shapes import PUBLISHED
-from openenv_pipe.commands.plan.text import WISHES
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sizing.cluster import Cluster
+from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS
+from openenv_pipe.extras.sizing.estimate import _plans, make_plan
+from openenv_pipe.extras.sizing.shapes import PUBLISHED, shape_of
+from openenv_pipe.extras.sizing.text import WISHES, as_table
 from openenv_pipe.models.memory_estimate import decoder_shape
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 MIB = 2**20
 BASE = ("conf=wordle_qwen3", "engine=vllm")
 CHECKPOINTED = ("model.activation_checkpointing=true",)

@@ -1,4 +1,4 @@
-"""The command `plan`: help and arguments. The work is in commands/plan/."""
+"""The command `plan`: help and arguments. The work is in the modules beside it."""
 
 import typer
 
@@ -18,14 +18,17 @@ def plan(overrides: Overrides) -> None:
     openenv-pipe plan conf=wordle_qwen3 engine=vllm cluster.gpus_per_node=1 gpu=h200
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands import plan as planning
     from openenv_pipe.config.compose import compose
+    from openenv_pipe.extras.sizing.cluster import split_cluster
+    from openenv_pipe.extras.sizing.estimate import make_plan
+    from openenv_pipe.extras.sizing.shapes import shape_of
+    from openenv_pipe.extras.sizing.text import as_table, constants_table
 
-    cluster, run = planning.split_cluster(overrides)
+    cluster, run = split_cluster(overrides)
     config = compose(run).config
-    made = planning.make_plan(config, planning.shape_of(config.model), cluster)
-    print_table(planning.as_table(made))
+    made = make_plan(config, shape_of(config.model), cluster)
+    print_table(as_table(made))
     print()
-    print_table(planning.constants_table(made))
+    print_table(constants_table(made))
     if not made.fits:
         raise typer.Exit(1)

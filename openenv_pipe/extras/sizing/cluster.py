@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openenv_pipe.commands.plan.constants import GPUS, Gpu
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sizing.constants import GPUS, Gpu
 
 NODES, GPUS_PER_NODE, GPU = "cluster.nodes", "cluster.gpus_per_node", "gpu"
 DEFAULTS = {NODES: "1", GPUS_PER_NODE: "8", GPU: "h100"}

@@ -1,7 +1,7 @@
 """A plan and its constants as tables."""
 
-from openenv_pipe.commands.plan.constants import CONSTANTS, GB
-from openenv_pipe.commands.plan.estimate import Part, Plan, length, num_episodes, reply_tokens
+from openenv_pipe.extras.sizing.constants import CONSTANTS, GB
+from openenv_pipe.extras.sizing.estimate import Part, Plan, length, num_episodes, reply_tokens
 from openenv_pipe.system.tables import Column, Fit, Table
 
 WISHES = {
