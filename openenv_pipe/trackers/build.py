@@ -43,23 +43,23 @@ def check_tracker(name: str, config: TrackerConfig) -> None:
     """
     match config:
         case TensorboardTrackerConfig():
-            from openenv_pipe.trackers.tensorboard import load_writer
+            from openenv_pipe.extras.trackers.tensorboard import load_writer
 
             load_writer()
         case WandbTrackerConfig():
-            from openenv_pipe.trackers.wandb import load_wandb
+            from openenv_pipe.extras.trackers.wandb import load_wandb
 
             load_wandb()
         case MlflowTrackerConfig():
-            from openenv_pipe.trackers.mlflow import load_mlflow
+            from openenv_pipe.extras.trackers.mlflow import load_mlflow
 
             load_mlflow()
         case TrackioTrackerConfig():
-            from openenv_pipe.trackers.trackio import load_trackio
+            from openenv_pipe.extras.trackers.trackio import load_trackio
 
             load_trackio()
         case OtlpTrackerConfig():
-            from openenv_pipe.trackers.otlp import load_opentelemetry, read_credentials
+            from openenv_pipe.extras.trackers.otlp import load_opentelemetry, read_credentials
 
             load_opentelemetry()
             read_credentials(name, config)
@@ -75,23 +75,23 @@ def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
     """
     match config:
         case TensorboardTrackerConfig():
-            from openenv_pipe.trackers.tensorboard import TensorboardTracker
+            from openenv_pipe.extras.trackers.tensorboard import TensorboardTracker
 
             return TensorboardTracker(folder)
         case WandbTrackerConfig():
-            from openenv_pipe.trackers.wandb import WandbTracker
+            from openenv_pipe.extras.trackers.wandb import WandbTracker
 
             return WandbTracker(config)
         case MlflowTrackerConfig():
-            from openenv_pipe.trackers.mlflow import MlflowTracker
+            from openenv_pipe.extras.trackers.mlflow import MlflowTracker
 
             return MlflowTracker(config)
         case TrackioTrackerConfig():
-            from openenv_pipe.trackers.trackio import TrackioTracker
+            from openenv_pipe.extras.trackers.trackio import TrackioTracker
 
             return TrackioTracker(config)
         case OtlpTrackerConfig():
-            from openenv_pipe.trackers.otlp import OtlpTracker
+            from openenv_pipe.extras.trackers.otlp import OtlpTracker
 
             return OtlpTracker(name, config)
         case PythonTrackerConfig():

@@ -12,12 +12,12 @@ import run_samples
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.trackers.episode_trace import Origin, episode_spans
 from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import Evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.trackers import delivery
 from openenv_pipe.trackers.build import Trackers, check_tracker
-from openenv_pipe.trackers.episode_trace import Origin, episode_spans
 from openenv_pipe.types import Finish, Group, Judgement, Status, Step
 from tests.fakes import all_episodes, collect, made_up_episode, made_up_turn, tiny_policy
 

@@ -10,6 +10,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import DURING, Evaluation
@@ -18,7 +19,6 @@ from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.trackers.base import TrackedStep
 from openenv_pipe.trackers.build import Trackers, check_tracker
 from openenv_pipe.trackers.delivery import read_state
-from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.types import Group
 from tests.fakes import made_up_episode, made_up_group, made_up_turn
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from openenv_pipe.extras.trackers.episode_trace import scores_of
 from openenv_pipe.system.http import Access, HttpClient
-from openenv_pipe.trackers.episode_trace import scores_of
 from openenv_pipe.types import Episode
 
 TRACES = "/api/public/otel/v1/traces"  # the end of the endpoint that takes traces

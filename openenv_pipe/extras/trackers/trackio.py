@@ -8,6 +8,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import TrackioTrackerConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.untrusted_text import code_block
@@ -18,7 +19,6 @@ from openenv_pipe.trackers.base import (
     TrackedStep,
     origin_of,
 )
-from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 
 def load_trackio() -> Any:

@@ -10,11 +10,7 @@ from typing import Any
 from openenv_pipe.config.schema import OtlpTrackerConfig
 from openenv_pipe.config.schema.base import check_header_value
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.runs.evals import BASELINE
-from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
-from openenv_pipe.trackers.episode_trace import (
+from openenv_pipe.extras.trackers.episode_trace import (
     SCRIPTED,
     Attributes,
     Origin,
@@ -23,7 +19,11 @@ from openenv_pipe.trackers.episode_trace import (
     provider_and_model,
     trace_id,
 )
-from openenv_pipe.trackers.langfuse_scores import send_scores, server_of
+from openenv_pipe.extras.trackers.langfuse_scores import send_scores, server_of
+from openenv_pipe.runs.evals import BASELINE
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 from openenv_pipe.types import Episode, Group
 
 SPANS_PER_REQUEST = 256

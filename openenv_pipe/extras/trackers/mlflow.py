@@ -11,10 +11,10 @@ from typing import Any
 from openenv_pipe.config.diff import flat
 from openenv_pipe.config.schema import MlflowTrackerConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
-from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 SQLITE = "sqlite:///"
 STATUSES = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}

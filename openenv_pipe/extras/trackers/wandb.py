@@ -7,6 +7,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import WandbTrackerConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.trackers.base import (
@@ -16,7 +17,6 @@ from openenv_pipe.trackers.base import (
     TrackedStep,
     origin_of,
 )
-from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
 
