@@ -6,7 +6,6 @@ of them is committed.
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 from openenv_pipe.cli.main import app
 from openenv_pipe.config.rules import RULES
 from openenv_pipe.config.schema import RunConfig, SweepSettings
-from openenv_pipe.config.schema_keys import expectation
+from openenv_pipe.config.schema_keys import expectation, field_type, members_of
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -45,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/config/index.md": _overview(),
         "reference/modules.md": _modules(),
     }
-    blocks = {**_top_level_blocks(), "sweep": SweepSettings.model_fields["sweep"].annotation}
+    blocks = {**_top_level_blocks(), "sweep": field_type(SweepSettings.model_fields["sweep"])}
     for key, annotation in blocks.items():
         pages[f"reference/config/{key}.md"] = _block_page(key, annotation)
     pages["reference/config/rules.md"] = _rules()
@@ -84,7 +83,7 @@ def _first_sentence(docstring: str) -> str:
 
 def _top_level_blocks() -> dict[str, Any]:
     fields = RunConfig.model_fields.items()
-    return {name: field.annotation for name, field in fields if _models(field.annotation)}
+    return {name: field_type(field) for name, field in fields if _models(field_type(field))}
 
 
 def _overview() -> str:
@@ -101,7 +100,7 @@ def _overview() -> str:
         if len(_models(annotation)) > 1
     ]
     shipped = {"config": yaml.safe_load((CONF / "config.yaml").read_text())}
-    own = {name: field for name, field in fields if not _models(field.annotation)}
+    own = {name: field for name, field in fields if not _models(field_type(field))}
     return "\n".join(
         [
             "# Every configuration key",
@@ -148,7 +147,7 @@ def _rules() -> str:
 def _block_page(key: str, annotation: Any) -> str:
     lines = [f"# `{key}`", ""]
     models = _models(annotation)
-    if get_origin(annotation) is dict:
+    if any(get_origin(each) is dict for each in members_of(annotation)):
         key = f"{key}.NAME"
     if len(models) > 1:
         lines += [f"`{key}.type` chooses between {_types(annotation)}.", ""]
@@ -165,7 +164,7 @@ def _sections(key: str, model: type[BaseModel], *, has_types: bool, level: int) 
     shipped = _shipped_values(key, tag if has_types else None)
     lines += _table(key, model.model_fields, shipped)
     for name, field in model.model_fields.items():
-        inner = _models(field.annotation)
+        inner = _models(field_type(field))
         if get_origin(field.annotation) is dict or not inner:
             inner = _models(get_args(field.annotation)[-1]) if inner else []
             name = f"{name}.NAME"
@@ -184,7 +183,7 @@ def _table(key: str, fields: dict[str, Any], shipped: Shipped) -> list[str]:
         annotated = field.annotation
         if field.metadata:
             annotated = Annotated[(annotated, *field.metadata)]
-        value = "a block, see below" if _models(field.annotation) else expectation(annotated)
+        value = "a block, see below" if _models(field_type(field)) else expectation(annotated)
         meaning = field.description or ""
         cells = (f"`{prefix}{name}`", value, _shipped_text(name, shipped), meaning)
         lines.append(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
@@ -258,14 +257,13 @@ def _merge(values: dict[str, Any], changes: dict[str, Any]) -> None:
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """The blocks that a key may hold, in a union, a list or a mapping too."""
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return list(dict.fromkeys(_inner_models(annotation)))
-
-
-def _inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    for argument in get_args(annotation):
-        yield from _models(argument)
+    found: list[type[BaseModel]] = []
+    for member in members_of(annotation):
+        if get_origin(member) is not None:
+            found += [model for argument in get_args(member) for model in _models(argument)]
+        elif isinstance(member, type) and issubclass(member, BaseModel):
+            found.append(member)
+    return list(dict.fromkeys(found))
 
 
 def _tag(model: type[BaseModel]) -> str | None:

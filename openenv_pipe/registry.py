@@ -23,11 +23,27 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockType:
+    """A type of a block of the configuration.
+
+    What `build` and `check` are called with depends on the block; the function that builds the
+    block's part says it, such as `trackers.build.build_tracker`.
+    """
+
+    block: str  # its key, such as "host"
+    type: str  # what the key `type` of the block has to be, such as "docker"
+    config: str  # "module:name" of its class, whose module imports no more than the schema does
+    build: str  # "module:name" of what makes the part that the block configures
+    check: str = ""  # "module:name" of what a run calls before it begins, if there is any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Extra:
     """What one extra brings."""
 
     name: str  # that of its folder
     commands: tuple[Command, ...] = ()
+    blocks: tuple[BlockType, ...] = ()
     functions: tuple[str, ...] = ()  # "module:name" of those that the package itself has
 
 
@@ -42,6 +58,13 @@ def extras() -> tuple[Extra, ...]:
 def functions() -> dict[str, str]:
     """Map the name of each function that extras add to the Python API to its "module:name"."""
     return {each.partition(":")[2]: each for extra in extras() for each in extra.functions}
+
+
+def block_types(block: str) -> dict[str, BlockType]:
+    """Return all types of a block by their names: those of the core, then those of the extras."""
+    core: Extra = load("openenv_pipe.core:CORE")
+    found = (each for extra in (core, *extras()) for each in extra.blocks)
+    return {each.type: each for each in found if each.block == block}
 
 
 def load(target: str) -> Any:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema.registered import Registered
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _CONDITIONS = {
@@ -26,7 +27,7 @@ def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
     for block in _blocks(annotation):
         for name, field in block.model_fields.items():
             key = prefix + name
-            found |= dict.fromkeys([key, *known_keys(field.annotation, f"{key}.")])
+            found |= dict.fromkeys([key, *known_keys(field_type(field), f"{key}.")])
     return list(found)
 
 
@@ -41,18 +42,25 @@ def locate(
     block: type[BaseModel] | None = None
     annotation: Any = schema
     for part in location:
-        members = _members(annotation)
+        members = members_of(annotation)
         holders = [each for each in _blocks(annotation) if part in each.model_fields]
         if holders or (len(members) == 1 and _is_block(members[0])):
             block = holders[0] if holders else members[0]
             keys.append(str(part))
-            annotation = _field_type(block.model_fields.get(str(part)))
+            field = block.model_fields.get(str(part))
+            annotation = Any if field is None else field_type(field)
         elif len(members) == 1 and get_origin(members[0]) in (dict, list):
             keys.append(str(part))
             annotation = get_args(members[0])[-1]
         else:
             annotation = next((each for each in members if part in _tags(each)), annotation)
     return ".".join(keys), block, annotation
+
+
+def field_type(field: FieldInfo) -> Any:
+    """Return the type of a key's value with its conditions."""
+    registered = [each for each in field.metadata if isinstance(each, Registered)]
+    return Annotated[(field.annotation, *registered, field)]
 
 
 def expectation(annotation: Any) -> str:
@@ -75,35 +83,33 @@ def expectation(annotation: Any) -> str:
 
 def choices(annotation: Any) -> list[str]:
     """Return the values that a Literal type allows; empty for other types."""
-    members = _members(annotation)
+    members = members_of(annotation)
     return [value for each in members if get_origin(each) is Literal for value in get_args(each)]
 
 
 def type_names(annotation: Any) -> list[str]:
     """Return the values of `type` in a block of several types."""
-    return [tag for each in _members(annotation) for tag in _tags(each)]
+    return [tag for each in members_of(annotation) for tag in _tags(each)]
 
 
 def _blocks(annotation: Any) -> Iterator[type[BaseModel]]:
-    return (each for each in _members(annotation) if _is_block(each))
+    return (each for each in members_of(annotation) if _is_block(each))
 
 
-def _members(annotation: Any) -> list[Any]:
+def members_of(annotation: Any) -> list[Any]:
     """Return the types that a value may have, without null."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _members(get_args(annotation)[0])
+        inner, *metadata = get_args(annotation)
+        registered = [each for each in metadata if isinstance(each, Registered)]
+        return [*registered[0].classes.values()] if registered else members_of(inner)
     if origin in (Union, UnionType):
-        return [member for each in get_args(annotation) for member in _members(each)]
+        return [member for each in get_args(annotation) for member in members_of(each)]
     return [] if annotation is NoneType else [annotation]
 
 
 def _is_block(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _field_type(field: FieldInfo | None) -> Any:
-    return Any if field is None else Annotated[field.annotation, field]
 
 
 def _tags(annotation: Any) -> tuple[Any, ...]:

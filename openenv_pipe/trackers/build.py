@@ -1,27 +1,19 @@
 """The trackers that a configuration names: checked, built, and all served at once."""
 
 import queue
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import (
-    MlflowTrackerConfig,
-    OtlpTrackerConfig,
-    PythonTrackerConfig,
-    RunConfig,
-    TensorboardTrackerConfig,
-    TrackerConfig,
-    TrackioTrackerConfig,
-    WandbTrackerConfig,
-)
+from openenv_pipe.config.schema import RunConfig, TrackerConfig
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import Evaluation, read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.python_targets import build_part, check_part
 from openenv_pipe.trackers.base import (
     ParentRun,
     TrackedEvaluation,
@@ -34,68 +26,30 @@ from openenv_pipe.types import Group
 
 
 def check_tracker(name: str, config: TrackerConfig) -> None:
-    """Check that the tracker's package or target can be used, and build nothing.
+    """Check that the tracker can be built, before there is a run folder.
 
     name: its key in the configuration.
-
-    Raises:
-        ConfigError: it cannot be imported, or the target is of another kind.
+    Raises ConfigError if its package is not installed, or if a target cannot be used.
     """
-    match config:
-        case TensorboardTrackerConfig():
-            from openenv_pipe.extras.trackers.tensorboard import load_writer
-
-            load_writer()
-        case WandbTrackerConfig():
-            from openenv_pipe.extras.trackers.wandb import load_wandb
-
-            load_wandb()
-        case MlflowTrackerConfig():
-            from openenv_pipe.extras.trackers.mlflow import load_mlflow
-
-            load_mlflow()
-        case TrackioTrackerConfig():
-            from openenv_pipe.extras.trackers.trackio import load_trackio
-
-            load_trackio()
-        case OtlpTrackerConfig():
-            from openenv_pipe.extras.trackers.otlp import load_opentelemetry, read_credentials
-
-            load_opentelemetry()
-            read_credentials(name, config)
-        case PythonTrackerConfig():
-            check_part(f"tracker.{name}", config, Tracker, 1)
+    if check := block_types("tracker")[config.type].check:
+        load(check)(f"tracker.{name}", config)
+        return
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
+        build_tracker(name, config, Path(folder))
 
 
 def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
     """Build a tracker of the run in `folder`, which connects to nothing yet.
 
+    The `build` of a tracker's type is called with the dotted key of its block, its configuration
+    and the run folder. A type without `check` is checked by a call of `build`.
+
     name: its key in the configuration.
     Raises ConfigError if its package is not installed, or if a target cannot be used.
     """
-    match config:
-        case TensorboardTrackerConfig():
-            from openenv_pipe.extras.trackers.tensorboard import TensorboardTracker
-
-            return TensorboardTracker(folder)
-        case WandbTrackerConfig():
-            from openenv_pipe.extras.trackers.wandb import WandbTracker
-
-            return WandbTracker(config)
-        case MlflowTrackerConfig():
-            from openenv_pipe.extras.trackers.mlflow import MlflowTracker
-
-            return MlflowTracker(config)
-        case TrackioTrackerConfig():
-            from openenv_pipe.extras.trackers.trackio import TrackioTracker
-
-            return TrackioTracker(config)
-        case OtlpTrackerConfig():
-            from openenv_pipe.extras.trackers.otlp import OtlpTracker
-
-            return OtlpTracker(name, config)
-        case PythonTrackerConfig():
-            return build_part(f"tracker.{name}", config, Tracker, folder)
+    build = load(block_types("tracker")[config.type].build)
+    tracker: Tracker = build(f"tracker.{name}", config, folder)
+    return tracker
 
 
 class Trackers:

@@ -14,6 +14,7 @@ ROOMS = (
         "types",
         "errors",
         "registry",
+        "core",
         "__init__",
         "client",
         "system",
@@ -41,10 +42,10 @@ ALLOWED_PLACES = {
     "optuna": {"commands/sweep/search.py"},
     "datasets": {"environments/tasks/rows.py"},
     "starlette": {"viewer/*.py", "rollout/agents/*.py"},
-    "wandb": {"trackers/wandb.py"},
-    "mlflow": {"trackers/mlflow.py"},
-    "trackio": {"trackers/trackio.py"},
-    "opentelemetry": {"trackers/*"},
+    "wandb": {"extras/trackers/wandb.py"},
+    "mlflow": {"extras/trackers/mlflow.py"},
+    "trackio": {"extras/trackers/trackio.py"},
+    "opentelemetry": {"extras/trackers/*"},
     "openenv": set(),  # environment servers use it; rollout/agents/capture.py loads a part of it
     "trl": set(),  # only the tests use it
 }

@@ -3,14 +3,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import openenv_pipe
 from openenv_pipe.cli.main import app
+from openenv_pipe.core import CORE
 from openenv_pipe.registry import extras, functions, load
 
 FOLDER = Path(openenv_pipe.__file__).parent / "extras"
+BLOCKS = [block for extra in (CORE, *extras()) for block in extra.blocks]
 
 
 def test_each_folder_of_extras_is_an_extra_of_its_name():
@@ -20,7 +23,9 @@ def test_each_folder_of_extras_is_an_extra_of_its_name():
 
 @pytest.mark.parametrize("extra", extras(), ids=lambda extra: extra.name)
 def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
-    for target in (*(command.target for command in extra.commands), *extra.functions):
+    blocks = [target for each in extra.blocks for target in (each.config, each.build, each.check)]
+    commands = [command.target for command in extra.commands]
+    for target in filter(None, [*blocks, *commands, *extra.functions]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
         assert callable(load(target))
 
@@ -46,3 +51,15 @@ def test_listing_extras_imports_only_what_describes_them():
         "assert loaded == names, loaded ^ names"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda each: f"{each.block}={each.type}")
+def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
+    assert get_args(load(block.config).model_fields["type"].annotation) == (block.type,)
+    assert callable(load(block.build))
+    assert not block.check or callable(load(block.check))
+
+
+def test_no_two_types_of_a_block_have_the_same_name():
+    names = [(block.block, block.type) for block in BLOCKS]
+    assert len(set(names)) == len(names)

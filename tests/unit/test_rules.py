@@ -38,11 +38,6 @@ CLIENT = "agent=client"
 NO_HOST = "host=none"
 LISTED = "{type: server, split: a, seed_start: null, reset: {}}"
 STANDARDISED = "reward.transforms.win=[{type: standardise}]"
-OTLP = (
-    "+tracker.mine={type: otlp, endpoint: 'https://a.example/v1/traces', headers: {}, "
-    "credentials: {header: Authorization, scheme: basic, variables: [KEY]}, sample_rate: 1.0, "
-    "max_per_step: 1, timeout_s: 1.0}"
-)
 EVERY = "eval.during.every=1"
 
 
@@ -143,7 +138,6 @@ BROKEN = [
         ["+reward.transforms.win=[{type: clip, low: 2.0, high: 1.0}]"],
         "reward.transforms.win",
     ),
-    ([OTLP], "tracker.mine.credentials.scheme tracker.mine.credentials.variables"),
     (["engine=scripted", "engine.policy=a.b:c"], "engine"),
     (["trainer.max_staleness=2"], "trainer.max_staleness engine"),
     (["engine=scripted", "engine.policy=a.b:c", *PROGRAM], "agent engine"),

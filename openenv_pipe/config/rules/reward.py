@@ -1,4 +1,4 @@
-"""Rules about `reward`, the judge that its terms ask, and the trackers."""
+"""Rules about `reward`, and the judge that its terms ask."""
 
 from typing import TYPE_CHECKING
 
@@ -68,17 +68,6 @@ def _empty_ranges(config: "RunConfig") -> list[str]:
     ]
 
 
-def _wrong_credentials(config: "RunConfig") -> list[str]:
-    return [
-        name
-        for name, tracker in config.tracker.items()
-        if tracker.type == "otlp"
-        and tracker.credentials is not None
-        and len(tracker.credentials.variables)
-        != (2 if tracker.credentials.scheme == "basic" else 1)
-    ]
-
-
 RULES = (
     Rule(
         keys=("reward.terms.*.limit_tokens", "env.max_episode_tokens"),
@@ -135,10 +124,5 @@ RULES = (
         keys=("reward.transforms.*",),
         breaks=_empty_ranges,
         advice="the low of clip is more than its high; exchange them",
-    ),
-    Rule(
-        keys=("tracker.*.credentials.scheme", "tracker.*.credentials.variables"),
-        breaks=_wrong_credentials,
-        advice="basic needs 2 variables, with the user and the password, and each other scheme 1",
     ),
 )

@@ -93,15 +93,9 @@ from openenv_pipe.config.schema.tasks import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.tracker import (
-    EpisodeTableConfig,
-    MlflowTrackerConfig,
-    OtlpTrackerConfig,
     PythonTrackerConfig,
-    TensorboardTrackerConfig,
     TrackerConfig,
     TrackerConfigs,
-    TrackioTrackerConfig,
-    WandbTrackerConfig,
 )
 from openenv_pipe.config.schema.trainer import (
     AdvantageConfig,
@@ -131,7 +125,6 @@ __all__ = [
     "EngineCapabilities",
     "EnvConfig",
     "EnvTerm",
-    "EpisodeTableConfig",
     "EpisodeTermConfig",
     "EvalConfig",
     "GridSweep",
@@ -149,7 +142,6 @@ __all__ = [
     "LocalEngineConfig",
     "LoopAgentConfig",
     "LossConfig",
-    "MlflowTrackerConfig",
     "ModelConfig",
     "MultiplyTransform",
     "NoJudgeConfig",
@@ -159,7 +151,6 @@ __all__ = [
     "OpenAIJudgeConfig",
     "OptimizerConfig",
     "OrderConfig",
-    "OtlpTrackerConfig",
     "OverlongTerm",
     "ProcessHostConfig",
     "ProgramAgentConfig",
@@ -194,7 +185,6 @@ __all__ = [
     "TaskServer",
     "TaskSetConfig",
     "TasksConfig",
-    "TensorboardTrackerConfig",
     "Term",
     "TermConfig",
     "TextAdapterConfig",
@@ -202,7 +192,6 @@ __all__ = [
     "ToolAdapterConfig",
     "TrackerConfig",
     "TrackerConfigs",
-    "TrackioTrackerConfig",
     "TrainerConfig",
     "TransformConfig",
     "TurnsTerm",
@@ -210,6 +199,5 @@ __all__ = [
     "VerifierTerm",
     "VllmEngineConfig",
     "VllmJudgeConfig",
-    "WandbTrackerConfig",
     "WarmStartConfig",
 ]

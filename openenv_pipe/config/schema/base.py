@@ -88,9 +88,14 @@ MIN_TEMPERATURE = 0.01  # of sampling
 
 
 class Block(BaseModel):
-    """Base of all blocks: frozen, without unknown keys, without conversions from text."""
+    """Base of all blocks: frozen, without unknown keys, without conversions from text.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    Validators are built when the first value is validated: only then are registered types imported.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 class Document(Block):

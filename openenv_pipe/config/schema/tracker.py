@@ -4,106 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import (
-    Block,
-    Count,
-    HeaderName,
-    HeaderValue,
-    PositiveCount,
-    PythonTarget,
-    Seconds,
-    ServerUrl,
-    Share,
-    Text,
-    VariableName,
-)
+from openenv_pipe.config.schema.base import Block, PythonTarget
+from openenv_pipe.config.schema.registered import Registered
 
 
-class TensorboardTrackerConfig(Block):
-    """TensorBoard event files in the run folder."""
+class TrackerBlock(Block):
+    """Base of the trackers."""
 
-    type: Literal["tensorboard"]
-
-
-class EpisodeTableConfig(Block):
-    """Base of the trackers that show tables of episodes."""
-
-    episodes_every: PositiveCount = Field(description="steps of GRPO from one table to the next")
-    episodes_per_table: Count = Field(
-        description="episodes in a table, half of them the worst and half the best; 0: no tables"
-    )
+    type: str
 
 
-class WandbTrackerConfig(EpisodeTableConfig):
-    """A run of Weights & Biases. The key is taken from WANDB_API_KEY, or from `wandb login`."""
-
-    type: Literal["wandb"]
-    mode: Literal["online", "offline"] = Field(
-        description="offline: files in the run folder, which `wandb sync` uploads later"
-    )
-    project: Text
-    entity: Text | None = Field(description="a user or team; null: the user's default")
-    tags: list[str]
-
-
-class MlflowTrackerConfig(EpisodeTableConfig):
-    """A run of MLflow. Credentials are taken from the variables MLFLOW_TRACKING_*."""
-
-    type: Literal["mlflow"]
-    uri: str = Field(
-        description="sqlite:/// and the path of a file, or the http(s) address of a server"
-    )
-    experiment: Text
-
-
-class TrackioTrackerConfig(EpisodeTableConfig):
-    """A run of Trackio, in the local folder TRACKIO_DIR; `trackio show` shows it."""
-
-    type: Literal["trackio"]
-    project: Text
-
-
-class CredentialsConfig(Block):
-    """A header whose value is made of environment variables, never of the configuration."""
-
-    header: HeaderName
-    scheme: Literal["plain", "bearer", "basic"] = Field(
-        description="plain: the value alone; bearer: behind `Bearer`; basic: user and password"
-    )
-    variables: Annotated[list[VariableName], Field(min_length=1, max_length=2)] = Field(
-        description="the variable with the key; for basic, those with the user and the password"
-    )
-
-
-class OtlpTrackerConfig(Block):
-    """Episodes as OpenTelemetry traces, sent by OTLP over HTTP."""
-
-    type: Literal["otlp"]
-    endpoint: ServerUrl = Field(description="where traces are posted to, as .../v1/traces")
-    headers: dict[HeaderName, HeaderValue] = Field(description="no secrets")
-    credentials: CredentialsConfig | None
-    sample_rate: Share = Field(description="fraction of the episodes that are sent")
-    max_per_step: PositiveCount = Field(
-        description="episodes of one step, or of one evaluation, that are sent at most"
-    )
-    timeout_s: Seconds = Field(description="for one request, with its repetitions")
-
-
-class PythonTrackerConfig(PythonTarget):
+class PythonTrackerConfig(PythonTarget, TrackerBlock):
     """An `openenv_pipe.trackers.base.Tracker` of your own: target(run_folder, **options)."""
 
-
-TrackerConfig = Annotated[
-    TensorboardTrackerConfig
-    | WandbTrackerConfig
-    | MlflowTrackerConfig
-    | TrackioTrackerConfig
-    | OtlpTrackerConfig
-    | PythonTrackerConfig,
-    Field(discriminator="type"),
-]
+    type: Literal["python"]
 
 
+TrackerConfig = Annotated[TrackerBlock, Registered("tracker")]
 # A name is also that of a file in the run folder.
 TrackerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]{0,63}$")]
 TrackerConfigs = dict[TrackerName, TrackerConfig]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from openenv_pipe.config.schema.tracker import EpisodeTableConfig
+from openenv_pipe.extras.trackers.schema import EpisodeTableConfig
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.untrusted_text import for_people
 from openenv_pipe.trackers.base import TrackedStep

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.diff import flat
-from openenv_pipe.config.schema import MlflowTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
+from openenv_pipe.extras.trackers.schema import MlflowTrackerConfig
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
@@ -22,41 +22,25 @@ MAX_PARAMS = 100  # in one call
 MAX_PARAM_LENGTH = 500  # characters, which every version takes
 
 
-def load_mlflow() -> Any:
-    """Import mlflow. Raises ConfigError if it is not installed."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    try:
-        import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
-        import mlflow
-        import mlflow.entities
-        import sqlalchemy  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"tracker=mlflow needs the package {error.name}, which is not installed; "
-            f"{how_to_install('mlflow-skinny')}, or set tracker=none"
-        ) from error
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # each new file has lines about itself
-    return mlflow
-
-
 class MlflowTracker:
     """One run of an experiment. Its parameters are the keys of the configuration."""
 
-    def __init__(self, config: MlflowTrackerConfig) -> None:
+    def __init__(self, key: str, config: MlflowTrackerConfig, folder: Path) -> None:
+        """Import the package. Raises ConfigError if it is not installed."""
+        self._mlflow = _load_mlflow()
         self._config = config
         self._client: Any = None
         self._run_id = ""
 
     def open(self, run: TrackedRun) -> Opened:
         """Begin the run, or continue it under its id."""
-        mlflow = load_mlflow()
         if self._config.uri.startswith(SQLITE):
             Path(self._config.uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
-        self._client = mlflow.MlflowClient(self._config.uri)
-        if run.saved_id and self._continue(mlflow, run.saved_id):
+        self._client = self._mlflow.MlflowClient(self._config.uri)
+        if run.saved_id and self._continue(run.saved_id):
             self._run_id = run.saved_id
         else:
-            self._run_id = self._begin(mlflow, run)
+            self._run_id = self._begin(run)
         return Opened(run_id=self._run_id)
 
     def log(self, step: TrackedStep) -> None:
@@ -79,15 +63,15 @@ class MlflowTracker:
         self._client.set_terminated(self._run_id, STATUSES[status])
 
     def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        metric, now_ms = load_mlflow().entities.Metric, int(time.time() * 1000)
+        metric, now_ms = self._mlflow.entities.Metric, int(time.time() * 1000)
         metrics = [metric(key, value, now_ms, step) for key, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def _continue(self, mlflow: Any, run_id: str) -> bool:
+    def _continue(self, run_id: str) -> bool:
         """Open a run again; False if the store does not have it any more."""
         try:
             run = self._client.get_run(run_id)
-        except mlflow.exceptions.MlflowException as error:
+        except self._mlflow.exceptions.MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return False
             raise
@@ -96,13 +80,13 @@ class MlflowTracker:
         self._client.update_run(run_id, status="RUNNING")
         return True
 
-    def _begin(self, mlflow: Any, run: TrackedRun) -> str:
+    def _begin(self, run: TrackedRun) -> str:
         created = self._client.create_run(
-            self._experiment_id(mlflow), run_name=run.id, tags=dict(_tags(run))
+            self._experiment_id(), run_name=run.id, tags=dict(_tags(run))
         )
         run_id: str = created.info.run_id
         params = [
-            mlflow.entities.Param(key, str(value)[:MAX_PARAM_LENGTH])
+            self._mlflow.entities.Param(key, str(value)[:MAX_PARAM_LENGTH])
             for key, value in flat(dict(run.config)).items()
         ]
         for start in range(0, len(params), MAX_PARAMS):
@@ -110,7 +94,7 @@ class MlflowTracker:
         self._client.log_text(run_id, json.dumps(run.config, indent=2), "config.json")
         return run_id
 
-    def _experiment_id(self, mlflow: Any) -> str:
+    def _experiment_id(self) -> str:
         """Return the experiment's id; a new one in a file keeps its artifacts beside the file."""
         name = self._config.experiment
         found = self._client.get_experiment_by_name(name)
@@ -122,7 +106,7 @@ class MlflowTracker:
             place = (database.parent / "mlflow_artifacts").as_uri()
         try:
             return self._client.create_experiment(name, artifact_location=place)
-        except mlflow.exceptions.MlflowException:  # another run may have made it meanwhile
+        except self._mlflow.exceptions.MlflowException:  # another run may have made it meanwhile
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -141,3 +125,19 @@ def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
             yield "openenv_pipe.parent_checkpoint", run.parent.checkpoint
         if run.parent.tracker_run_id:
             yield "mlflow.parentRunId", run.parent.tracker_run_id  # the page nests the run there
+
+
+def _load_mlflow() -> Any:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
+        import mlflow
+        import mlflow.entities
+        import sqlalchemy  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"tracker=mlflow needs the package {error.name}, which is not installed; "
+            f"{how_to_install('mlflow-skinny')}, or set tracker=none"
+        ) from error
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # each new file has lines about itself
+    return mlflow

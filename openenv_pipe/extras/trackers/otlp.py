@@ -5,9 +5,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import OtlpTrackerConfig
 from openenv_pipe.config.schema.base import check_header_value
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_trace import (
@@ -20,6 +20,7 @@ from openenv_pipe.extras.trackers.episode_trace import (
     trace_id,
 )
 from openenv_pipe.extras.trackers.langfuse_scores import send_scores, server_of
+from openenv_pipe.extras.trackers.schema import OtlpTrackerConfig
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
@@ -30,54 +31,27 @@ SPANS_PER_REQUEST = 256
 NAME = "openenv-pipe"
 
 
-def load_opentelemetry() -> None:
-    """Import the exporter. Raises ConfigError if it is not installed."""
-    try:
-        import opentelemetry.exporter.otlp.proto.http.trace_exporter
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ImportError as error:
-        package = "opentelemetry-exporter-otlp-proto-http"
-        raise ConfigError(
-            f"tracker.type=otlp needs the package {package}, which is not installed; "
-            f"{how_to_install(package)}, or set tracker=none"
-        ) from error
-
-
-def read_credentials(name: str, config: OtlpTrackerConfig) -> dict[str, str]:
-    """Return the header with the credentials, which are read from the environment.
-
-    Raises:
-        ConfigError: a variable is not set, or has a character that no header can have.
-    """
-    credentials = config.credentials
-    if credentials is None:
-        return {}
-    missing = [each for each in credentials.variables if not os.environ.get(each)]
-    if missing:
-        raise ConfigError(
-            f"tracker.{name}: the environment variable {' and '.join(missing)} is not set, from "
-            f"which the header {credentials.header} is made"
-        )
-    values = [os.environ[each] for each in credentials.variables]
-    value = values[0]
-    if credentials.scheme == "bearer":
-        value = f"Bearer {value}"
-    elif credentials.scheme == "basic":
-        value = f"Basic {base64.b64encode(':'.join(values).encode()).decode()}"
-    try:
-        return {credentials.header: check_header_value(value)}
-    except ValueError as error:
-        raise ConfigError(f"tracker.{name}.credentials: {error}") from error
-
-
 class OtlpTracker:
     """One trace for each episode that is sampled. It sends no metrics and knows no runs."""
 
-    def __init__(self, name: str, config: OtlpTrackerConfig) -> None:
-        self._name = name
+    def __init__(self, key: str, config: OtlpTrackerConfig, folder: Path) -> None:
+        """Read the credentials.
+
+        Raises:
+            ConfigError: the exporter is not installed, or a credential is missing or invalid.
+        """
+        try:
+            import opentelemetry.exporter.otlp.proto.http.trace_exporter
+            import opentelemetry.sdk.trace  # noqa: F401
+        except ImportError as error:
+            package = "opentelemetry-exporter-otlp-proto-http"
+            raise ConfigError(
+                f"tracker.type=otlp needs the package {package}, which is not installed; "
+                f"{how_to_install(package)}, or set tracker=none"
+            ) from error
         self._config = config
+        self._headers = {**config.headers, **_credentials(key, config)}
         self._run: TrackedRun | None = None
-        self._headers: dict[str, str] = {}
         self._exporter: Any = None
         self._resource: Any = None
 
@@ -88,7 +62,6 @@ class OtlpTracker:
         from opentelemetry.sdk.resources import Resource
 
         self._run = run
-        self._headers = {**self._config.headers, **read_credentials(self._name, self._config)}
         self._resource = Resource({"service.name": NAME})
         self._exporter = OTLPSpanExporter(
             endpoint=self._config.endpoint,
@@ -183,3 +156,30 @@ class OtlpTracker:
 
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise ConnectionError(f"{self._config.endpoint} has not taken {len(spans)} spans")
+
+
+def _credentials(key: str, config: OtlpTrackerConfig) -> dict[str, str]:
+    """Return the header with the credentials, which are read from the environment.
+
+    Raises:
+        ConfigError: a variable is not set, or has a character that no header can have.
+    """
+    credentials = config.credentials
+    if credentials is None:
+        return {}
+    missing = [each for each in credentials.variables if not os.environ.get(each)]
+    if missing:
+        raise ConfigError(
+            f"{key}: the environment variable {' and '.join(missing)} is not set, from "
+            f"which the header {credentials.header} is made"
+        )
+    values = [os.environ[each] for each in credentials.variables]
+    value = values[0]
+    if credentials.scheme == "bearer":
+        value = f"Bearer {value}"
+    elif credentials.scheme == "basic":
+        value = f"Basic {base64.b64encode(':'.join(values).encode()).decode()}"
+    try:
+        return {credentials.header: check_header_value(value)}
+    except ValueError as error:
+        raise ConfigError(f"{key}.credentials: {error}") from error

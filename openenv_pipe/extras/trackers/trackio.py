@@ -4,11 +4,12 @@ import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import TrackioTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
+from openenv_pipe.extras.trackers.schema import TrackioTrackerConfig
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.untrusted_text import code_block
@@ -21,35 +22,23 @@ from openenv_pipe.trackers.base import (
 )
 
 
-def load_trackio() -> Any:
-    """Import trackio. Raises ConfigError if it is not installed."""
-    try:
-        import trackio
-        import trackio.sqlite_storage
-    except ImportError as error:
-        raise ConfigError(
-            "tracker=trackio needs the trackio package, which is not installed; "
-            f"{how_to_install('trackio')}, or set tracker=none"
-        ) from error
-    return trackio
-
-
 class TrackioTracker:
     """One run, whose steps are the lines of metrics.jsonl."""
 
-    def __init__(self, config: TrackioTrackerConfig) -> None:
+    def __init__(self, key: str, config: TrackioTrackerConfig, folder: Path) -> None:
+        """Import the package. Raises ConfigError if it is not installed."""
+        self._trackio = _load_trackio()
         self._config = config
         self._run: Any = None
         self._next_index = 0
 
     def open(self, run: TrackedRun) -> Opened:
         """Begin the run, or continue it under its id."""
-        trackio = load_trackio()
         run_id = run.saved_id or uuid.uuid4().hex
-        storage = trackio.sqlite_storage.SQLiteStorage
+        storage = self._trackio.sqlite_storage.SQLiteStorage
         last = storage.get_max_step_for_run(self._config.project, run.id, run_id=run_id)
         # Not trackio.init(), which prints to stdout, records the machine and knows no ids.
-        self._run = trackio.Run(
+        self._run = self._trackio.Run(
             url=None,
             project=self._config.project,
             client=None,
@@ -68,7 +57,7 @@ class TrackioTracker:
         values: dict[str, Any] = {**step.numbers, f"{stage}/step": number}
         if rows := episode_rows(self._config, step):
             data = [[*row[:-1], code_block(row[-1])] for row in rows]
-            values["episodes"] = load_trackio().Table(columns=list(COLUMNS), data=data)
+            values["episodes"] = self._trackio.Table(columns=list(COLUMNS), data=data)
         self._run.log(values, step=step.index)
         self._next_index = step.index + 1
 
@@ -83,3 +72,15 @@ class TrackioTracker:
         self._run.log(last, step=self._next_index - 1)
         with redirect_stdout(sys.stderr):  # it prints, and stdout is for results
             self._run.finish()
+
+
+def _load_trackio() -> Any:
+    try:
+        import trackio
+        import trackio.sqlite_storage
+    except ImportError as error:
+        raise ConfigError(
+            "tracker=trackio needs the trackio package, which is not installed; "
+            f"{how_to_install('trackio')}, or set tracker=none"
+        ) from error
+    return trackio

@@ -3,11 +3,12 @@
 import os
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import WandbTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
+from openenv_pipe.extras.trackers.schema import WandbTrackerConfig
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.trackers.base import (
@@ -21,34 +22,22 @@ from openenv_pipe.trackers.base import (
 LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
 
 
-def load_wandb() -> Any:
-    """Import wandb. Raises ConfigError if it is not installed."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
-    try:
-        import wandb
-    except ImportError as error:
-        raise ConfigError(
-            "tracker=wandb needs the wandb package, which is not installed; "
-            f"{how_to_install('wandb')}, or set tracker=none"
-        ) from error
-    return wandb
-
-
 class WandbTracker:
     """One run, whose steps are the lines of metrics.jsonl; offline, files in the run folder."""
 
-    def __init__(self, config: WandbTrackerConfig) -> None:
+    def __init__(self, key: str, config: WandbTrackerConfig, folder: Path) -> None:
+        """Import the package. Raises ConfigError if it is not installed."""
+        self._wandb = _load_wandb()
         self._config = config
         self._run: Any = None
         self._evaluated: dict[str, float] = {}  # since the last record
 
     def open(self, run: TrackedRun) -> Opened:
         """Begin the run, or continue it under its id."""
-        wandb = load_wandb()
         if self._run is not None:
             self._run.finish(exit_code=1)
         run_id = run.saved_id or uuid.uuid4().hex
-        self._run = wandb.init(
+        self._run = self._wandb.init(
             dir=run.folder,
             project=self._config.project,
             entity=self._config.entity,
@@ -60,7 +49,7 @@ class WandbTracker:
             tags=[*self._config.tags, *([run.parent.kind] if run.parent else [])],
             notes=_notes(run),
             config={**run.config, "openenv_pipe": origin_of(run, "wandb_id")},
-            settings=self._settings(wandb),
+            settings=self._settings(),
         )
         for stage in ("warm_start", "grpo", "eval"):
             self._run.define_metric(f"{stage}/step", hidden=True)
@@ -73,7 +62,7 @@ class WandbTracker:
         stage, number = step.record["stage"], step.record["step"]
         values: dict[str, Any] = {**step.numbers, f"{stage}/step": number, **self._evaluated}
         if rows := episode_rows(self._config, step):
-            table = load_wandb().Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+            table = self._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
             values["episodes"] = table
         self._run.log(values, step=step.index, commit=True)
         self._evaluated.clear()
@@ -91,9 +80,9 @@ class WandbTracker:
         self._run.summary.update({**summary, "status": status})
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
-    def _settings(self, wandb: Any) -> Any:
+    def _settings(self) -> Any:
         """Return settings by which nothing of the machine, the code or the output is sent."""
-        return wandb.Settings(
+        return self._wandb.Settings(
             mode=self._config.mode,
             silent=True,
             console="off",
@@ -114,3 +103,15 @@ def _notes(run: TrackedRun) -> str | None:
     where = f"@{run.parent.checkpoint}" if run.parent.checkpoint else ""
     known = f" (run {run.parent.tracker_run_id})" if run.parent.tracker_run_id else ""
     return f"{run.parent.kind} of {run.parent.id}{where}{known}"
+
+
+def _load_wandb() -> Any:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            "tracker=wandb needs the wandb package, which is not installed; "
+            f"{how_to_install('wandb')}, or set tracker=none"
+        ) from error
+    return wandb

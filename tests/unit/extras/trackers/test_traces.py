@@ -263,6 +263,13 @@ def test_a_rejected_request_is_told_and_sent_again(tmp_path, collector, monkeypa
     assert recovery == "tracker otlp works again"
 
 
+@pytest.mark.parametrize(("scheme", "variables"), [("basic", "[KEY]"), ("bearer", "[KEY, OTHER]")])
+def test_a_scheme_has_its_number_of_variables(scheme, variables):
+    credentials = f"{{header: Authorization, scheme: {scheme}, variables: {variables}}}"
+    with pytest.raises(ConfigError, match=rf"^tracker\.otlp\.credentials: scheme={scheme} with"):
+        compose(["conf=smoke", "tracker=otlp", f"tracker.otlp.credentials={credentials}"])
+
+
 def test_presets_take_credentials_from_the_environment_alone(tmp_path, collector, monkeypatch):
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-public")
     monkeypatch.delenv("LANGFUSE_SECRET_KEY", raising=False)
