@@ -255,6 +255,7 @@ def _cases() -> Iterator[tuple[str, Change]]:
         for kind, strange in STRANGE_NAMES.items():
             yield f"name {kind} {folder}", partial(names, folder, strange, suffix)
     yield from _values()
+    yield from _rows()
     yield from _tokenizers()
 
 
@@ -286,6 +287,9 @@ def _values() -> Iterator[tuple[str, Change]]:
         (["trainer", "steps"], lambda: 10**400),
     ):
         yield f"config {keys}", partial(with_value, "config.json", keys, value)
+
+
+def _rows() -> Iterator[tuple[str, Change]]:
     for what, change in (
         ("turns", partial(_turns, 20_000)),
         ("ids", lambda row: row["turns"][0].update(prompt_ids=[10**100] * 10)),

@@ -1,7 +1,7 @@
 """Options that several commands have."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,10 @@ RunsDir = Annotated[
         "and those that runs started here have used]",
         show_default=False,
     ),
+]
+
+Form = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
 ]
 
 

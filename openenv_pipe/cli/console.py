@@ -3,8 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import typer
 from rich.console import (
     Console,
     ConsoleOptions,
@@ -15,6 +16,7 @@ from rich.console import (
 )
 from rich.segment import Segment
 
+from openenv_pipe.commands import findings
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import visible
 
@@ -37,6 +39,18 @@ def print_table(shown: RenderableType) -> None:
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     width = None if has_width else FILE_WIDTH
     open_console(width=width, highlight=False).print(shown, crop=False)
+
+
+def print_findings(
+    lines: Sequence[findings.Line], form: Literal["table", "json"] = "table"
+) -> None:
+    """Print what a check found, and exit with code 1 if something failed."""
+    if form == "json":
+        print(findings.as_json(lines))
+    else:
+        print_table(findings.as_table(lines))
+    if findings.has_failed(lines):
+        raise typer.Exit(1)
 
 
 class _CleaningHook(RenderHook):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from openenv_pipe.cli.arguments import Form
 from openenv_pipe.cli.completion import complete_override, complete_target
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import FailureError
@@ -103,9 +104,7 @@ def check(
             show_default=False,
         ),
     ] = None,
-    form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
-    ] = "table",
+    form: Form = "table",
 ) -> None:
     """Play an environment, and report problems that would impair training on it.
 
@@ -118,8 +117,7 @@ def check(
     openenv-pipe env check conf=echo --learn 2
     """
 
-    from openenv_pipe.cli.console import open_console, print_table
-    from openenv_pipe.commands import findings
+    from openenv_pipe.cli.console import open_console, print_findings
     from openenv_pipe.commands.env.check import probe_environment
     from openenv_pipe.commands.env.targets import find_target
 
@@ -136,12 +134,7 @@ def check(
         )
         if learn is not None:
             lines.append(probe_learning([target, *overrides], minutes=learn, notify=notify))
-    if form == "json":
-        print(findings.as_json(lines))
-    else:
-        print_table(findings.as_table(lines))
-    if findings.has_failed(lines):
-        raise typer.Exit(1)
+    print_findings(lines, form)
 
 
 @app.command()

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import Form, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_subject
 from openenv_pipe.cli.progress import notify_user
 
@@ -33,9 +32,6 @@ Output = Annotated[
         help="Where the judge's answers are kept; default: RUN_judged, beside the run's folder.",
         show_default=False,
     ),
-]
-Form = Annotated[
-    Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
 ]
 
 
@@ -82,8 +78,7 @@ def check(
     openenv-pipe judge check conf=echo reward=ruler judge=openai judge.model=gpt-5-mini --step 40
     openenv-pipe judge check latest --min-auc 0.9 --format json
     """
-    from openenv_pipe.cli.console import open_console
-    from openenv_pipe.commands import findings
+    from openenv_pipe.cli.console import print_findings
     from openenv_pipe.commands import judge as judging
 
     limits = judging.Limits(
@@ -98,13 +93,7 @@ def check(
     work = judging.check_judge(
         recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
     )
-    lines = asyncio.run(work)
-    if form == "json":
-        print(findings.as_json(lines))
-    else:
-        open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
-    if findings.has_failed(lines):
-        raise typer.Exit(1)
+    print_findings(asyncio.run(work), form)
 
 
 @app.command()
@@ -124,7 +113,7 @@ def score(
     openenv-pipe judge score wordle/0007 --step 40 judge.model=gpt-5
     openenv-pipe judge score wordle/0007 --step 40 reward=ruler judge=openai judge.model=gpt-5
     """
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.commands import judge as judging
 
     recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
@@ -138,5 +127,5 @@ def score(
     table = Table("value", "in the run", "now", box=None, header_style="bold")
     for name, before, now in rescored.rows:
         table.add_row(name, *("" if each is None else f"{each:.4g}" for each in (before, now)))
-    open_console(soft_wrap=not sys.stdout.isatty()).print(table)
+    print_table(table)
     print(rescored.path)

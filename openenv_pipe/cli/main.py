@@ -238,16 +238,13 @@ def check(overrides: Overrides) -> None:
     composed = compose(overrides)
     for text in unused_keys(composed):
         notify_user(text)
-    from openenv_pipe.cli.console import open_console, print_table
-    from openenv_pipe.commands import findings
+    from openenv_pipe.cli.console import open_console, print_findings
 
     with open_console(stderr=True).status("loading the libraries") as status:
         from openenv_pipe.commands import preflight
 
         lines = preflight.run_checks(composed.config, status.update)
-    print_table(findings.as_table(lines))
-    if findings.has_failed(lines):
-        raise typer.Exit(1)
+    print_findings(lines)
 
 
 app.command("profile")(profile.profile)

@@ -19,6 +19,24 @@ Checkpoint = Annotated[
         autocompletion=complete_run,
     ),
 ]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="0.0.0.0 serves other machines too: set VLLM_API_KEY first, or "
+        "OPENENV_PIPE_TOKEN with --train."
+    ),
+]
+Engine = Annotated[
+    Literal["vllm", "local"] | None,
+    typer.Option(
+        help="vllm, or local for small models: without vLLM, in this process.  "
+        "[default: vllm where it is installed]"
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
+]
 
 
 def export(
@@ -57,24 +75,9 @@ def serve(
         typer.Option("--train", help="Train on what clients play: RUN is conf=NAME, or overrides."),
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="0.0.0.0 serves other machines too: set VLLM_API_KEY first, or "
-            "OPENENV_PIPE_TOKEN with --train."
-        ),
-    ] = "127.0.0.1",
-    engine: Annotated[
-        Literal["vllm", "local"] | None,
-        typer.Option(
-            help="vllm, or local for small models: without vLLM, in this process.  "
-            "[default: vllm where it is installed]"
-        ),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
-    ] = None,
+    host: Host = "127.0.0.1",
+    engine: Engine = None,
+    max_model_len: MaxModelLen = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:

@@ -126,12 +126,16 @@ class ChatFormat:
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
         self._cached_short_ids = lru_cache(_NUM_CACHED)(self.encode)
         self._cached_long_ids = lru_cache(_NUM_FIRST)(self.encode)
+        self._find_tool_support()
+
+    def _find_tool_support(self) -> None:
+        """Try the template with tools. Raises ConfigError if it rewrites earlier turns."""
         self.takes_tools = True
         self.has_fields = False  # the template reads calls and thoughts in fields of their own
-        if history == "append":
+        if self.history == "append":
             check_append_only(self)
         in_text = template_takes_tools(self, assistant(CALL))
-        in_fields = history == "rerender" and template_takes_tools(self, CALL_IN_FIELD)
+        in_fields = self.history == "rerender" and template_takes_tools(self, CALL_IN_FIELD)
         self.takes_tools = in_text or in_fields
         self.has_fields = in_fields and not (in_text and text_shows_calls(self))
         self._cached_first_ids.cache_clear()
@@ -334,12 +338,13 @@ class ChatFormat:
 
         is_sampled: False for what a client calls a reply; its special tokens are broken up.
         """
+        harmless = self._controls.special_broken_up
         if self.keeps_text:
-            return assistant(reply if is_sampled else self._harmless(reply))
+            return assistant(reply if is_sampled else harmless(reply))
         if not self.has_fields:
             visible, thought, _ = self.reply_reader.without_channels(reply)
             text = visible or ("" if thought else reply)
-            return {**assistant(self._harmless(text)), "thinking": self._harmless(thought)}
+            return {**assistant(harmless(text)), "thinking": harmless(thought)}
         # Clients leave out what the prompt begins with.
         reader = self.reply_reader if is_sampled else ReplyReader(self.reply_reader.form)
         read = reader.read(reply, tools)
@@ -351,8 +356,8 @@ class ChatFormat:
         is_native = "reasoning_content" in self.renderer.template
         named = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
         return {
-            **assistant(self._harmless(text)),
-            "reasoning_content" if is_native else "thinking": self._harmless(thought),
+            **assistant(harmless(text)),
+            "reasoning_content" if is_native else "thinking": harmless(thought),
             **self._controls.special_broken_up_in(tool_calls(named)),
         }
 
@@ -376,9 +381,6 @@ class ChatFormat:
             )
             for message in messages
         ]
-
-    def _harmless(self, text: str) -> str:
-        return self._controls.special_broken_up(text)
 
     def encode(self, text: str) -> list[int]:
         """Encode text; lone surrogates, which JSON can hold and tokenizers reject, become `?`."""

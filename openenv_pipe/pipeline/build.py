@@ -103,28 +103,21 @@ async def assembled(
     num_threads = config.num_threads or len(usable_cores())
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
-    host = (
-        RolloutWorkers(config, logs)
-        if isinstance(config.cluster, RayClusterConfig)
-        else servers.host(config, logs)
-    )
+    host = _make_host(config, logs, servers)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = build_workers(config, device, logs, num_threads)
     starting, notify = ExitStack(), progress.note
     try:
-        starting.enter_context(
-            progress.phase("starting the environment's servers and loading the model")
-        )
+        starting.enter_context(progress.phase("starting the servers and loading the model"))
         loading = in_thread(
             torch_thread, _load_checked, config, device, workers, checkpoint, notify
         )
         policy, _ = await asyncio.gather(loading, _start(host, logs, notify))
         weights = build_policy_weights(policy, workers) if policy else None
-        opened = _opened_engine(
-            config, policy, weights, torch_thread, logs, checkpoint, notify, servers
-        )
         async with (
-            opened as engine,
+            _opened_engine(
+                config, policy, weights, torch_thread, logs, checkpoint, notify, servers
+            ) as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_rollout(
                 config, host, known_sets, policy, engine, scorer, logs, notify
@@ -144,6 +137,12 @@ async def assembled(
             await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _make_host(config: RunConfig, logs: Path, servers: ServerProvider) -> Host | RolloutWorkers:
+    if isinstance(config.cluster, RayClusterConfig):
+        return RolloutWorkers(config, logs)
+    return servers.host(config, logs)
 
 
 @asynccontextmanager

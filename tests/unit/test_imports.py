@@ -1,4 +1,4 @@
-"""Rooms import only rooms below them, and only a few files import each heavy library."""
+"""Rooms import only rooms below them, few files import each heavy library, and all are small."""
 
 import ast
 import re
@@ -112,3 +112,15 @@ def test_rollout_knows_contracts_only(path):
 @pytest.mark.parametrize("path", FILES)
 def test_files_are_small_enough_to_be_read_in_one_go(path):
     assert len((PACKAGE / path).read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("folder", ["openenv_pipe", "envs", "tests"])
+def test_functions_are_small_enough_to_be_read_in_one_go(folder):
+    long = []
+    for path in (PACKAGE.parent / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                num_lines = (node.end_lineno or 0) - node.lineno + 1
+                if num_lines > 60:
+                    long.append(f"{path}:{node.lineno}: {node.name} has {num_lines} lines")
+    assert not long, "\n".join(long)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.config.schema.engine_vllm import PublishMode
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import Build, require_installed
+from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
-from openenv_pipe.engines.vllm.logprob_check import LogprobCheck, Probe
+from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import check_transfer, transfer_backend
 from openenv_pipe.engines.vllm.replica import Replica
@@ -64,7 +65,6 @@ async def open_engine(
     Args:
         source: the base model; None: the engine writes it into a folder for the servers.
         footprint: the learner's use of this machine's GPUs.
-        logs: the folder of the servers' log files.
         executor: torch's thread.
         make_processes: makes the servers of `engine.launch=managed` on this machine.
         nodes: the cluster on whose nodes they are started instead.
@@ -77,15 +77,12 @@ async def open_engine(
     mode = config.publish_mode(weights.lora_rank)
     check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
-    build: Build = "cuda" if footprint.on_gpu else "cpu"
-    installed = None
-    if nodes is None and config.launch == "managed":
-        sees_images = weights.placeholder_id is not None
-        installed = require_installed(build, sees_images=sees_images)
+    spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
+    installed = _required_installation(config, spec, nodes)
     with weights_folder(config.weights_dir) as root:
-        spec = await _server_spec(config, weights, mode, source, build, root, executor)
-        backend = transfer_backend(config, mode, build)
-        spec = replace(spec, sleeps=level > 0, transfer_backend=backend)
+        if source is None and config.launch != "attach":
+            spec = replace(spec, model=str(root / "base"))
+            await in_thread(executor, weights.write_base, root / "base")
         servers = await make_servers(
             config,
             spec,
@@ -96,20 +93,12 @@ async def open_engine(
             make_processes=make_processes,
             nodes=nodes,
         )
-        facts: dict[str, Any] = {
-            "launch": config.launch,
-            "publish": mode,
-            "weight_transfer": config.weight_transfer,
-            "sleep_level": level,
-            "vllm": installed.version if installed else None,
-            "packages": installed.packages if installed else None,
-        }
-        transfer = build_transfer(config, mode, weights, root, executor, backend)
-        versions = Versions(transfer, Owner.new(logs), root.name)
+        facts = _own_facts(config, mode, level, installed)
+        transfer = build_transfer(config, mode, weights, root, executor, spec.transfer_backend)
         async with running(
             config,
             weights,
-            versions,
+            Versions(transfer, Owner.new(logs), root.name),
             servers,
             root=root,
             executor=executor,
@@ -117,12 +106,63 @@ async def open_engine(
             facts={"engine": facts},
             notify=notify,
         ) as engine:
-            about = [server.about for server in servers if server.about]
-            if about and nodes is not None:
-                facts["on_nodes"] = about[0]  # all nodes have the same version
-            elif about:
-                facts["shared_servers"] = about[0] if len(about) == 1 else about
+            facts |= _server_facts(servers, are_on_nodes=nodes is not None)
             yield engine
+
+
+def _server_spec(
+    config: VllmEngineConfig,
+    weights: "PolicyWeights",
+    source: Source | None,
+    footprint: LearnerFootprint,
+    *,
+    mode: PublishMode,
+    sleeps: bool,
+) -> ServerSpec:
+    """Return what the servers serve; without a source, the model is not yet known."""
+    build: Build = "cuda" if footprint.on_gpu else "cpu"
+    return ServerSpec(
+        model=source.path if source else "",
+        revision=source.revision if source else None,
+        build=build,
+        dtype=weights.precision if config.dtype == "auto" else config.dtype,
+        lora_rank=weights.lora_rank if mode == "adapter" else 0,
+        sees_images=weights.placeholder_id is not None,
+        sleeps=sleeps,
+        transfer_backend=transfer_backend(config, mode, build),
+    )
+
+
+def _required_installation(
+    config: VllmEngineConfig, spec: ServerSpec, nodes: RayClusterConfig | None
+) -> Installed | None:
+    """Return the vLLM that the servers run with; None: they are not processes of this machine."""
+    if nodes is not None or config.launch != "managed":
+        return None
+    return require_installed(spec.build, sees_images=spec.sees_images)
+
+
+def _own_facts(
+    config: VllmEngineConfig, mode: PublishMode, level: int, installed: Installed | None
+) -> dict[str, Any]:
+    return {
+        "launch": config.launch,
+        "publish": mode,
+        "weight_transfer": config.weight_transfer,
+        "sleep_level": level,
+        "vllm": installed.version if installed else None,
+        "packages": installed.packages if installed else None,
+    }
+
+
+def _server_facts(servers: Sequence[VllmServer], *, are_on_nodes: bool) -> dict[str, Any]:
+    """Return what servers that others started or keep have reported about themselves."""
+    about = [server.about for server in servers if server.about]
+    if not about:
+        return {}
+    if are_on_nodes:
+        return {"on_nodes": about[0]}  # all nodes have the same version
+    return {"shared_servers": about[0] if len(about) == 1 else about}
 
 
 @asynccontextmanager
@@ -148,13 +188,7 @@ async def running(
     exact = "float32" if dtype == weights.precision == "float32" else "bfloat16"
     logprob_check = LogprobCheck(weights, dtype=exact, max_model_len=config.max_model_len)
     sends_adapters = versions.transfer.sends_adapters
-
-    def prepare() -> Probe | None:
-        logprob_check.expect(logprob_check.compute())
-        name = f"{root.name}-probe"
-        return logprob_check.write_probe(root / "probe", name) if sends_adapters else None
-
-    probe = await in_thread(executor, prepare)
+    probe = await in_thread(executor, partial(logprob_check.begin, root, with_probe=sends_adapters))
     replicas = [
         Replica(
             number,
@@ -234,26 +268,3 @@ def build_transfer(
         return IpcLink() if backend == "ipc" else GlooLink(root / f"meeting-{next(numbers)}")
 
     return MemoryTransfer(weights, executor, link)
-
-
-async def _server_spec(
-    config: VllmEngineConfig,
-    weights: "PolicyWeights",
-    mode: str,
-    source: Source | None,
-    build: Build,
-    root: Path,
-    executor: Executor,
-) -> ServerSpec:
-    if source is None and config.launch != "attach":
-        folder = root / "base"
-        await in_thread(executor, weights.write_base, folder)
-        source = Source(path=str(folder), revision=None)
-    return ServerSpec(
-        model=source.path if source else "",
-        revision=source.revision if source else None,
-        build=build,
-        dtype=weights.precision if config.dtype == "auto" else config.dtype,
-        lora_rank=weights.lora_rank if mode == "adapter" else 0,
-        sees_images=weights.placeholder_id is not None,
-    )

@@ -59,6 +59,18 @@ class LogprobCheck:
             self.prompts.append(_image_prompt(weights, self.prompts[0]))
         self._encoder = ImageEncoder(weights)
 
+    def begin(self, root: Path, *, with_probe: bool) -> Probe | None:
+        """Expect the policy as it is now, and write a probe's adapter into a folder in `root`.
+
+        Call it in torch's thread. with_probe: whether servers get adapters at all
+        """
+        self.expect(self.compute())
+        if not with_probe:
+            return None
+        folder, moves = root / "probe", PROBE_MOVES * self.bound
+        expected_PV = self._weights.write_probe(folder, self.prompts, TEMPERATURE, moves=moves)
+        return Probe(name=f"{root.name}-probe", folder=folder, expected=expected_PV)
+
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
         return self._weights.next_logprobs(self.prompts, TEMPERATURE)
@@ -95,12 +107,6 @@ class LogprobCheck:
                 "it may serve old weights, another model, or raw logprobs"
             )
         return difference
-
-    def write_probe(self, folder: Path, name: str) -> Probe:
-        """Write the adapter of a probe into a folder. Call it in torch's thread."""
-        moves = PROBE_MOVES * self.bound
-        expected_PV = self._weights.write_probe(folder, self.prompts, TEMPERATURE, moves=moves)
-        return Probe(name=name, folder=folder, expected=expected_PV)
 
     async def try_probe(self, client: VllmClient, probe: Probe, number: int) -> None:
         """Check that the server with this number applies the probe's adapter as the trainer does.
