@@ -1,4 +1,4 @@
-"""Shell completion of overrides, runs and targets. It composes no configuration, to be quick."""
+"""Shell completion of overrides and runs. It composes no configuration, to be quick."""
 
 import os
 from pathlib import Path
@@ -41,12 +41,6 @@ def complete_run(incomplete: str) -> list[str]:
 def complete_subject(incomplete: str) -> list[str]:
     """Return continuations of an argument of `eval`: runs and overrides."""
     return [*complete_run(incomplete), *complete_override(incomplete)]
-
-
-def complete_target(incomplete: str) -> list[str]:
-    """Return continuations of a target of `openenv-pipe env`: a block's name, or an experiment."""
-    names = [*group_options("env"), *(f"conf={name}" for name in group_options("conf"))]
-    return [name for name in names if name.startswith(incomplete) and name != "base"]
 
 
 def complete_bash_value() -> bool:

@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 from openenv_pipe import __version__
 from openenv_pipe.cli import (
     engine,
-    env,
     episodes,
     hosts,
     judge,
@@ -66,7 +65,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )
-app.add_typer(env.app, name="env")
 app.add_typer(engine.app, name="engine")
 app.add_typer(judge.app, name="judge")
 app.add_typer(episodes.app, name="episodes")

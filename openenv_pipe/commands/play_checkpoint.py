@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.targets import for_one_session
 from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig, VerifierTerm
 from openenv_pipe.engines.base import (
     Completion,
@@ -248,7 +247,7 @@ def for_play(config: RunConfig) -> RunConfig:
         if not isinstance(term, VerifierTerm)
     }
     changes = {
-        "host": for_one_session(config.host),
+        "host": config.host.for_one_session(),
         "reward": config.reward.model_copy(update={"terms": terms}),
         "judge": NoJudgeConfig(type="none"),
         "cluster": LocalClusterConfig(type="local"),

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenv_pipe.commands.env.check import probe_environment, speed
-from openenv_pipe.commands.env.check.learning import probe_learning
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Line, Result, as_json, has_failed
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.check.learning import probe_learning
+from openenv_pipe.extras.lab.targets import find_target
 
 BAD_ENV = str(Path(__file__).parents[1] / "bad_env")
 NUM_EPISODES = 150

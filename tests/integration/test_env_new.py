@@ -7,9 +7,9 @@ import tempfile
 
 import pytest
 
-from openenv_pipe.commands.env.check import probe_environment, speed
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Result
+from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.targets import find_target
 from tests.commands import SMALL, run
 
 NAME = "odd_letters"

@@ -15,9 +15,6 @@ import pytest
 import yaml
 from fakes import SPLITS, run_config
 
-from openenv_pipe.commands.env import trial
-from openenv_pipe.commands.env.inspect import env_block, inspect_environment
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.config.schema import AttachHostConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import adapter_for
@@ -26,6 +23,9 @@ from openenv_pipe.environments.hosts.attach import AttachHost
 from openenv_pipe.environments.random_policy import random_action
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.lab import trial
+from openenv_pipe.extras.lab.inspect import env_block, inspect_environment
+from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer

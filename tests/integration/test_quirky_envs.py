@@ -10,12 +10,12 @@ import pytest
 import yaml
 from quirky_server import quirky_server
 
-from openenv_pipe.commands.env.check import check as check_module
-from openenv_pipe.commands.env.check import probe_environment
-from openenv_pipe.commands.env.inspect import UNTRAINABLE, inspect_environment
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.lab.check import check as check_module
+from openenv_pipe.extras.lab.check import probe_environment
+from openenv_pipe.extras.lab.inspect import UNTRAINABLE, inspect_environment
+from openenv_pipe.extras.lab.targets import find_target
 
 TUPLE = "step() returned a tuple; OpenEnv wants the observation alone"
 # A quirk, and what the problem says that `inspect` finds.

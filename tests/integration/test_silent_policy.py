@@ -11,10 +11,10 @@ from statistics import fmean
 import pytest
 from wild_envs import write_packages
 
-from openenv_pipe.commands.env.check import probe_environment, speed
-from openenv_pipe.commands.env.inspect import inspect_environment
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Result
+from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.inspect import inspect_environment
+from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import SMALL, run
 

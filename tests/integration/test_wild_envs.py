@@ -9,14 +9,14 @@ import yaml
 from test_train import SMALL, run
 from wild_envs import write_island, write_packages, write_python
 
-from openenv_pipe.commands.env.inspect import inspect_environment
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.extras.lab.inspect import inspect_environment
+from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer

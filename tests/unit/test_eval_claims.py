@@ -7,10 +7,10 @@ import pytest
 import run_samples
 from starlette.testclient import TestClient
 
-from openenv_pipe.commands.env.check.learning import learning_line
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.pipeline.evaluate import stop_reason
 from openenv_pipe.reports.compare.grouping import compare_settings
 from openenv_pipe.reports.compare.load import find_runs

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode, play_scripted, reset
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.baselines import try_baselines
 from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
+from openenv_pipe.commands.recorded_play import PlayedEpisode, play_scripted, reset
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for

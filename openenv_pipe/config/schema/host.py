@@ -1,6 +1,6 @@
 """`host`: where environment servers run, and how many."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -54,11 +54,19 @@ class HostBlock(Block):
         """The number of episodes that all servers play at once, as far as the keys say."""
         return self.sessions_per_server
 
+    def for_one_session(self) -> Self:
+        """Return this host with one server that has one session, and is not restarted."""
+        return self.model_copy(update={"sessions_per_server": 1})
+
 
 class StartedServers(HostBlock):
     """Base of the hosts that start their servers."""
 
     num_servers: NumServers
+
+    def for_one_session(self) -> Self:
+        changes = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
+        return self.model_copy(update=changes)
 
     @property
     def capacity(self) -> int:
@@ -140,6 +148,9 @@ class AttachHostConfig(HostBlock):
     @property
     def capacity(self) -> int:
         return len(self.urls) * self.sessions_per_server
+
+    def for_one_session(self) -> Self:
+        return self.model_copy(update={"sessions_per_server": 1, "urls": self.urls[:1]})
 
 
 class KubernetesHostConfig(StartedServers):

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.process import ManagedProcess

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import (
     EnvConfig,
-    HostConfig,
     RewardConfig,
     ServingConfig,
     TaskServer,
@@ -106,14 +105,6 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
     return ListedRows(split, config, rows, f"split {config.split!r} of the server")
 
 
-def for_one_session(host: HostConfig) -> HostConfig:
-    """Return the host with one server for one session, which is not restarted."""
-    changes: dict[str, Any] = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
-    if host.type == "attach":
-        changes = {"sessions_per_server": 1, "urls": host.urls[:1]}
-    return host.model_copy(update=changes)
-
-
 @asynccontextmanager
 async def one_server(
     serving: ServingConfig, *, num_sessions: int = 1, variables: Mapping[str, str] | None = None
@@ -125,7 +116,7 @@ async def one_server(
     """
     told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
     one = ServingConfig(
-        env=serving.env.model_copy(update={"variables": told}), host=for_one_session(serving.host)
+        env=serving.env.model_copy(update={"variables": told}), host=serving.host.for_one_session()
     )
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as logs:
         host = build_host(one, Path(logs))

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 import numpy
 import psutil
 
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.process import ProcessHost
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 
 NUM_SESSIONS = 8
 NUM_SAMPLES = 50

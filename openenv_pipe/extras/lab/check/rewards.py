@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.system.untrusted_text import shortened
 

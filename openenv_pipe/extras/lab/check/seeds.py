@@ -3,15 +3,12 @@
 import random
 from collections.abc import AsyncIterator
 
-from openenv_pipe.commands.env.check.clocks import is_clock
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import (
-    PlayedEpisode,
-    leaves,
-    play_to_end,
-)
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.extras.lab.check.clocks import is_clock
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
+from openenv_pipe.extras.lab.episodes import leaves, play_to_end
 
 NUM_TASKS = 8
 

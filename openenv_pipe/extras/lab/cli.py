@@ -1,4 +1,4 @@
-"""The commands of `openenv-pipe env`: help and arguments. The work is in modules of their own."""
+"""The commands of `openenv-pipe env`: help and arguments. The work is in the modules beside it."""
 
 import sys
 from pathlib import Path
@@ -7,13 +7,21 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.arguments import Form
-from openenv_pipe.cli.completion import complete_override, complete_target
+from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import FailureError
+from openenv_pipe.system.resources import group_options
 from openenv_pipe.system.secrets import redact
 
 # styles of rich, by the kind of a text that `play` shows
 STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "reward": "bold green"}
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Return continuations of a target: a block's name, or an experiment."""
+    names = [*group_options("env"), *(f"conf={name}" for name in group_options("conf"))]
+    return [name for name in names if name.startswith(incomplete) and name != "base"]
+
 
 app = typer.Typer(help="Environments: write, play, check, inspect them.", no_args_is_help=True)
 
@@ -66,8 +74,8 @@ def inspect(
     openenv-pipe env inspect registry.example/my_env:latest
     """
     from openenv_pipe.cli.console import open_console
-    from openenv_pipe.commands.env.inspect import inspect_environment
-    from openenv_pipe.commands.env.targets import find_target
+    from openenv_pipe.extras.lab.inspect import inspect_environment
+    from openenv_pipe.extras.lab.targets import find_target
 
     console = open_console(stderr=True)
     with console.status("") as status:
@@ -118,12 +126,12 @@ def check(
     """
 
     from openenv_pipe.cli.console import open_console, print_findings
-    from openenv_pipe.commands.env.check import probe_environment
-    from openenv_pipe.commands.env.targets import find_target
+    from openenv_pipe.extras.lab.check import probe_environment
+    from openenv_pipe.extras.lab.targets import find_target
 
     found = find_target(target, overrides)
     if learn is not None:
-        from openenv_pipe.commands.env.check.learning import probe_learning, tiny_experiment
+        from openenv_pipe.extras.lab.check.learning import probe_learning, tiny_experiment
 
         tiny_experiment([target, *overrides])  # rejected before the other checks take their time
     console = open_console(stderr=True)
@@ -160,8 +168,8 @@ def play(
     openenv-pipe env play conf=wordle --raw
     openenv-pipe env play wordle --web
     """
-    from openenv_pipe.commands.env.play import play_environment, serve_page
-    from openenv_pipe.commands.env.targets import find_target
+    from openenv_pipe.extras.lab.play import play_environment, serve_page
+    from openenv_pipe.extras.lab.targets import find_target
 
     found = find_target(target, overrides)
     if web:
@@ -205,7 +213,7 @@ def new(
     \b
     openenv-pipe env new my_env
     """
-    from openenv_pipe.commands.env.scaffold import create_environment
+    from openenv_pipe.extras.lab.scaffold import create_environment
     from openenv_pipe.system.resources import short_path
 
     for path in create_environment(name, Path.cwd()):

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from openenv_pipe.commands.env.check.rewards import unusable_penalty
-from openenv_pipe.commands.env.episodes import is_complaint
-from openenv_pipe.commands.env.trial import Trial
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.environments.client.protocol import is_wrong_return
 from openenv_pipe.environments.schemas import Schema
+from openenv_pipe.extras.lab.check.rewards import unusable_penalty
+from openenv_pipe.extras.lab.episodes import is_complaint
+from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.rollout.collector import done_at_reset
 
 MAX_SHOWN = 400  # characters of an observation or an error in a message

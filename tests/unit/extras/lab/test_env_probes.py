@@ -6,23 +6,23 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import run_samples
 
-from openenv_pipe.commands.env.check.leaks import leak_lines
-from openenv_pipe.commands.env.check.learning import learning_line
-from openenv_pipe.commands.env.check.memory import growth_line
-from openenv_pipe.commands.env.check.rewards import (
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
+from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.extras.lab.check.leaks import leak_lines
+from openenv_pipe.extras.lab.check.learning import learning_line
+from openenv_pipe.extras.lab.check.memory import growth_line
+from openenv_pipe.extras.lab.check.rewards import (
     best_play,
     constant_line,
     ends_line,
     reward_lines,
     silence_line,
 )
-from openenv_pipe.commands.env.check.seeds import same_seed_line, tasks_line
-from openenv_pipe.commands.env.check.validation import judge_pin, read_report
-from openenv_pipe.commands.env.episodes import PlayedEpisode
-from openenv_pipe.commands.findings import Result
-from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.extras.lab.check.seeds import same_seed_line, tasks_line
+from openenv_pipe.extras.lab.check.validation import judge_pin, read_report
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.types import Task
 

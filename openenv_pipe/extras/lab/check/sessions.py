@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.errors import ServerFullError
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 
 MAX_SESSIONS = 64
 

@@ -9,12 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from openenv_pipe.commands.env.episodes import (
-    Chooser,
-    PlayedEpisode,
-    play_to_end,
-)
-from openenv_pipe.commands.env.random_play import random_actions, session_tools
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.client.protocol import EXECUTION_ERROR
 from openenv_pipe.environments.client.session import Session
@@ -23,6 +18,8 @@ from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.errors import ServerFullError, SessionError, StepRejectedError, raise_first
+from openenv_pipe.extras.lab.episodes import Chooser, play_to_end
+from openenv_pipe.extras.lab.random_play import random_actions, session_tools
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Tool
 

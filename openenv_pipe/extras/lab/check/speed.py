@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import numpy
 
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 
 NUM_SESSIONS = (1, 8, 64)
 LIMIT_S = 2.0  # for each, plus the time that running episodes need to end

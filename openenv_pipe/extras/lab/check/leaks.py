@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.commands.env.check.clocks import is_time
-from openenv_pipe.commands.env.episodes import PlayedEpisode, leaves
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.adapters.templates import BOOKKEEPING
 from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
+from openenv_pipe.extras.lab.check.clocks import is_time
+from openenv_pipe.extras.lab.episodes import leaves
 
 EMPTY: tuple[Any, ...] = ("", None, [], {}, 0, 0.0, False)
 MAX_OTHERS = 20  # episodes with another answer that are searched to measure hits by chance

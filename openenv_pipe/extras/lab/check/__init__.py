@@ -1,5 +1,5 @@
 """`openenv-pipe env check`: probe an environment by playing it."""
 
-from openenv_pipe.commands.env.check.check import probe_environment
+from openenv_pipe.extras.lab.check.check import probe_environment
 
 __all__ = ["probe_environment"]

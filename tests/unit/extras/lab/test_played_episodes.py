@@ -7,11 +7,12 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from fakes import FakeHost, run_config
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode, play_to_end
-from openenv_pipe.commands.env.play import Game
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.extras.lab.episodes import play_to_end
+from openenv_pipe.extras.lab.play import Game
 from openenv_pipe.types import Status, Task
 
 CONFIG = run_config()

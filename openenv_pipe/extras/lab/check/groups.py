@@ -3,18 +3,18 @@
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from openenv_pipe.commands.env.check.leaks import leak_lines
-from openenv_pipe.commands.env.check.rewards import (
+from openenv_pipe.commands.findings import Line
+from openenv_pipe.commands.recorded_play import PlayedEpisode
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.extras.lab.check.leaks import leak_lines
+from openenv_pipe.extras.lab.check.rewards import (
     best_play,
     constant_line,
     ends_line,
     reward_lines,
     silence_line,
 )
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import PlayedEpisode
-from openenv_pipe.commands.findings import Line
-from openenv_pipe.environments.client.session import Session
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.types import Action, Observation
 
 NUM_TASKS = 16

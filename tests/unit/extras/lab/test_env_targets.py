@@ -2,8 +2,8 @@
 
 import pytest
 
-from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.system.resources import shipped_dir
 
 

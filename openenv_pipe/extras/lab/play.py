@@ -14,8 +14,7 @@ from typing import Literal, Protocol
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode, RecordedPlayer
-from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
+from openenv_pipe.commands.recorded_play import PlayedEpisode, RecordedPlayer
 from openenv_pipe.config.schema import EnvConfig, RewardConfig, ScriptedEngineConfig
 from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
 from openenv_pipe.environments.adapters import Adapter, adapter_for
@@ -25,6 +24,7 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (

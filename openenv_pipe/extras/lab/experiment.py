@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 from statistics import median_low
 from typing import Any
 
-from openenv_pipe.commands.env.check.rewards import unusable_penalty
-from openenv_pipe.commands.env.trial import Trial
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
+from openenv_pipe.extras.lab.check.rewards import unusable_penalty
+from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.conversation import cut_messages

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from openenv_pipe.commands.env.episodes import Chooser, reset
+from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.tool import call_action, tools_of
@@ -12,6 +12,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_action, draw_call
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.errors import ConfigError, StepRejectedError
+from openenv_pipe.extras.lab.episodes import Chooser
 from openenv_pipe.types import Action, Observation, Task, Tool
 
 

@@ -4,18 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from openenv_pipe.commands.env.check.groups import probe_groups
-from openenv_pipe.commands.env.check.memory import probe_memory
-from openenv_pipe.commands.env.check.protocol import probe_protocol
-from openenv_pipe.commands.env.check.seeds import probe_seeds
-from openenv_pipe.commands.env.check.sessions import probe_sessions
-from openenv_pipe.commands.env.check.speed import probe_speed
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.check.validation import probe_validation
-from openenv_pipe.commands.env.episodes import Chooser, reset, scripted
-from openenv_pipe.commands.env.random_play import random_actions, session_tools
-from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
@@ -24,6 +14,17 @@ from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.lab.check.groups import probe_groups
+from openenv_pipe.extras.lab.check.memory import probe_memory
+from openenv_pipe.extras.lab.check.protocol import probe_protocol
+from openenv_pipe.extras.lab.check.seeds import probe_seeds
+from openenv_pipe.extras.lab.check.sessions import probe_sessions
+from openenv_pipe.extras.lab.check.speed import probe_speed
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
+from openenv_pipe.extras.lab.check.validation import probe_validation
+from openenv_pipe.extras.lab.episodes import Chooser, scripted
+from openenv_pipe.extras.lab.random_play import random_actions, session_tools
+from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task
 

@@ -17,17 +17,6 @@ from typing import Any
 
 import yaml
 
-from openenv_pipe.commands.env.experiment import ends_notes, experiment, fit_limits
-from openenv_pipe.commands.env.random_play import calls_tools
-from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server, open_tasks
-from openenv_pipe.commands.env.templates import (
-    first_template,
-    following_template,
-    is_plain,
-    template_of_schema,
-)
-from openenv_pipe.commands.env.trial import NUM_SESSIONS, Trial, try_environment
-from openenv_pipe.commands.env.trial_notes import notes_of, problem_of
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.render import to_yaml
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
@@ -43,6 +32,17 @@ from openenv_pipe.environments.client.metadata import (
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits
+from openenv_pipe.extras.lab.random_play import calls_tools
+from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
+from openenv_pipe.extras.lab.templates import (
+    first_template,
+    following_template,
+    is_plain,
+    template_of_schema,
+)
+from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, try_environment
+from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 from openenv_pipe.system.secrets import MARK

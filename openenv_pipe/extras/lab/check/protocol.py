@@ -4,18 +4,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
-from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import (
-    PlayedEpisode,
-    is_complaint,
-    play_to_end,
-    reset,
-)
 from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.recorded_play import PlayedEpisode, reset
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.environments.client.protocol import EXECUTION_ERROR, is_wrong_return
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRejectedError
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
+from openenv_pipe.extras.lab.episodes import is_complaint, play_to_end
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.system.untrusted_text import shortened

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from openenv_pipe.commands.env.episodes import Chooser, PlayedEpisode, play_to_end
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.errors import ServerFullError, raise_first
+from openenv_pipe.extras.lab.episodes import Chooser, play_to_end
 from openenv_pipe.types import Task
 
 Work = TypeVar("Work")

@@ -3,19 +3,20 @@
 import pytest
 from fakes import run_config
 
-from openenv_pipe.commands.env.check.rewards import unusable_penalty
-from openenv_pipe.commands.env.episodes import PlayedEpisode, is_complaint
-from openenv_pipe.commands.env.experiment import ends_notes, experiment, fit_limits
-from openenv_pipe.commands.env.inspect import env_block
-from openenv_pipe.commands.env.templates import first_template, following_template, is_plain
-from openenv_pipe.commands.env.trial import Trial
-from openenv_pipe.commands.env.trial_notes import notes_of, problem_of
+from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.templates import compile_template, render_message
 from openenv_pipe.environments.client.metadata import ServerMetadata
 from openenv_pipe.environments.client.protocol import StepResult, error_of_frame
 from openenv_pipe.errors import SessionTimeoutError, StepRejectedError
+from openenv_pipe.extras.lab.check.rewards import unusable_penalty
+from openenv_pipe.extras.lab.episodes import is_complaint
+from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits
+from openenv_pipe.extras.lab.inspect import env_block
+from openenv_pipe.extras.lab.templates import first_template, following_template, is_plain
+from openenv_pipe.extras.lab.trial import Trial
+from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
 from openenv_pipe.types import Task
 
 DESCRIPTION = ServerMetadata(

@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
-from openenv_pipe.commands.env.scaffold import TEMPLATE, create_environment
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.scaffold import TEMPLATE, create_environment
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,0 @@
-"""The commands `openenv-pipe env ...`, each about one environment."""

@@ -1,0 +1,14 @@
+"""`openenv-pipe env`: write, play, check and inspect environments.
+
+cli                      options and help
+targets                  what a command is about, and one running server of it
+episodes, random_play    episodes whose actions a function chooses, or chance
+inspect                  `env inspect`: a block and an experiment, from what a trial measures
+check/                   `env check`: probes by playing
+play                     `env play`: a person in the model's place
+scaffold/                `env new`: a copy of a small environment
+"""
+
+from openenv_pipe.registry import Command, Extra
+
+EXTRA = Extra(name="lab", commands=(Command(name="env", target="openenv_pipe.extras.lab.cli:app"),))

@@ -1,0 +1,130 @@
+"""Play episodes whose actions a function chooses, and look for complaints in what is observed."""
+
+import random
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.commands.recorded_play import PlayedEpisode, RecordedPlayer, UsableReplies
+from openenv_pipe.config.schema import EnvConfig, ScriptedEngineConfig
+from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
+from openenv_pipe.engines.scripted import ScriptedPolicy, replies_of
+from openenv_pipe.environments.adapters import Adapter
+from openenv_pipe.environments.adapters.base import Ask
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.system.tasks import awaited
+from openenv_pipe.types import Action, Message, Observation, Opening
+
+ERROR_FIELDS = frozenset({"error", "errors", "error_message", "exception", "traceback"})
+MAX_COMPLAINT = 400  # characters
+COMPLAINT = re.compile(
+    r"not (?:set|found|given|provided|specified|loaded|configured|available|installed)|unavailable"
+    r"|\b(?:is|are) (?:required|missing)|\bmissing (?:\w+ ){0,3}(?:keyword|argument|parameter|key)"
+    r"|must (?:be (?:set|given|provided|specified)|provide|pass|specify)|please (?:provide|pass|set"
+    r"|specify)|no \w+ (?:was )?(?:set|given|provided|specified|loaded|selected|configured)"
+    r"|\berror:|\b\w+Error\b|failed to|api[_ ]key",
+    re.IGNORECASE,
+)
+
+Chooser = Callable[
+    [Sequence[Observation], random.Random], Sequence[Action] | Awaitable[Sequence[Action]]
+]
+
+
+def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Chooser:
+    """Make a chooser of a scripted policy, whose replies are read as a model's would be.
+
+    The chooser raises ConfigError for an unusable reply.
+    """
+    reply, usable = replies_of(policy), UsableReplies(adapter)
+
+    async def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        written = await reply(observations, draw, opening)
+        return await usable.read(PLAIN_READER.read(written, opening.tools))
+
+    return choose
+
+
+class ChosenActions(StaticEngine):
+    """The engine of one episode whose actions a function chooses, and the adapter of its replies,
+    which have no text."""
+
+    capabilities = ScriptedEngineConfig.capabilities
+    max_episodes = 1
+
+    def __init__(self, choose: Chooser, draw: random.Random) -> None:
+        self._choose = choose
+        self._draw = draw
+        self._actions: Sequence[Action] = ()
+
+    async def generate(self, request: ObservationRequest) -> TextReply:
+        self._actions = await awaited(self._choose(request.observations, self._draw))
+        return TextReply(text="")
+
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        return Opening(messages=[])
+
+    def read(self, reply: str) -> Sequence[Action]:
+        return self._actions
+
+    def follow(self, observation: Observation) -> list[Message]:
+        return []
+
+    def reject(self, why: str) -> list[Message]:
+        return []
+
+
+async def play_to_end(
+    session: Session,
+    play: PlayedEpisode,
+    choose: Chooser,
+    env: EnvConfig,
+    draw: random.Random,
+    *,
+    with_states: bool = False,
+) -> None:
+    """Play an episode to its end, or for env.max_turns turns, and record it in `play`.
+
+    with_states: also request the state before each turn.
+
+    Raises:
+        SessionError: the session failed, or rejected the reset.
+    """
+
+    async def choose_after_state(
+        observations: Sequence[Observation], draw: random.Random
+    ) -> Sequence[Action]:
+        try:
+            play.states.append(await session.state(env.step_timeout_s))
+        except StepRejectedError as rejection:
+            play.rejections.append(rejection)
+        return await awaited(choose(observations, draw))
+
+    chosen = ChosenActions(choose_after_state if with_states else choose, draw)
+    await RecordedPlayer(env, chosen, chosen, play).play_in(session)
+
+
+def is_complaint(first: Observation) -> bool:
+    """True if a first observation seems to say that something is missing (a heuristic).
+
+    It has an error in a field of that name, or is a short text with the usual words.
+    """
+    told = [(path.lower().split("."), value) for path, value in leaves(first) if value]
+    if any(ERROR_FIELDS.intersection(path) for path, _ in told):
+        return True
+    text = "\n".join(value for _, value in told if isinstance(value, str))
+    return len(text) <= MAX_COMPLAINT and COMPLAINT.search(text) is not None
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values that are not containers, with their paths; items of a list share one."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, f"{path}[]")
+    else:
+        yield path, value
