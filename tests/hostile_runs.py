@@ -419,7 +419,9 @@ def report(run: Path, scratch: Path) -> None:
     from openenv_pipe.reports.run_report import write_report
     from openenv_pipe.runs.folder import RunFolder
 
-    print(write_report(RunFolder.open(run)).read_text())
+    folder = RunFolder.open(run)
+    folder.config_to_run(trust=True)
+    print(write_report(folder).read_text())
 
 
 def command(*words: str) -> Callable[[Path, Path], None]:
@@ -566,7 +568,7 @@ def _problem(outcome: Outcome, private: Path) -> str:
         return f"it takes {outcome.growth_mb:.0f} MB"
     if outcome.cpu_s > MAX_CPU_S or outcome.wall_s > MAX_WALL_S:
         return f"it takes {outcome.cpu_s:.1f} s of CPU, {outcome.wall_s:.1f} s in all"
-    if any(path.read_text() != SECRET for path in private.iterdir()):
+    if any(path.read_bytes() != SECRET.encode() for path in private.iterdir()):
         return "it has written outside of the folder"
     return ""
 

@@ -59,6 +59,7 @@ from openenv_pipe.system.files import (
     point_symlink,
     read_bytes,
     read_json,
+    reject_links,
     write_bytes,
     write_json,
     write_text,
@@ -142,9 +143,10 @@ class RunFolder:
         trust: run what it names, also if another user wrote it or it was changed.
 
         Raises:
-            RunFolderError: The folder is not trusted, a secret is not set, or config.json is not
-                valid.
+            RunFolderError: The folder is not trusted, has a link through which a run would write,
+                a secret is not set, or config.json is not valid.
         """
+        reject_links(self.path)
         content = read_bytes(self.path / "config.json")
         values = parse_json(self.path / "config.json", content)
         if not trust:

@@ -136,6 +136,16 @@ def names_in(folder: Path) -> list[str]:
         os.close(descriptor)
 
 
+def reject_links(folder: Path) -> None:
+    """Raise RunFolderError if a run folder has a link, which would lead writes elsewhere."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            raise RunFolderError(
+                f"{path} is a link, and a run writes to nothing outside of its folder; put what it "
+                "leads to in its place, or remove it"
+            )
+
+
 def _open_below(path: Path, flags: int) -> int:
     """Open a file or folder without following links below its run folder. Raises OSError."""
     ancestors = [path, *path.parents][:DEEPEST]

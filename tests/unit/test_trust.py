@@ -56,6 +56,17 @@ def test_an_own_folder_needs_no_trust_wherever_it_lies(tmp_path):
     assert RunFolder.open(tmp_path / "elsewhere").config_to_run()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plots", "eval", "new"])
+def test_a_link_in_a_folder_leads_no_run_out_of_it(name, tmp_path):
+    folder = run_samples.create(tmp_path / "runs")
+    path = folder.path / name
+    if path.exists():
+        path.rename(tmp_path / name)
+    path.symlink_to(tmp_path / name)
+    with pytest.raises(RunFolderError, match=f"{name} is a link"):
+        RunFolder.open(folder.path).config_to_run(trust=True)
+
+
 def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
     folder = run_samples.create(tmp_path)
     change_config(folder, env={"command": ["sh", "-c", "touch owned"]})
