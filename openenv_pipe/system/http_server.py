@@ -3,7 +3,6 @@
 The application decides by the headers who may send a body, and reads it by `read_body`.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -52,26 +51,21 @@ async def read_body(
     receive: Callable[[], Awaitable[Message]],
     *,
     max_bytes: int,
-    limit_s: float,
 ) -> bytes:
     """Return the body of a request.
 
-    Raises BodyError: it is longer, its client needs more time or leaves, or it is compressed.
+    Raises BodyError: it is longer, or compressed, or its client leaves.
     """
     headers = dict(scope["headers"])
     if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":
         raise BodyError(415, f"the body is {encoding!r:.40}-encoded; send it as it is")
     length = headers.get(b"content-length", b"0")
     body = bytearray()
-    try:
-        async with asyncio.timeout(limit_s):
-            while len(body) <= max_bytes and not int(length) > max_bytes:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise BodyError(400, "the client has left")
-                body += message.get("body", b"")
-                if not message.get("more_body"):
-                    return bytes(body)
-    except TimeoutError:
-        raise BodyError(408, f"the body did not arrive within {limit_s:g} s") from None
+    while len(body) <= max_bytes and not int(length) > max_bytes:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BodyError(400, "the client has left")
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
     raise BodyError(413, f"the body is longer than {max_bytes} bytes")

@@ -25,7 +25,6 @@ from openenv_pipe.viewer.events import stream_changes
 from openenv_pipe.viewer.run_store import RunStore
 
 MAX_SENT_BYTES = 64 * 1024
-SENDING_S = 10.0  # for all of it
 MAX_INDEX = 10**9
 POLL_S = 0.2  # how often a page's connection looks whether the session has changed
 
@@ -192,9 +191,7 @@ def _image(session: PlaySession, name: str) -> bytes | None:
 async def _sent(request: Request) -> Mapping[str, Any]:
     """Read what a page has sent. Raises ConfigError if it is not an object, or too long."""
     try:
-        content = await read_body(
-            request.scope, request.receive, max_bytes=MAX_SENT_BYTES, limit_s=SENDING_S
-        )
+        content = await read_body(request.scope, request.receive, max_bytes=MAX_SENT_BYTES)
         value = parse_request(content or b"{}")
     except BodyError as error:
         raise ConfigError(f"{error}; write a shorter reply, or try again") from error

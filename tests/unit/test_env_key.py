@@ -37,6 +37,9 @@ async def app(scope, receive, send):
             await send({"type": kind + ".complete"})
             if kind.endswith("shutdown"):
                 return
+    if scope["path"] == "/read":
+        while (await receive()).get("more_body"):
+            pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": str(sys.modules.get("seen")).encode()})
 
@@ -52,6 +55,11 @@ if __name__ == "__main__":
 
     uvicorn.run("app:app" if "workers" in sys.argv else app, port=int(sys.argv[1]),
         workers=2 if "workers" in sys.argv else None)
+"""
+LIMITED = """
+from app import app, limits
+
+limits.WAIT_S = limits.BODY_S = 0.05
 """
 PLAIN = """
 import sys
@@ -170,11 +178,9 @@ async def test_a_server_of_uvicorn_asks_for_the_key_whatever_its_command(
 
 
 @pytest.mark.parametrize("parser", ["h11", "httptools"])
-async def test_a_server_of_uvicorn_limits_connections_without_the_key(
-    parser, tmp_path, monkeypatch
-):
+async def test_a_server_of_uvicorn_limits_connections_and_bodies(parser, tmp_path, monkeypatch):
     (tmp_path / "app.py").write_text(APP + "import openenv_pipe_limits as limits\n")
-    (tmp_path / "limited.py").write_text("from app import app, limits\nlimits.WAIT_S = 0.05\n")
+    (tmp_path / "limited.py").write_text(LIMITED)
     monkeypatch.chdir(tmp_path)
     given = ("--http", parser, "--timeout-keep-alive", "3600", "limited:app")
     server = EnvProcess(*settings((*UVICORN, *given)), 0, tmp_path / "env.log", KEY)
@@ -196,6 +202,9 @@ async def test_a_server_of_uvicorn_limits_connections_without_the_key(
             async with asyncio.timeout(LIMIT_S):
                 assert b"200 OK" in await reader.readuntil(b"None")  # the end of its answer
             await asyncio.sleep(0.2)  # A connection that has shown the key stays open.
+        writer.write(request.replace(b"GET / ", b"POST /read ")[:-2] + b"Content-Length: 9\r\n\r\n")
+        async with asyncio.timeout(LIMIT_S):
+            assert b" 408 " in await reader.read()
         writer.transport.abort()
     finally:
         await server.stop()

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -11,12 +13,20 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from openenv_pipe.rollout.agents import gate
+from openenv_pipe.system.http_server import BoundedServer, read_body
 from openenv_pipe.system.server_side import openenv_pipe_limits as limits
 from openenv_pipe.system.untrusted_json import MAX_VALUES, parse_request
+from tests.ports import lasting_port
 
 KEY = "the-key-of-the-tests"
 LONG = 64 * 2**20
 LIMIT_S = 20.0  # of a test that waits for something that does not come
+UPGRADE = {
+    "connection": "Upgrade",
+    "upgrade": "websocket",
+    "sec_websocket_version": "13",
+    "sec_websocket_key": "A" * 22 + "==",
+}
 CALL = {"messages": [{"role": "user", "content": "a word"}]}
 
 
@@ -67,6 +77,20 @@ async def open_raw():
     for each in opened:
         each.writer.transport.abort()
     await asyncio.sleep(0)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Return a queue of the connections that have waited for their client as long as they may."""
+    ended = asyncio.Queue()
+    end_wait = limits.BoundedConnection._end_wait
+
+    def noted(self):
+        end_wait(self)
+        ended.put_nowait(self)
+
+    monkeypatch.setattr(limits.BoundedConnection, "_end_wait", noted)
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -195,10 +219,68 @@ async def test_a_rejected_request_leaves_its_connection_usable():
 
 
 async def test_a_body_has_a_time_limit(open_raw, monkeypatch):
-    monkeypatch.setattr(gate, "BODY_LIMIT_S", 0.05)
+    monkeypatch.setattr(limits, "BODY_S", 0.05)
     async with served(Replies("yes"), key=KEY) as (url, _):
-        raw = await open_raw(url, head(length=100) + b'{"messages":')
-        assert (await raw.answer())[0] == 408
+        for begun in (b"", b'{"messages":'):
+            raw = await open_raw(url, head(length=100) + begun)
+            assert (await raw.answer())[0] == 408
+            await raw.end()
+
+
+async def test_a_client_does_not_pay_for_the_time_of_an_application(open_raw, waits, monkeypatch):
+    """An application that is busy before it reads a body lets its client wait."""
+    monkeypatch.setattr(limits, "BODY_S", 0.02)
+
+    async def app(scope, receive, send):
+        await waits.get()
+        body = await read_body(scope, receive, max_bytes=LONG)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"%d" % len(body)})
+
+    server = BoundedServer(app, port=lasting_port(), lifespan="off", log_level="error")
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(LIMIT_S):
+        while not server.started:
+            await asyncio.sleep(0.01)
+        url = f"http://127.0.0.1:{server.config.port}"
+        raw = await open_raw(url, head(length=2**20) + b" " * 2**20)
+        assert b" 200 " in await raw.reader.readuntil(b"\r\n")
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize(
+    ("number", "last"),
+    [(1000, {}), (200, {"connection": "close"}), (200, UPGRADE)],
+    ids=["reads nothing", "closes", "opens a WebSocket"],
+)
+async def test_a_client_without_a_key_that_takes_no_answers_is_closed(
+    waits, monkeypatch, number, last
+):
+    """Or it would hold its connections, and the server's files, as long as it likes."""
+    monkeypatch.setattr(limits, "WAIT_S", 0.2)
+    made = limits.BoundedConnection.connection_made
+
+    def with_small_buffer(self, transport):
+        made(self, transport)
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    monkeypatch.setattr(limits.BoundedConnection, "connection_made", with_small_buffer)
+    listing = {"method": "GET", "length": 0, "authorization": None}
+    async with served(Replies("yes"), key=KEY) as (url, _), asyncio.timeout(LIMIT_S):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", int(url.rpartition(":")[2])))
+            await loop.sock_sendall(client, head(**listing) * number + head(**listing, **last))
+            await waits.get()
+            answers = b""
+            with suppress(ConnectionResetError):
+                while some := await loop.sock_recv(client, 2**16):
+                    answers += some
+    assert answers.count(b" 401 ") < number
 
 
 async def test_a_body_in_parts_is_limited(open_raw, monkeypatch):

@@ -24,7 +24,6 @@ from openenv_pipe.system.untrusted_json import parse_request, parse_untrusted
 
 MAX_CALL_BYTES = 16 * 2**20  # of a call of the model
 MAX_MESSAGE_BYTES = 4 * 2**20  # of every other request, and of a message of a WebSocket
-BODY_LIMIT_S = 60.0  # for all of a body
 MAX_OPEN_BY_CLIENT = 1024  # requests and WebSockets
 MAX_OPEN = 4096
 PARSED_AT_ONCE = 2**16  # bytes of JSON that are parsed in less than a millisecond
@@ -173,7 +172,7 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> Any:
     """
     if scope["method"] != "POST":
         return {}
-    body = await read_body(scope, receive, max_bytes=max_bytes, limit_s=BODY_LIMIT_S)
+    body = await read_body(scope, receive, max_bytes=max_bytes)
     try:
         if len(body) <= PARSED_AT_ONCE:
             return parse_request(body or b"{}")

@@ -1,9 +1,10 @@
 """Connections of uvicorn within limits, whoever connects.
 
-A connection may wait `WAIT_S` in all for the headers of a request. Those that wait are limited in
-number: the oldest is closed for a new one, unless its client has shown a key. What is left of the
-body of an answered request is thrown away, up to a limit. The application decides by the headers
-who may send a body.
+A connection may wait `WAIT_S` in all for the headers of a request, and as long for a client without
+a key to take its answers. Those that wait are limited in number: the oldest is closed for a new
+one, unless its client has shown a key. The application decides by the headers who may send a body,
+which then has `BODY_S` to arrive. What is left of the body of an answered request is thrown away,
+up to a limit.
 
 Our own servers use them (`system/http_server.py`), and so do the servers that a run starts, in
 Python environments of their own, from Python 3.9 on. So this module imports nothing of
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MAX_WAITING = 2048  # connections without a request under way
 ROOM_S = 0.5  # that a new connection beyond these has for its request, before one is closed
 WAIT_S = 10.0  # for the headers of a request
+BODY_S = 60.0  # for all of a body
 MAX_HEADER_BYTES = 2**14
 MAX_LEFT_BYTES = 2**20  # of a body that nobody reads, before its connection is closed
 MAX_FILES = 8192  # that this process may have open: more than those connections
@@ -42,6 +44,9 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **options)
         self.conn = h11.Connection(h11.SERVER, MAX_HEADER_BYTES)
         self.is_known = False  # a request of it had a valid key
+        # What it waits for: a "request", its "body", or the "admission" of a client that opens a
+        # WebSocket or does not take its answers.
+        self._wait = ""
         self._timer: TimerHandle | None = None
         self._left_bytes = 0  # that arrived after an answer
         self.app_state = {**self.app_state, STATE: self}
@@ -78,22 +83,54 @@ class BoundedConnection(H11Protocol):
         self.cycle = None  # type: ignore[assignment]
         self.app_state = {}
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._update_wait()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._update_wait()
+
     @property
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _update_wait(self) -> None:
-        """Limit the time until the next request is under way."""
-        is_gone = self.transport.is_closing() or self.transport.get_protocol() is not self
-        if is_gone or not self._is_idle:
+        """Limit the time that the connection waits for its client."""
+        if not self._is_idle:
             self._left_bytes = 0
-            self._stop_waiting()
-        elif self._timer is None:
+        is_websocket = self.transport.get_protocol() is not self
+        wait, limit_s = "", WAIT_S
+        if self.transport.is_closing() or is_websocket or self.flow.write_paused:
+            wait = "" if self.is_known else "admission"
+        elif self._is_idle:
+            wait = "request"
             limit_s = max(WAIT_S, self.timeout_keep_alive) if self.is_known else WAIT_S
-            self.waiting[self] = None
-            self._timer = self.loop.call_later(limit_s, self.transport.abort)
+        elif self.cycle.more_body:
+            wait, limit_s = "body", BODY_S
+        if wait != self._wait:
+            self._stop_waiting()
+            self._wait = wait
+            if wait in ("request", "admission"):
+                self.waiting[self] = None
+            if wait:
+                self._timer = self.loop.call_later(limit_s, self._end_wait)
+
+    def _end_wait(self) -> None:
+        wait = self._wait
+        self._stop_waiting()
+        if wait == "body" and (self.flow.read_paused or self.cycle.waiting_for_100_continue):
+            self._update_wait()  # The application does not read what has arrived.
+        elif wait == "body" and not self.cycle.response_started:
+            text = b"the body did not arrive within %g s" % BODY_S
+            lines = (b"HTTP/1.1 408 Request Timeout", b"Content-Length: %d" % len(text), b"", text)
+            self.transport.write(b"\r\n".join(lines))
+            self.transport.close()
+        elif wait != "admission" or not self.is_known:
+            self.transport.abort()
 
     def _stop_waiting(self) -> None:
+        self._wait = ""
         self.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
