@@ -14,6 +14,7 @@ import shutil
 import socket
 import sqlite3
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -543,10 +544,14 @@ def outcomes(
     for name in (f"{SECRET_NAME}.json", f"{SECRET_NAME}.log", "step_000001.jsonl.gz", "start.json"):
         (private / name).write_text(SECRET)
     acts = {what: act for what, act in ACTIONS.items() if re.search(wanted, what)}
+    hostile = folder / "hostile"
+    shutil.copytree(sound, hostile, symlinks=True)
+    CASES[case](hostile, private)
     for number, (what, act) in enumerate(acts.items()):
         run = folder / str(number) / "runs" / KEY
-        shutil.copytree(sound, run, symlinks=True)
-        CASES[case](run, private)
+        run.parent.mkdir(parents=True)
+        # Unlike shutil, cp copies pipes, sockets and the holes of sparse files.
+        subprocess.run(["cp", "-a", hostile, run], check=True)
         scratch = folder / str(number) / "scratch"
         outcome = attempt(act, run, scratch)
         yield what, _problem(outcome, private), outcome

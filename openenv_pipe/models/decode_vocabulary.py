@@ -2,13 +2,14 @@
 
 `tokenizer_process.py` runs it, without this package: whoever wrote the file may have made it so
 that it never ends, fills the memory, or ends the process. Its arguments are limits: seconds of CPU
-time, and megabytes of memory and of output. stdin has the file, stdout gets JSON: texts by id.
+time, and megabytes of memory. stdin has the file, stdout gets JSON: texts by id.
 """
 
 import json
 import resource
 import sys
 
+OUTPUT_MB = 32
 # What a normalizer's or a pre-tokenizer's regular expression takes long for, if for anything.
 PROBES = (
     *("a" * 2000, " " * 2000, "0" * 2000, "\n" * 2000, "a " * 1000, "aA1_" * 500, "." * 2000),
@@ -17,7 +18,7 @@ PROBES = (
 
 
 def main() -> None:
-    cpu_s, memory_mb, output_mb = map(int, sys.argv[1:])
+    cpu_s, memory_mb = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mb * 2**20, memory_mb * 2**20))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -30,8 +31,8 @@ def main() -> None:
     for number in tokenizer.get_vocab(with_added_tokens=True).values():
         found[number] = tokenizer.decode([number], skip_special_tokens=False)
         num_characters += len(found[number])
-        if num_characters > output_mb * 2**20:
-            sys.exit(f"the texts of its tokens have more than {output_mb} million characters")
+        if num_characters > OUTPUT_MB * 2**20:
+            sys.exit(f"the texts of its tokens have more than {OUTPUT_MB} million characters")
     json.dump(found, sys.stdout)
 
 

@@ -43,6 +43,7 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
+from openenv_pipe.models.template_rendering import check_template
 from openenv_pipe.models.template_variables import template_with
 from openenv_pipe.models.tokenizer_process import check_tokenizer
 
@@ -169,6 +170,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(
                 config.path, revision=config.revision, trust_remote_code=False
             )
+        if config.chat_template is None and isinstance(tokenizer.chat_template, str):
+            check_template(tokenizer.chat_template, config.path)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     if isinstance(tokenizer.chat_template, str):

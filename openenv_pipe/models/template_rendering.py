@@ -1,19 +1,40 @@
 """Render a tokenizer's chat template, within a time limit."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.limited_program import LimitedProgramError, output_of
 from openenv_pipe.models.template_messages import alternating
+from openenv_pipe.models.template_variables import GENERATION
 from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Tool
 
 RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a millisecond
 
 
+TRIAL_CPU_S, TRIAL_MB = 10, 512  # of a few short conversations
+
+
 class EndlessTemplateError(ConfigError):
     """A template was interrupted, because it takes too long."""
+
+
+@lru_cache(maxsize=8)
+def check_template(template: str, folder: str) -> None:
+    """Try a model's template in a process of its own, because nothing interrupts a huge number.
+
+    Raises ConfigError: It takes more time or memory than any template needs.
+    """
+    text = GENERATION.sub("", template).encode()
+    try:
+        output_of("try_template.py", text, cpu_s=TRIAL_CPU_S, memory_mb=TRIAL_MB)
+    except LimitedProgramError as error:
+        raise ConfigError(
+            f"the chat template of {folder!r} cannot be used: {error}; set model.chat_template to "
+            "one that can"
+        ) from None
 
 
 class TemplateRenderer:

@@ -15,7 +15,7 @@ import jinja2.meta
 from openenv_pipe.errors import ConfigError
 
 _SET = re.compile(r"\{#- Variables of the run\. -#\}.*?\{#- End of variables\. #\}\n", re.DOTALL)
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags that transformers adds
+GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags that transformers adds
 _GIVEN = frozenset(
     (
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
@@ -54,7 +54,7 @@ def _variables_of(template: str) -> set[str]:
     """
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        parsed = environment.parse(_GENERATION.sub("", template))
+        parsed = environment.parse(GENERATION.sub("", template))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"the chat template is no Jinja template: {error}; set model.chat_template to one"

@@ -4,27 +4,19 @@ The library that reads it cannot be interrupted, and ends the process where it r
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.untrusted_text import visible
+from openenv_pipe.models.limited_program import LimitedProgramError, output_of
 
-PROGRAM = Path(__file__).with_name("decode_vocabulary.py")
+PROGRAM = "decode_vocabulary.py"
 # The largest vocabularies, of 260,000 tokens, take 3 s and 500 MB.
 PAGE_CPU_S = 8  # before a page does without the texts
 CHECK_CPU_S = 60  # before a model is rejected
 MEMORY_MB = 1024
-OUTPUT_MB = 32
-BUSY = 20  # times as long may pass on a machine that is busy with other things
 MAX_TOKENIZER_MB = 64  # of the file; the largest have 35
-VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-MAX_REASON_LENGTH = 200
 
 
 def token_texts(file: Path, content: bytes, cpu_s: int = PAGE_CPU_S) -> Mapping[int, str]:
@@ -35,33 +27,15 @@ def token_texts(file: Path, content: bytes, cpu_s: int = PAGE_CPU_S) -> Mapping[
     Raises:
         ConfigError: It is damaged, or takes more time or memory than any tokenizer needs.
     """
-    command = [sys.executable, "-I", str(PROGRAM), str(cpu_s), str(MEMORY_MB), str(OUTPUT_MB)]
-    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     try:
-        # One thread, whose CPU time is the process's.
-        done = subprocess.run(
-            command,
-            input=content,
-            capture_output=True,
-            timeout=cpu_s * BUSY,
-            env={**variables, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _unusable(file, f"it is not read after {cpu_s * BUSY} s") from None
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise _unusable(file, f"to read it takes more than {cpu_s} s of CPU time")
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        reasons = [line for line in lines if not line.startswith("note: ")]
-        raise _unusable(file, reasons[-1] if reasons else f"exit code {done.returncode}")
-    return {int(number): text for number, text in json.loads(done.stdout).items()}
+        output = output_of(PROGRAM, content, cpu_s=cpu_s, memory_mb=MEMORY_MB)
+    except LimitedProgramError as error:
+        raise _unusable(file, str(error)) from None
+    return {int(number): text for number, text in json.loads(output).items()}
 
 
 def _unusable(file: Path, reason: str) -> ConfigError:
-    return ConfigError(
-        f"the tokenizer {file} cannot be used: {visible(reason)[:MAX_REASON_LENGTH]}"
-    )
+    return ConfigError(f"the tokenizer {file} cannot be used: {reason}")
 
 
 def check_tokenizer(file: Path) -> None:

@@ -8,11 +8,17 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.load import load_policy, load_tokenizer, select_device
+from openenv_pipe.models import template_rendering
+from openenv_pipe.models.load import load_chat, load_policy, load_tokenizer, select_device
 from openenv_pipe.models.memory_estimate import read_folder_shape
 from openenv_pipe.models.model_files import check_model_folder, read_header
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.models.tokenizer_process import token_texts
+
+REPEATED = (
+    "{{% set n = namespace(x={start}) %}}"
+    "{{% for i in range(99) %}}{{% set n.x = {change} %}}{{% endfor %}}"
+)
 
 
 @pytest.fixture
@@ -63,6 +69,29 @@ def test_the_time_of_a_tokenizer_is_bounded(folder):
     content = (folder / "tokenizer.json").read_bytes()
     with pytest.raises(ConfigError, match=r"more than 1 s of CPU time|memory allocation"):
         token_texts(folder / "tokenizer.json", content, cpu_s=1)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("{{ 9 ** 9999999999 }}", "CPU time|memory"),
+        (REPEATED.format(start="7", change="n.x * n.x"), "CPU time|memory"),
+        ("{{ 'a' * 9999999999 }}", "more than 512 MB"),
+        (REPEATED.format(start="'a'", change="n.x ~ n.x"), "more than 512 MB"),
+        ("{% if tools %}{{ [0] * 9999999999 }}{% endif %}", "more than 512 MB"),
+        ("{% generation %}{% endgeneration %}{{ '%9999999999d' % 1 }}", "more than 512 MB"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "cannot render"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot render"),
+    ],
+    ids=["power", "squares", "text", "doubled", "with tools", "format", "nested", "recursive"],
+)
+def test_a_template_that_nothing_would_interrupt_is_named(folder, expression, reason, monkeypatch):
+    monkeypatch.setattr(template_rendering, "TRIAL_CPU_S", 1)
+    file = folder / "chat_template.jinja"
+    file.write_text(expression + file.read_text())
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_chat(model(folder))
+    assert str(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])

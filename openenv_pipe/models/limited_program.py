@@ -1,0 +1,52 @@
+"""Run a program of this folder in a process of its own, within limits, on an untrusted text.
+
+It is for what cannot be interrupted, or ends the process where it runs out of memory.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from openenv_pipe.system.untrusted_text import visible
+
+BUSY = 20  # times as long may pass on a machine that is busy with other things
+VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+MAX_REASON_LENGTH = 200
+
+
+class LimitedProgramError(Exception):
+    """A program has failed, or has reached a limit; with the reason."""
+
+
+def output_of(name: str, content: bytes, *, cpu_s: int, memory_mb: int) -> bytes:
+    """Return what a program writes to stdout.
+
+    name: of its file, whose arguments are the limits of CPU time and memory, which it sets itself.
+    content: its stdin.
+
+    Raises LimitedProgramError.
+    """
+    program = Path(__file__).with_name(name)
+    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    try:
+        # One thread, whose CPU time is the process's.
+        done = subprocess.run(
+            [sys.executable, "-I", str(program), str(cpu_s), str(memory_mb)],
+            input=content,
+            capture_output=True,
+            timeout=cpu_s * BUSY,
+            env={**variables, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LimitedProgramError(f"it is not read after {cpu_s * BUSY} s") from None
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise LimitedProgramError(f"to read it takes more than {cpu_s} s of CPU time")
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        reasons = [line for line in lines if not line.startswith("note: ")]
+        reason = reasons[-1] if reasons else f"exit code {done.returncode}"
+        raise LimitedProgramError(visible(reason)[:MAX_REASON_LENGTH])
+    return done.stdout
