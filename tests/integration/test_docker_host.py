@@ -27,41 +27,22 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process_id import ProcessId
 from tests.commands import SMALL, Command, run, wait_until
 from tests.docker_daemon import BASE_IMAGE
+from tests.stub_server import stub_command
 
 pytestmark = pytest.mark.docker
 
 PROBE = """
-import asyncio, json, os, socket, sys
-from http import HTTPStatus
-from websockets.asyncio.server import serve
+import socket
 
-def health(connection, request):
-    if request.path == "/health":
-        return connection.respond(HTTPStatus.OK, "fine")
-
-def evaluate(text):
+async def answer(data, number, seed):
     try:
-        return eval(text)
+        value = eval(data.get("run", "None"))
     except OSError as error:
-        return str(error)
-
-async def behave(connection):
-    async for text in connection:
-        message = json.loads(text)
-        data = {}
-        if message["type"] != "state":
-            value = evaluate(message.get("data", {}).get("run", "None"))
-            data = {"observation": {"value": value}}
-        kind = "state" if message["type"] == "state" else "observation"
-        await connection.send(json.dumps({"type": kind, "data": data}))
-
-async def main():
-    print("listening", flush=True)
-    async with serve(behave, sys.argv[1], int(sys.argv[2]), process_request=health) as server:
-        await server.serve_forever()
+        value = str(error)
+    return {"observation": {"value": value}}
 
 exec(sys.argv[3])
-asyncio.run(main())
+print("listening", flush=True)
 """
 BEGIN_AND_WAIT = """
 import time
@@ -96,7 +77,8 @@ def files_of_containers(name):
 def probe(at_start="pass", env=None, **host):
     """Return settings for containers that run PROBE."""
     config = compose(["conf=smoke", "host=docker"]).config
-    command = ["python3", "-c", PROBE, "{host}", "{port}", at_start]
+    source = stub_command(PROBE)[2]
+    command = ["python3", "-c", source, "{host}", "{port}", at_start]
     small = {"image": BASE_IMAGE, "sessions_per_server": 2, "mem_limit_mb": 128}
     patient = {"command": command, "reset_timeout_s": LIMIT_S}
     return (

@@ -1,8 +1,7 @@
 """A run on an environment with images: kept once each, and the same after a kill and a resume."""
 
-import json
 import re
-import sys
+from functools import partial
 from pathlib import Path
 
 import PIL.Image
@@ -11,17 +10,12 @@ import pytest
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.evals import read_reports
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
+from tests.stub_server import write_stub_block
 
 # Two colours alternate, so many frames are equal. The reward is 1 for a reply with an even code.
 SERVER = """
-import asyncio, base64, io, json, sys
-from http import HTTPStatus
+import base64, io
 import PIL.Image
-from websockets.asyncio.server import serve
-
-def health(connection, request):
-    if request.path == "/health":
-        return connection.respond(HTTPStatus.OK, "fine")
 
 def frame(seed, number):
     colour = [50 * (seed % 3), 100, 200 * (number % 2)]
@@ -31,51 +25,27 @@ def frame(seed, number):
         return base64.b64encode(file.getvalue()).decode()
     return [[colour] * 40] * 32
 
-async def play(connection):
-    number = seed = 0
-    async for text in connection:
-        message = json.loads(text)
-        if message["type"] == "state":
-            await connection.send(json.dumps({"type": "state", "data": {}}))
-            continue
-        number = 0 if message["type"] == "reset" else number + 1
-        seed = message["data"]["seed"] if number == 0 else seed
-        reward = float(ord((message["data"].get("text") or "?")[0]) % 2 == 0)
-        observation = {"text": f"{seed}", "frame": frame(seed, number)}
-        data = {"observation": observation, "reward": reward / 2, "done": number == 2}
-        await connection.send(json.dumps({"type": "observation", "data": data}))
-
-async def main():
-    async with serve(play, "127.0.0.1", int(sys.argv[1]), process_request=health) as server:
-        await server.serve_forever()
-
-asyncio.run(main())
+async def answer(data, number, seed):
+    reward = float(ord((data.get("text") or "?")[0]) % 2 == 0)
+    observation = {"text": f"{seed}", "frame": frame(seed, number)}
+    return {"observation": observation, "reward": reward / 2, "done": number == 2}
 """
 BLOCK = """
-defaults: [base, _self_]
-name: images
-command: {command}
 max_turns: 3
 max_reply_tokens: 4
 max_episode_tokens: 300
 adapter:
-  first: "{{{{ text }}}} {{{{ frame }}}}"
-  following: "{{{{ frame }}}}"
+  first: "{{ text }} {{ frame }}"
+  following: "{{ frame }}"
   pattern: "(?s)^(?P<text>.*)$"
-tasks: {{train: {{num_tasks: 50}}, eval: {{num_tasks: 4}}}}
+tasks: {train: {num_tasks: 50}, eval: {num_tasks: 4}}
 """
 RUN = (
     *("conf=smoke", "name=images", "env=images", "device=cpu", "num_threads=1"),
     *("eval.baselines=false", "eval.num_tasks=2", "trainer.warm_start.steps=0", "trainer.steps=2"),
     *("trainer.tasks_per_step=3", "trainer.checkpoint.every=1", "trainer.max_staleness=1"),
 )
-
-
-def write_block(folder: Path) -> None:
-    """Write the environment's block where `train` looks for it."""
-    (folder / "conf/env").mkdir(parents=True)
-    command = json.dumps([sys.executable, "-c", SERVER, "{port}"])
-    (folder / "conf/env/images.yaml").write_text(BLOCK.format(command=command))
+write_block = partial(write_stub_block, name="images", code=SERVER, block=BLOCK)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from openenv_pipe.environments.hosts.kubernetes.host import KubernetesHost
 from openenv_pipe.environments.hosts.kubernetes.manifests import has_expired, pod, trouble
 from tests.fake_cluster import FakeCluster, kubeconfig, old_lease
 from tests.integration.test_process_host import LIMIT_S, STUB, within
+from tests.stub_server import stub_command
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def settings(**changes):
 @asynccontextmanager
 async def running(tmp_path, mood="fine", **changes):
     """A running cluster and a host that has started in it."""
-    cluster = FakeCluster([sys.executable, "-c", STUB, "{port}", mood])
+    cluster = FakeCluster(stub_command(STUB, mood))
     async with cluster.serving() as url:
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(kubeconfig(url)))
@@ -211,7 +212,7 @@ async def test_a_pod_that_never_gets_ready_is_given_up(tmp_path):
 async def test_services_are_made_for_use_inside_the_cluster(tmp_path):
     """The names of services do not resolve on this machine, so the start fails after creating the
     service."""
-    cluster = FakeCluster([sys.executable, "-c", STUB, "{port}", "fine"])
+    cluster = FakeCluster(stub_command(STUB, "fine"))
     cluster.ready_at_once = True
     async with cluster.serving() as url:
         path = tmp_path / "kubeconfig"

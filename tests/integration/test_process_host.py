@@ -28,6 +28,7 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.system.process import free_port
 from tests.ports import lasting_port
+from tests.stub_server import stub_command
 
 LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
 
@@ -68,52 +69,19 @@ limit = int(os.environ["MAX_CONCURRENT_ENVS"]) if os.environ.get("MOOD") != "dea
 app = create_app(Parrot, Say, Heard, env_name="parrot", max_concurrent_envs=limit)
 """
 
-# A server with the minimum of the protocol, which starts ten times as fast as a real one.
 STUB = """
-import asyncio, json, os, sys
-from http import HTTPStatus
-from websockets.asyncio.server import serve
+async def answer(data, number, seed):
+    if data.get("message") == "die":
+        os._exit(9)
+    if data.get("message") == "sleep":
+        await asyncio.sleep(0.5)
+    return {"observation": {"pid": os.getpid()}}
 
-port, mood = int(sys.argv[1]), sys.argv[2]
-limit = int(os.environ["MAX_CONCURRENT_ENVS"])
-num_sessions = 0
-
-def health(connection, request):
-    if request.path == "/health":
-        return connection.respond(HTTPStatus.OK, "fine")
-
-async def behave(connection):
-    global num_sessions
-    if num_sessions >= limit:
-        data = {"code": "CAPACITY_REACHED", "message": f"{limit} of {limit} in use"}
-        return await connection.send(json.dumps({"type": "error", "data": data}))
-    num_sessions += 1
-    try:
-        async for text in connection:
-            message = json.loads(text)
-            if message["type"] == "state":
-                data = {"type": "state", "data": {}}
-            elif message.get("data", {}).get("message") == "die":
-                os._exit(9)
-            else:
-                if message.get("data", {}).get("message") == "sleep":
-                    await asyncio.sleep(0.5)
-                observation = {"pid": os.getpid()}
-                data = {"type": "observation", "data": {"observation": observation}}
-            await connection.send(json.dumps(data))
-    finally:
-        num_sessions -= 1
-
-async def main():
-    async with serve(behave, "127.0.0.1", port, process_request=health) as server:
-        await server.serve_forever()
-
-if mood == "dies":
+if sys.argv[3] == "dies":
     sys.exit("cannot find the dictionary")
-if mood == "mute":
+if sys.argv[3] == "mute":
     import time
     time.sleep(60)
-asyncio.run(main())
 """
 
 
@@ -144,7 +112,7 @@ def settings(**values):
 
 def stub(mood="fine", **values):
     """Return settings for a stub server."""
-    return settings(command=[sys.executable, "-c", STUB, "{port}", mood], **values)
+    return settings(command=stub_command(STUB, mood), **values)
 
 
 @pytest.fixture
@@ -293,9 +261,9 @@ async def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path):
 
 async def test_one_bad_server_of_several_ends_the_others(tmp_path):
     env, config = stub(num_servers=3, port=None)
-    env.command = [sys.executable, "-c", STUB, "{port}", "fine"]
+    env.command = stub_command(STUB, "fine")
     host = ProcessHost(env, config, tmp_path)
-    host._servers[1]._command = [sys.executable, "-c", STUB, "{port}", "dies"]
+    host._servers[1]._command = stub_command(STUB, "dies")
     with pytest.raises(HostError, match="exit code 1"):
         await host.start()
     assert not any(server._process.alive for server in host._servers if server._process)
@@ -344,8 +312,9 @@ def test_an_environment_without_package_and_command_is_rejected(tmp_path):
 
 async def test_a_command_with_a_slash_starts_beside_the_package(package, tmp_path):
     script = tmp_path / "serve.sh"
-    (tmp_path / "stub.py").write_text(STUB)
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} $(dirname $0)/stub.py $1 fine\n")
+    (tmp_path / "stub.py").write_text(stub_command(STUB)[2])
+    stub_line = f"{sys.executable} $(dirname $0)/stub.py 127.0.0.1 $1 fine"
+    script.write_text(f"#!/bin/sh\nexec {stub_line}\n")
     script.chmod(0o755)
     parts = settings(package=package, command=["./serve.sh", "{port}"])
     assert find_program(parts[0]) == "./serve.sh"
@@ -355,9 +324,10 @@ async def test_a_command_with_a_slash_starts_beside_the_package(package, tmp_pat
 
 async def test_a_server_writes_into_a_folder_of_its_own(package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    script = "open('words.txt', 'w').write(os.environ['DATA'] + ' ' + sys.argv[3])"
-    (tmp_path / "stub.py").write_text(f"import os, sys\n{script}\n{STUB}")
-    command = [sys.executable, "stub.py", "{port}", "fine", "{package}"]
+    script = "open('words.txt', 'w').write(os.environ['DATA'] + ' ' + sys.argv[4])"
+    source = stub_command(f"{script}\n{STUB}")[2]
+    (tmp_path / "stub.py").write_text(source)
+    command = [sys.executable, "stub.py", "127.0.0.1", "{port}", "fine", "{package}"]
     parts = settings(package=package, command=command, variables={"DATA": "{package}/words"})
     async with running(parts, tmp_path / "logs"):
         pass

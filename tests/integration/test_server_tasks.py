@@ -1,7 +1,5 @@
 """Tasks that a real server lists, and collections on several servers with one session each."""
 
-import sys
-
 import pytest
 
 from openenv_pipe.config.compose import compose
@@ -11,44 +9,16 @@ from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import bearer
 from tests.fakes import collect, run_config, sampled, tiny_policy
+from tests.stub_server import stub_command
 
 # Plays as tests/fakes.py does, with delays that grow, and rejects sessions above
 # MAX_CONCURRENT_ENVS.
 KEY = "a-key-of-this-test"
 ACCESS = bearer(KEY)
 SERVER = """
-import asyncio, json, os, sys
-from http import HTTPStatus
-from websockets.asyncio.server import serve
-
-limit, num_sessions = int(os.environ["MAX_CONCURRENT_ENVS"]), 0
-
-def health(connection, request):
-    if request.path == "/health":
-        return connection.respond(HTTPStatus.OK, "fine")
-
-async def play(connection):
-    global num_sessions
-    num_sessions += 1
-    assert num_sessions <= limit
-    number = seed = 0
-    async for text in connection:
-        message = json.loads(text)
-        if message["type"] == "state":
-            await connection.send(json.dumps({"type": "state", "data": {}}))
-            continue
-        number = 0 if message["type"] == "reset" else number + 1
-        seed = message["data"]["seed"] if number == 0 else seed
-        await asyncio.sleep(os.getpid() % 7 / 300)  # no two servers are equally fast
-        data = {"observation": {"text": f"{seed} {number}"}, "reward": 0.5, "done": number == 2}
-        await connection.send(json.dumps({"type": "observation", "data": data}))
-    num_sessions -= 1
-
-async def main():
-    async with serve(play, "127.0.0.1", int(sys.argv[1]), process_request=health) as server:
-        await server.serve_forever()
-
-asyncio.run(main())
+async def answer(data, number, seed):
+    await asyncio.sleep(os.getpid() % 7 / 300)  # no two servers are equally fast
+    return {"observation": {"text": f"{seed} {number}"}, "reward": 0.5, "done": number == 2}
 """
 
 
@@ -56,7 +26,7 @@ async def test_four_servers_with_one_session_play_what_one_with_four_plays(tmp_p
     policy = tiny_policy(ends=True)
     found = []
     for num_servers, sessions_per_server in ((4, 1), (1, 4)):
-        config = run_config({"env.command": [sys.executable, "-c", SERVER, "{port}"]})
+        config = run_config({"env.command": stub_command(SERVER)})
         changes = {"num_servers": num_servers, "sessions_per_server": sessions_per_server}
         host = ProcessHost(config.env, config.host.model_copy(update=changes), tmp_path)
         try:

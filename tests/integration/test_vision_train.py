@@ -1,7 +1,6 @@
 """A small vision-language model of random weights learns to tell two images apart."""
 
-import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,14 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import IMAGE_IDS
 from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
+from tests.stub_server import write_stub_block
 from tests.vision_models import write_vision_model
 
 # The image is reddish or bluish, and nothing else tells the tasks apart. The reward is 1 for a
 # reply with an odd code if it is reddish, and with an even one if not: without eyes, half of that.
 SERVER = """
-import asyncio, base64, io, json, random, sys
-from http import HTTPStatus
+import base64, io, random
 from PIL import Image
-from websockets.asyncio.server import serve
-
-def health(connection, request):
-    if request.path == "/health":
-        return connection.respond(HTTPStatus.OK, "fine")
 
 def frame(seed):
     draw, colour = random.Random(seed), (190, 60, 60) if seed % 2 else (60, 60, 190)
@@ -34,39 +28,21 @@ def frame(seed):
     Image.frombytes("RGB", (32, 32), pixels).save(file, "WEBP", lossless=True)
     return base64.b64encode(file.getvalue()).decode()
 
-async def play(connection):
-    seed = 0
-    async for text in connection:
-        message = json.loads(text)
-        if message["type"] == "state":
-            await connection.send(json.dumps({"type": "state", "data": {}}))
-            continue
-        if message["type"] == "reset":
-            seed = message["data"]["seed"]
-            data = {"observation": {"frame": frame(seed)}, "reward": None, "done": False}
-        else:
-            code = ord((message["data"].get("text") or "?")[0])
-            data = {"observation": {}, "reward": float(code % 2 == seed % 2), "done": True}
-        await connection.send(json.dumps({"type": "observation", "data": data}))
-
-async def main():
-    async with serve(play, "127.0.0.1", int(sys.argv[1]), process_request=health) as server:
-        await server.serve_forever()
-
-asyncio.run(main())
+async def answer(data, number, seed):
+    if not number:
+        return {"observation": {"frame": frame(seed)}, "reward": None, "done": False}
+    code = ord((data.get("text") or "?")[0])
+    return {"observation": {}, "reward": float(code % 2 == seed % 2), "done": True}
 """
 BLOCK = """
-defaults: [base, _self_]
-name: colours
-command: {command}
 max_turns: 1
 max_reply_tokens: 1
 max_episode_tokens: 100
 adapter:
-  first: "{{{{ frame }}}}"
-  following: "{{{{ frame }}}}"
+  first: "{{ frame }}"
+  following: "{{ frame }}"
   pattern: "(?s)^(?P<text>.*)$"
-tasks: {{train: {{num_tasks: 64}}, eval: {{num_tasks: 16}}}}
+tasks: {train: {num_tasks: 64}, eval: {num_tasks: 16}}
 """
 RUN = (
     *("conf=echo", "name=colours", "env=colours", "reward=env", "model=hub", "model.lora.rank=0"),
@@ -76,20 +52,13 @@ RUN = (
     *("trainer.optimizer.type=adamw", "trainer.optimizer.lr=0.02"),
     *("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=16"),
 )
+write_block = partial(write_stub_block, name="colours", code=SERVER, block=BLOCK)
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory) -> tuple[str, ...]:
     model = write_vision_model(tmp_path_factory.mktemp("model"))
     return (*RUN, f"model.path={model}")
-
-
-def write_block(folder: Path) -> Path:
-    """Write the environment's block where `train` looks for it."""
-    (folder / "conf/env").mkdir(parents=True)
-    command = json.dumps([sys.executable, "-c", SERVER, "{port}"])
-    (folder / "conf/env/colours.yaml").write_text(BLOCK.format(command=command))
-    return folder
 
 
 @pytest.fixture(scope="module")
