@@ -1,7 +1,7 @@
 """Measure the environment steps per second of 1, 2 and 4 rollout workers of a Ray cluster.
 
 The cluster is simulated: each worker has a node on this machine, and a server of `slow_echo.py`,
-whose steps wait, as those of an environment that calls another service. A scripted player replies
+whose steps wait, as those of an environment that calls another service. A scripted policy replies
 at once. The rounds of the different numbers of workers alternate. Because all share the cores of
 this machine, the processor time of each kind of process is measured too.
 

@@ -2,8 +2,8 @@
 
     python benchmarks/judge_cost.py            # prints a table, writes results/judge_cost.md
 
-A collection has 16 groups of 4 episodes of conf=echo. A scripted judge, in a process of its own,
-answers each request after --delay seconds; 16 requests may be in flight. Collections with and
+A rollout batch has 16 groups of 4 episodes of conf=echo. A scripted judge, in a process of its own,
+answers each request after --delay seconds; 16 requests may be in flight. Rollout batches with and
 without the judge alternate, so that a busy machine slows both.
 """
 
@@ -37,7 +37,7 @@ NUM_GROUPS, GROUP_SIZE, NUM_IN_FLIGHT = 16, 4, 16
 
 @dataclass
 class Watch:
-    """A scorer that notes when the last episode of a collection has ended."""
+    """A scorer that notes when the last episode of a rollout batch has ended."""
 
     scorer: Scorer
     played_at: float = 0.0
@@ -103,7 +103,7 @@ async def measure(judge: list[str], folder: Path, rounds: int) -> list[tuple[flo
 
 
 async def collect(rollout: RolloutContext, seed: int, number: int) -> tuple[float, float]:
-    """Play a collection. Return the seconds until its last episode ended, and those after it."""
+    """Play a rollout batch. Return the seconds until its last episode ended, and those after it."""
     watch = Watch(rollout.scorer)  # type: ignore[arg-type]
     tasks = [rollout.splits.train[(number * NUM_GROUPS + n) % 400] for n in range(NUM_GROUPS)]
     started = time.perf_counter()

@@ -58,7 +58,7 @@ class TimedEngine:
         self._token = chat.reply_ids("a")[0]
         self._tokens_per_s = tokens_per_s
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -85,7 +85,7 @@ class Measured:
     def __post_init__(self) -> None:
         self.capabilities = self.engine.capabilities
         self.max_episodes = self.engine.max_episodes
-        self.begin_collection = self.engine.begin_collection
+        self.begin_rollouts = self.engine.begin_rollouts
         self.end_episode = self.engine.end_episode
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -132,7 +132,7 @@ async def by_programs(engine: Any, chat: ChatFormat, script: str, folder: Path) 
 
 async def directly(engine: Any, requests: Sequence[Sequence[TokenRequest]]) -> Measured:
     measured = Measured(engine)
-    engine.begin_collection(len(requests), len(requests))
+    engine.begin_rollouts(len(requests), len(requests))
 
     async def converse(own: Sequence[TokenRequest]) -> None:
         for request in own:
@@ -153,7 +153,7 @@ async def local(num_programs: int, max_length: int) -> AsyncIterator[tuple[Any, 
     with ThreadPoolExecutor(num_threads, "sampler", prepare) as executor:
         yield (
             LocalEngine(
-                policy, max_episodes=num_programs, executor=executor, in_lanes=policy.is_fast
+                policy, max_episodes=num_programs, executor=executor, in_batches=policy.is_fast
             ),
             policy.chat,
         )

@@ -2,7 +2,7 @@
 
 The model is `tiny` with random weights. All sides sample the same conversations, of several turns
 with random prompts, in alternation: the model's own modules in one batch with several threads of
-torch, as other models are sampled, and the fast pass in lanes, with as many threads of one core
+torch, as other models are sampled, and the fast pass in batches, with as many threads of one core
 each. There is no environment, so the figures are those of the engine alone.
 
 Where vLLM for CPUs is installed, a bare loop of requests to its server takes turns with them, in
@@ -59,7 +59,7 @@ def build_engine(
     prepare = partial(prepare_thread, num_threads if side == OWN else 1)
     executor = ThreadPoolExecutor(1 if side == OWN else num_threads, "sampler", prepare)
     return LocalEngine(
-        policy, max_episodes=num_conversations, executor=executor, in_lanes=side == FAST
+        policy, max_episodes=num_conversations, executor=executor, in_batches=side == FAST
     )
 
 
@@ -71,7 +71,7 @@ def prompts(round_number: int, episode: int) -> list[list[int]]:
 
 async def play(engine: LocalEngine, round_number: int) -> int:
     """Play all conversations and return the number of sampled tokens."""
-    engine.begin_collection(engine.max_episodes, engine.max_episodes)
+    engine.begin_rollouts(engine.max_episodes, engine.max_episodes)
 
     async def converse(episode: int) -> int:
         ids: list[int] = []

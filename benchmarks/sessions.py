@@ -56,7 +56,7 @@ def measure(folder: Path, seconds: float, *, own_session: bool) -> tuple[float, 
 
 async def load(served: Any, folder: Path, seconds: float) -> tuple[float, float]:
     async with opened(served, folder, f"model.lora.rank={LORA_RANK}") as (engine, _):
-        numbers = itertools.count(engine.begin_collection(100_000, NUM_REQUESTS))
+        numbers = itertools.count(engine.begin_rollouts(100_000, NUM_REQUESTS))
         ended = 0
 
         async def ask(until: float) -> None:

@@ -214,7 +214,7 @@ class RecordingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.capabilities, self.max_episodes = engine.capabilities, engine.max_episodes
-        self.begin_collection, self.end_episode = engine.begin_collection, engine.end_episode
+        self.begin_rollouts, self.end_episode = engine.begin_rollouts, engine.end_episode
         self.publish = engine.publish
         self.metrics, self.facts = engine.metrics, engine.facts
         self.calls: dict[int, list[tuple[TokenRequest, Completion]]] = {}

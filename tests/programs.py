@@ -79,7 +79,7 @@ class RepliesEngine:
         self._chat = chat
         self._replies = replies
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         """There is nothing to prepare."""
         return 0
 

@@ -1,4 +1,4 @@
-"""Scripted players for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
 `random.Random`. It returns the text that a model would write, here a program.

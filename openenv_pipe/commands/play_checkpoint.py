@@ -35,7 +35,7 @@ from openenv_pipe.viewer.play import PlayRequest, PlayState, PlayStatus
 
 _log = logging.getLogger(__name__)
 IDLE_S = 900.0  # without a reply, after which a session ends
-SCRIPTED_S = 10.0  # for the reply of a scripted player
+SCRIPTED_S = 10.0  # for the reply of a scripted policy
 PERSON, MODEL = "you", "the model"
 Choose = Callable[[], Awaitable[str | None]]
 
@@ -62,8 +62,8 @@ class SteeredEngine(StaticEngine):
             return written_completion(self._chat, text, request.max_tokens)
         return TextReply(text=text)
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        return self._engine.begin_collection(num_episodes, limit)
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
+        return self._engine.begin_rollouts(num_episodes, limit)
 
     def end_episode(self, episode: int) -> None:
         self._engine.end_episode(episode)
@@ -214,7 +214,7 @@ class CheckpointPlay:
             task=task,
             seed=seed,
             temperature=config.eval.temperature,
-            number=engine.begin_collection(1, 1),
+            number=engine.begin_rollouts(1, 1),
             group_seed=seed >> 1,
         )
         player = Player(rollout.with_engine(engine), rollout.loop.adapter, spec)
@@ -226,7 +226,7 @@ class CheckpointPlay:
 
 
 async def _scripted_reply(call: Awaitable[str]) -> str:
-    """Return what a scripted player would reply now, or why it cannot."""
+    """Return what a scripted policy would reply now, or why it cannot."""
     try:
         async with asyncio.timeout(SCRIPTED_S):
             return await call

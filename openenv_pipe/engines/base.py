@@ -86,7 +86,7 @@ class RelayedRequest(GenerationRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationRequest(GenerationRequest):
-    """A request to a scripted player, which reads what the environment has returned so far."""
+    """A request to a scripted policy, which reads what the environment has returned so far."""
 
     observations: Sequence[Observation]
     opening: Opening
@@ -148,9 +148,9 @@ class EngineSetup:
 
 
 class Engine(Protocol):
-    """Serves the episodes of one collection at a time; of several, if it publishes in flight.
+    """Serves the episodes of one rollout batch at a time; of several, if it publishes in flight.
 
-    The order of calls is `begin_collection`, then `generate` any number of times per episode, then
+    The order of calls is `begin_rollouts`, then `generate` any number of times per episode, then
     `end_episode` once per episode. An episode may have several requests at a time.
 
     An engine of your own (`engine: {type: python, ...}`) is made by target(setup, **options), where
@@ -162,7 +162,7 @@ class Engine(Protocol):
     capabilities: EngineCapabilities
     max_episodes: int  # how many episodes it serves at once
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         """Prepare for `num_episodes` episodes, of which at most `limit` play at once.
 
         Returns:
@@ -204,7 +204,7 @@ class Engine(Protocol):
 class StaticEngine:
     """The methods of an `Engine` that updates no weights, keeps nothing and measures nothing."""
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         return 0
 
     def end_episode(self, episode: int) -> None:

@@ -1,10 +1,10 @@
-"""Engine `local` for players that come and go: no episode waits for all others to ask."""
+"""Engine `local` for clients that come and go: no episode waits for all others to ask."""
 
 import asyncio
 from dataclasses import replace
 
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
-from openenv_pipe.engines.lane import Lane
+from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.engines.local import LocalEngine, Waiting
 
 
@@ -17,7 +17,7 @@ class EagerEngine(LocalEngine):
 
     capabilities = replace(LocalEngine.capabilities, is_exact=False)
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         self._waiting: list[Waiting] = []
         self._is_sampling = False
         (self._forward,) = self._model.row_forwards(1)
@@ -39,13 +39,14 @@ class EagerEngine(LocalEngine):
         self._waiting = [each for each in self._waiting if not each.completion.done()]  # has left
         if self._is_sampling or not self._waiting:
             return
-        wave, self._waiting = self._waiting[: self.max_episodes], self._waiting[self.max_episodes :]
-        # A new lane has no cached prompts, and overwrites the rows of the one before.
-        lane = Lane(self._forward, device=self._model.device, end_ids=self._model.end_ids)
+        limit = self.max_episodes
+        chosen, self._waiting = self._waiting[:limit], self._waiting[limit:]
+        # A new batch has no cached prompts, and overwrites the rows of the one before.
+        batch = EpisodeBatch(self._forward, device=self._model.device, end_ids=self._model.end_ids)
         self._is_sampling = True
-        running = self._start(lane, wave)
-        running.add_done_callback(self._end_wave)
+        running = self._start(batch, chosen)
+        running.add_done_callback(self._end_batch)
 
-    def _end_wave(self, _: object) -> None:
+    def _end_batch(self, _: object) -> None:
         self._is_sampling = False
         self._start_next()

@@ -1,12 +1,11 @@
-"""Engine `local`: the policy in this process, in waves.
+"""Engine `local`: the policy in this process.
 
-The episodes of a collection are divided into lanes by their numbers. A wave of a lane starts when
-all of its episodes that are playing wait for a completion, and serves them in one batch. If not all
-episodes of the collection play at once, all lanes start together, because an episode's end then
-lets another one of any lane begin. The order in which environments answer, and the number of
-threads, therefore have no effect: the same requests give the same batches, and the same tokens and
-logprobs to the bit. Keys and values are cached from turn to turn, so a wave computes the new tokens
-of each prompt only.
+The episodes of a rollout batch are divided into batches by their numbers. A batch is decoded when
+all of its episodes that are playing wait for a completion. If not all of them play at once, all
+batches wait for each other, because an episode's end then lets another one of any batch begin. The
+order in which environments answer, and the number of threads, therefore have no effect: the same
+requests give the same batches, and the same tokens and logprobs to the bit. Keys and values are
+cached from turn to turn, so that only the new tokens of each prompt are computed.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.schema import LocalEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
-from openenv_pipe.engines.lane import Lane
+from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.errors import EngineError
 from openenv_pipe.models.row_forward import RowForward
 from openenv_pipe.system.tasks import in_thread
 
-_LANE_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
-_SMALLEST_LANE = 32  # episodes, if there are two; smaller batches cost more per token
-_NEIGHBOURS = 8  # episodes that follow each other and are in the same lane
+_BATCH_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
+_SMALLEST_BATCH = 32  # episodes, if there are two; smaller batches cost more per token
+_NEIGHBOURS = 8  # episodes that follow each other and are in the same batch
 
 
 class SamplingModel(Protocol):
@@ -50,10 +49,10 @@ class Waiting:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Cohort:
-    """Episodes that wait for each other, because together they make the next waves."""
+class _Barrier:
+    """Episodes that wait for each other, because they are decoded together."""
 
-    lanes: Sequence[Lane]
+    batches: Sequence[EpisodeBatch]
     num_unfinished: int  # episodes
     limit: int  # how many of them play at once
     waiting: dict[int, list[Waiting]] = field(default_factory=dict)  # by episode
@@ -81,36 +80,38 @@ class LocalEngine:
         *,
         max_episodes: int,
         executor: Executor,
-        in_lanes: bool = False,
+        in_batches: bool = False,
         refresh: Callable[[], None] | None = None,
     ) -> None:
-        """executor: runs the waves.
+        """executor: decodes the batches.
 
-        in_lanes: whether a collection is divided into lanes, for an executor of several threads.
+        in_batches: whether there are several batches, for an executor of several threads.
         """
         self.max_episodes = max_episodes
         self._refresh = refresh
         self._model = model
         self._executor = executor
-        self._in_lanes = in_lanes
+        self._in_batches = in_batches
         self._version = 0
-        self.begin_collection(0, 0)
+        self.begin_rollouts(0, 0)
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        num_lanes = _num_lanes(limit) if self._in_lanes else 1
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
+        num_batches = _num_batches(limit) if self._in_batches else 1
         device, end_ids = self._model.device, self._model.end_ids
-        forwards = self._model.row_forwards(num_lanes)
+        forwards = self._model.row_forwards(num_batches)
         self._num_open: Counter[int] = Counter()  # requests of each episode without a completion
-        self._lanes = [Lane(forward, device=device, end_ids=end_ids) for forward in forwards]
+        self._batches = [
+            EpisodeBatch(forward, device=device, end_ids=end_ids) for forward in forwards
+        ]
         if num_episodes <= limit:  # No episode has to wait for another's end.
-            counts = Counter(self._lane_number(episode) for episode in range(num_episodes))
-            self._cohorts = [
-                _Cohort(lanes=[lane], num_unfinished=counts[number], limit=counts[number])
-                for number, lane in enumerate(self._lanes)
+            counts = Counter(self._batch_number(episode) for episode in range(num_episodes))
+            self._barriers = [
+                _Barrier(batches=[batch], num_unfinished=counts[number], limit=counts[number])
+                for number, batch in enumerate(self._batches)
             ]
         else:
-            cohort = _Cohort(lanes=self._lanes, num_unfinished=num_episodes, limit=limit)
-            self._cohorts = [cohort] * num_lanes
+            barrier = _Barrier(batches=self._batches, num_unfinished=num_episodes, limit=limit)
+            self._barriers = [barrier] * num_batches
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -124,24 +125,24 @@ class LocalEngine:
                     "batches the requests of all episodes has to declare is_exact=True"
                 )
             completion = asyncio.get_running_loop().create_future()
-            cohort = self._cohorts[self._lane_number(request.episode)]
-            waiting = cohort.waiting.setdefault(request.episode, [])
+            barrier = self._barriers[self._batch_number(request.episode)]
+            waiting = barrier.waiting.setdefault(request.episode, [])
             waiting.append(Waiting(request=request, completion=completion))
-            self._start_if_complete(cohort)
+            self._start_if_complete(barrier)
             return await completion
         finally:
             self._num_open[request.episode] -= 1
 
     def end_episode(self, episode: int) -> None:
-        number = self._lane_number(episode)
-        cohort = self._cohorts[number]
-        cohort.num_unfinished -= 1
-        cohort.waiting.pop(episode, None)
-        self._lanes[number].end_episode(episode)
-        self._start_if_complete(cohort)
+        number = self._batch_number(episode)
+        barrier = self._barriers[number]
+        barrier.num_unfinished -= 1
+        barrier.waiting.pop(episode, None)
+        self._batches[number].end_episode(episode)
+        self._start_if_complete(barrier)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the cache is dropped with each collection."""
+        """Do nothing: the cache is dropped with each rollout batch."""
 
     async def publish(self, version: int) -> None:
         if self._refresh is not None:
@@ -154,45 +155,47 @@ class LocalEngine:
     def facts(self) -> Mapping[str, JsonValue]:
         return {}
 
-    def _lane_number(self, episode: int) -> int:
-        """Return the lane of an episode. Those of a group are neighbours, with equal prompts."""
-        return episode // _NEIGHBOURS % len(self._lanes)
+    def _batch_number(self, episode: int) -> int:
+        """Return the batch of an episode. Those of a group are neighbours, with equal prompts."""
+        return episode // _NEIGHBOURS % len(self._batches)
 
-    def _start_if_complete(self, cohort: _Cohort) -> None:
-        if not cohort.is_complete:
+    def _start_if_complete(self, barrier: _Barrier) -> None:
+        if not barrier.is_complete:
             return
-        waiting = [each for episode in sorted(cohort.waiting) for each in cohort.waiting[episode]]
-        cohort.waiting.clear()
-        for lane in cohort.lanes:
-            wave = [
+        waiting = [each for episode in sorted(barrier.waiting) for each in barrier.waiting[episode]]
+        barrier.waiting.clear()
+        for batch in barrier.batches:
+            own = [
                 each
                 for each in waiting
-                if self._lanes[self._lane_number(each.request.episode)] is lane
+                if self._batches[self._batch_number(each.request.episode)] is batch
             ]
-            if wave:
-                self._start(lane, wave)
+            if own:
+                self._start(batch, own)
 
-    def _start(self, lane: Lane, wave: Sequence[Waiting]) -> asyncio.Future[list[Completion]]:
-        requests = [waiting.request for waiting in wave]
-        running = in_thread(self._executor, lane.run_wave, requests, self._version)
-        running.add_done_callback(lambda done: _hand_out(done, wave))
+    def _start(
+        self, batch: EpisodeBatch, waiting: Sequence[Waiting]
+    ) -> asyncio.Future[list[Completion]]:
+        requests = [each.request for each in waiting]
+        running = in_thread(self._executor, batch.generate, requests, self._version)
+        running.add_done_callback(lambda done: _hand_out(done, waiting))
         return running
 
 
-def _num_lanes(limit: int) -> int:
-    """Return the number of lanes for so many episodes at once: the same on every machine."""
-    return max(-(-limit // _LANE_SIZE), min(2, limit // _SMALLEST_LANE), 1)
+def _num_batches(limit: int) -> int:
+    """Return the number of batches for so many episodes at once: the same on every machine."""
+    return max(-(-limit // _BATCH_SIZE), min(2, limit // _SMALLEST_BATCH), 1)
 
 
-def _hand_out(running: asyncio.Future[list[Completion]], wave: Sequence[Waiting]) -> None:
-    """Give each waiting request its completion, or the error that ended the wave."""
+def _hand_out(running: asyncio.Future[list[Completion]], waiting: Sequence[Waiting]) -> None:
+    """Give each waiting request its completion, or the error that ended the batch."""
     error = None if running.cancelled() else running.exception()
-    for place, waiting in enumerate(wave):
-        if waiting.completion.done():
+    for place, each in enumerate(waiting):
+        if each.completion.done():
             continue
         if running.cancelled():
-            waiting.completion.cancel()
+            each.completion.cancel()
         elif error is not None:
-            waiting.completion.set_exception(error)
+            each.completion.set_exception(error)
         else:
-            waiting.completion.set_result(running.result()[place])
+            each.completion.set_result(running.result()[place])

@@ -25,7 +25,7 @@ class UpdateBatches:
     # step, whose own forward pass computes them, and for a loss that does not need them.
     start_logprobs: Sequence[torch.Tensor] | None
     is_first: bool  # of its step
-    num_lanes: int = 1  # batches to compute at once
+    num_parallel: int = 1  # batches to compute at once
 
 
 def batches_of(
@@ -33,16 +33,16 @@ def batches_of(
     tokens_per_batch: int,
     policy: Policy,
     ranks: Ranks = SINGLE_RANK,
-    num_lanes: int = 1,
+    num_parallel: int = 1,
 ) -> Iterator[Batch]:
     """Pack all samples that have trained tokens, each into one batch, under the token budget.
 
-    With several ranks, yields the batches of this rank. Lanes, which compute batches at once, share
+    With several ranks, yields the batches of this rank. Batches that are computed at once share
     the budget.
     """
     trained = [sample for sample in samples if any(sample.loss_mask)]
     share = policy.packs_rows and prefix_reuse_fraction(trained) >= MIN_REUSE_FRACTION
-    budget, num_parts = tokens_per_batch // num_lanes, ranks.size * num_lanes
+    budget, num_parts = tokens_per_batch // num_parallel, ranks.size * num_parallel
     rows = split_by_budget(trained, budget, share=share, num_ranks=num_parts)
     for indices, counts in ranks.assign_rows(rows):
         part = [trained[index] for index in indices]

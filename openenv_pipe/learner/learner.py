@@ -17,10 +17,10 @@ from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
 from openenv_pipe.learner.batches import UpdateBatches, batches_of
 from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
-from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.flop_count import Size
@@ -123,10 +123,10 @@ class Learner:
             chosen = order[number::num_updates]
             part = [sample for index in chosen for sample in episodes[index]]
             budget = self._config.tokens_per_batch
-            num_lanes = 1  # A function of a user's may not expect calls from several threads.
+            num_parallel = 1  # A function of a user's may not expect calls from several threads.
             if not isinstance(self._config.loss, PythonLossConfig):
-                num_lanes = count_lanes(self.policy, part, budget, self._ranks)
-            batches = list(batches_of(part, budget, self.policy, self._ranks, num_lanes))
+                num_parallel = count_parallel(self.policy, part, budget, self._ranks)
+            batches = list(batches_of(part, budget, self.policy, self._ranks, num_parallel))
             counts = Counts(
                 num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
                 num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
@@ -140,7 +140,7 @@ class Learner:
                     counts=counts,
                     start_logprobs=self._logprobs(batches, accumulator) if needs_start else None,
                     is_first=is_first,
-                    num_lanes=num_lanes,
+                    num_parallel=num_parallel,
                 )
             )
         return updates
@@ -176,7 +176,7 @@ class Learner:
             found.add(num_computed=size.num_tokens, flops=flops)
             return found
 
-        for found in run_in_lanes(self.policy, update.num_lanes, len(update.batches), learn):
+        for found in run_parallel(self.policy, update.num_parallel, len(update.batches), learn):
             accumulator.merge(found)
 
     def _tokens(

@@ -9,8 +9,8 @@ import torch
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import WarmStartConfig
 from openenv_pipe.learner.batches import batches_of
-from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
 from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
@@ -66,8 +66,8 @@ class WarmStart:
         """Take an optimizer step; return the loss and the gradient's norm."""
         budget, num_tokens = self._tokens_per_batch, _num_tokens(part)
         with self._policy.learning():
-            num_lanes = count_lanes(self._policy, part, budget, self._ranks)
-            batches = list(batches_of(part, budget, self._policy, self._ranks, num_lanes))
+            num_parallel = count_parallel(self._policy, part, budget, self._ranks)
+            batches = list(batches_of(part, budget, self._policy, self._ranks, num_parallel))
 
             def learn(policy: Policy, number: int) -> float:
                 logprobs_N, _ = policy.logprobs(batches[number], 1.0)
@@ -75,7 +75,7 @@ class WarmStart:
                 loss.backward()
                 return loss.item()
 
-            losses = run_in_lanes(self._policy, num_lanes, len(batches), learn)
+            losses = run_parallel(self._policy, num_parallel, len(batches), learn)
         total = self._ranks.sum(torch.tensor(sum(losses), dtype=torch.float64)).item()
         return total, self.optimizer.step()
 

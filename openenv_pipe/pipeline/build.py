@@ -325,7 +325,7 @@ def _local_engine(
             model,
             max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.
             executor=executor,
-            in_lanes=model.is_fast,
+            in_batches=model.is_fast,
             refresh=partial(twin.follow, policy) if twin else None,
         )
 

@@ -32,8 +32,8 @@ class Components:
         return await in_thread(self.torch_thread, partial(function, *args, **kwargs))
 
 
-def with_scripted_player(rollout: RolloutContext, policy: str) -> RolloutContext:
-    """Return the context with a scripted player, the function `module:name`, as its engine.
+def with_scripted_policy(rollout: RolloutContext, policy: str) -> RolloutContext:
+    """Return the context with a scripted policy, the function `module:name`, as its engine.
 
     Raises ConfigError.
     """

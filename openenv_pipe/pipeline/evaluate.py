@@ -1,4 +1,4 @@
-"""Evaluation: the same tasks with the same seeds for every model, and for scripted players.
+"""Evaluation: the same tasks with the same seeds for every model, and for scripted policies.
 
 The pipeline calls this for its stages and between its steps, and the command `eval` calls it.
 Episode k of a task has the same sampling seed for every player, so that players are comparable.
@@ -6,7 +6,7 @@ Episode k of a task has the same sampling seed for every player, so that players
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError
-from openenv_pipe.pipeline.components import with_scripted_player
+from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.runs.eval_report import EvalReport, summarise, unplayed
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
@@ -55,7 +55,7 @@ async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int)
 
 
 async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
-    """Evaluate the scripted players of `env.baselines`, if `eval.baselines` is true.
+    """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
     Returns an empty list if the engine needs no tokenizer, because scripted replies need one. A
     player that cannot be played gets a report that says why: it is no reason to end a run.
@@ -78,7 +78,7 @@ async def _play_baseline(
     try:
         return await _play(
             config,
-            with_scripted_player(rollout, policy),
+            with_scripted_policy(rollout, policy),
             label,
             model=policy,
             step=None,

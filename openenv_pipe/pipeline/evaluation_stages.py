@@ -25,7 +25,7 @@ class EvaluationStage:
 
 
 class StartEvaluation(EvaluationStage):
-    """Evaluates the scripted players, and the policy that the run starts with."""
+    """Evaluates the scripted policies, and the policy that the run starts with."""
 
     label = "start"
 

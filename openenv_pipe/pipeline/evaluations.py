@@ -49,7 +49,7 @@ class Evaluations:
         self._num_warnings = 0  # of the evaluation before; those during training repeat none
 
     async def baselines(self) -> None:
-        """Evaluate the scripted players."""
+        """Evaluate the scripted policies."""
         names = {f"{BASELINE}{name}" for name in self._config.env.baselines}
         if not names <= set(read_reports(self._folder)):
             shown = ", ".join(self._config.env.baselines)

@@ -10,7 +10,7 @@ from typing import Protocol
 from openenv_pipe.algorithms.advantages import has_signal
 from openenv_pipe.config.schema import ClientAgentConfig, GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
-from openenv_pipe.pipeline.components import with_scripted_player
+from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.types import Group
@@ -55,7 +55,7 @@ class GroupSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Collection:
+class _RolloutBatch:
     """The groups of a step that are being played."""
 
     version: int  # of the weights when the first episode began
@@ -85,7 +85,7 @@ class PlayedGroups:
         self._is_published = True  # False: `version` is not published to the engine yet
         self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
         self._num_taken: int | None = None  # see `OrderState`
-        self._collections: dict[int, _Collection] = {}  # by step
+        self._batches: dict[int, _RolloutBatch] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
 
@@ -93,7 +93,7 @@ class PlayedGroups:
         warm_start = self._config.trainer.warm_start
         assert warm_start.policy is not None
         return await collect_groups(
-            with_scripted_player(self._rollout, warm_start.policy),
+            with_scripted_policy(self._rollout, warm_start.policy),
             self._order.take(0, warm_start.num_episodes),
             group_size=1,
             temperature=1.0,
@@ -105,8 +105,8 @@ class PlayedGroups:
         groups = self._restored.pop(step, None)
         if groups is None:
             self._begin(step)
-            groups = await asyncio.shield(self._collections[step].playing)
-            del self._collections[step]
+            groups = await asyncio.shield(self._batches[step].playing)
+            del self._batches[step]
         await self._publish_late()
         trainer = self._config.trainer
         last = min(step + trainer.max_staleness, trainer.steps)
@@ -115,8 +115,8 @@ class PlayedGroups:
         return groups
 
     def _begin(self, step: int) -> None:
-        if step not in self._collections and step not in self._restored:
-            self._collections[step] = _Collection(
+        if step not in self._batches and step not in self._restored:
+            self._batches[step] = _RolloutBatch(
                 version=self.version,
                 order=self._order_state(),
                 playing=asyncio.create_task(self._collect(step)),
@@ -182,19 +182,19 @@ class PlayedGroups:
 
     def _under_way(self) -> set[asyncio.Task[list[Group]]]:
         """Return the tasks that still play groups."""
-        return {each.playing for each in self._collections.values() if not each.playing.done()}
+        return {each.playing for each in self._batches.values() if not each.playing.done()}
 
     async def settle(self) -> None:
-        older = [each.playing for each in self._collections.values() if self._is_older(each)]
+        older = [each.playing for each in self._batches.values() if self._is_older(each)]
         if isinstance(self._config.agent, ClientAgentConfig):
             return  # Clients may not come; what is not done by then is played again.
         if older:
             await asyncio.wait(older)
         await self._publish_late()
 
-    def _is_older(self, collection: _Collection) -> bool:
+    def _is_older(self, batch: _RolloutBatch) -> bool:
         """Return whether older weights began it; groups of current weights can be replayed."""
-        return collection.version < self.version
+        return batch.version < self.version
 
     def save(self, folder: Path) -> None:
         self._state().write(folder)
@@ -204,12 +204,12 @@ class PlayedGroups:
         ahead, orders = dict(self._restored), []
         if self._restored_order is not None and self._restored:
             orders.append(self._restored_order)
-        for step, collection in sorted(self._collections.items()):
-            orders.append(collection.order)
-            playing = collection.playing
-            if not self._is_older(collection) or not playing.done() or playing.exception():
+        for step, batch in sorted(self._batches.items()):
+            orders.append(batch.order)
+            playing = batch.playing
+            if not self._is_older(batch) or not playing.done() or playing.exception():
                 break
-            ahead[step] = collection.playing.result()
+            ahead[step] = batch.playing.result()
         else:
             orders.append(self._order_state())
         return SourceState(
@@ -232,7 +232,7 @@ class PlayedGroups:
         self._restored, self._restored_order = dict(state.ahead), state.order_before
 
     async def close(self) -> None:
-        playing = [collection.playing for collection in self._collections.values()]
+        playing = [batch.playing for batch in self._batches.values()]
         for task in playing:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)

@@ -310,7 +310,7 @@ def _rewards(config: RunConfig) -> str:
 
 
 def _policies(config: RunConfig) -> str:
-    """Check the scripted players of the warm start and of the baselines."""
+    """Check the scripted policies of the warm start and of the baselines."""
     targets = list(config.env.baselines.values()) if config.eval.baselines else []
     if (policy := config.trainer.warm_start.policy) and config.trainer.warm_start.steps:
         targets.insert(0, policy)

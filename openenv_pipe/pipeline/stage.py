@@ -15,7 +15,7 @@ class Evaluator(Protocol):
     """Evaluates the current policy and saves the reports. No evaluation is repeated."""
 
     async def baselines(self) -> None:
-        """Evaluate the scripted players."""
+        """Evaluate the scripted policies."""
 
     async def stage(self, label: str, step: int) -> None:
         """Evaluate the policy before or after a stage, after `step` steps of GRPO."""

@@ -70,14 +70,14 @@ async def play_groups(
     score: called with each group as soon as its episodes have ended, while others are played.
 
     Raises:
-        EngineError, HostError, ConfigError: the collection cannot go on. An episode whose session
+        EngineError, HostError, ConfigError: the rollouts cannot go on. An episode whose session
             fails is data instead: it has the status ERROR.
     """
     num_episodes = len(tasks) * group_size
     limit = min(num_episodes, context.runner.capacity, context.engine.max_episodes)
     started_s = time.monotonic()
     _log.debug("%s: playing %d episodes, %d at a time", label, num_episodes, limit)
-    first_number = context.engine.begin_collection(num_episodes, limit)
+    first_number = context.engine.begin_rollouts(num_episodes, limit)
     specs = [
         EpisodeSpec(
             task=task,
@@ -95,28 +95,28 @@ async def play_groups(
     queue = iter(specs)
     try:
         async with asyncio.TaskGroup() as workers:
-            collection = _Collection(specs, score, workers)
+            batch = _RolloutBatch(specs, score, workers)
             for _ in range(limit):
-                workers.create_task(uncancelled(_play_in_turn(context, queue, collection)))
+                workers.create_task(uncancelled(_play_in_turn(context, queue, batch)))
     except BaseExceptionGroup as errors:
         raise_first(errors)
-    groups = collection.groups()
+    groups = batch.groups()
     _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
     return groups
 
 
 async def _play_in_turn(
-    context: RolloutContext, queue: Iterator[EpisodeSpec], collection: "_Collection"
+    context: RolloutContext, queue: Iterator[EpisodeSpec], batch: "_RolloutBatch"
 ) -> None:
     """Play one episode after another until none is left; several workers do so at once."""
     for spec in queue:
         episode = await context.runner.play(context, spec)
-        context.engine.end_episode(spec.number)  # not after an error, which ends the collection
-        collection.add(spec, episode)
+        context.engine.end_episode(spec.number)  # not after an error, which ends the rollout batch
+        batch.add(spec, episode)
 
 
-class _Collection:
-    """The groups of a collection. Each is made when its last episode has ended, and then scored."""
+class _RolloutBatch:
+    """The groups of a rollout batch, each made and scored when its last episode has ended."""
 
     def __init__(
         self,

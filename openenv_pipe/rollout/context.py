@@ -39,7 +39,7 @@ class Chat(Protocol):
 
 
 class PlayContext(Protocol):
-    """What all episodes of a collection share."""
+    """What all episodes of a rollout batch share."""
 
     @property
     def env(self) -> EnvConfig: ...
@@ -110,7 +110,7 @@ class Scorer(Protocol):
         ...
 
     def accept(self, groups: Sequence[Group]) -> None:
-        """Accept the scores of a collection. Raises JudgeError if too many are missing."""
+        """Accept the scores of a rollout batch. Raises JudgeError if too many are missing."""
         ...
 
 

@@ -169,7 +169,7 @@ class TokenConversation(Conversation):
 
 
 class ScriptedConversation(TokenConversation):
-    """A conversation with a scripted player, whose replies are turned into token ids.
+    """A conversation with a scripted policy, whose replies are turned into token ids.
 
     Their logprobs are 0, because they were not sampled: only a warm start can learn from them.
     """

@@ -38,7 +38,7 @@ def _figures(report: EvalReport) -> str:
     if report.env_reward is not None:
         rows.append(["the environment's own reward", interval_text(report.env_reward)])
     rows.append(["turns", interval_text(report.turns)])
-    how = "a scripted player" if report.temperature is None else _temperature(report.temperature)
+    how = "a scripted policy" if report.temperature is None else _temperature(report.temperature)
     text = f"{report.on_tasks}, {report.samples_per_task} episodes each, {how}."
     if report.unusable:
         text += f" {report.unusable:.0%} of the replies could not be turned into an action."

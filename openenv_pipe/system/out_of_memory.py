@@ -46,7 +46,7 @@ OTHER = ("the run", "end other programs, or use a machine with more memory")
 STAGES = {
     "commands/export": EXPORTING,
     "engines/local": SAMPLING,
-    "engines/lane": SAMPLING,
+    "engines/episode_batch": SAMPLING,
     "engines/eager": SAMPLING,
     "engines/vllm": PUBLISHING,
     "learner/distributed/sharded_weights": PUBLISHING,

@@ -80,7 +80,7 @@ class TrackedEvaluation:
 
     @property
     def step(self) -> int:
-        """The step of GRPO that the model has taken; 0 for scripted players."""
+        """The step of GRPO that the model has taken; 0 for scripted policies."""
         return self.report.step or 0
 
     @property

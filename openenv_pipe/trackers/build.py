@@ -116,7 +116,7 @@ class Trackers:
 
 
 def _step_of(report: EvalReport) -> int:
-    """Return the step of GRPO whose model was evaluated; -1 for scripted players."""
+    """Return the step of GRPO whose model was evaluated; -1 for scripted policies."""
     return -1 if report.step is None else report.step
 
 

@@ -256,7 +256,7 @@ def test_a_checkpoint_is_the_files_of_one_process(groups, tmp_path):
 
 
 def test_the_local_engine_samples_with_all_ranks(groups, num_ranks, tmp_path):
-    """Rank 0 computes each wave, and the others help to gather the weights."""
+    """Rank 0 computes each batch, and the others help to gather the weights."""
     logits = []
     for size in (1, num_ranks):
         policy = policy_of(config_of(PLAIN, lora_rank=0, num_ranks=size), groups, tmp_path)

@@ -282,7 +282,7 @@ def test_a_person_and_the_model_play(address, page):
     page.get_by_role("button", name="Start").click()
     reply = page.get_by_label("Your reply")
     reply.wait_for()
-    page.get_by_text("Scripted player: random").wait_for()
+    page.get_by_text("Scripted policy: random").wait_for()
     page.get_by_role("button", name="Take it").first.click()
     expect(reply).not_to_have_value("")
     taken = reply.input_value()

@@ -106,14 +106,14 @@ async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, t
     """A retried request gets the same tokens, and a group's member the same as when it is sent
     alone."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, _):
-        first = engine.begin_collection(34, 34)
+        first = engine.begin_rollouts(34, 34)
         alone = await engine.generate(request(first))
         many = await asyncio.gather(
             *(engine.generate(request(first + 1 + number, seed=5 + number)) for number in range(33))
         )
         assert_same(many[0], alone)
         assert len({tuple(completion.token_ids) for completion in many}) == 33
-        first = engine.begin_collection(5, 5)
+        first = engine.begin_rollouts(5, 5)
         group = [
             replace(request(first + member), group_seed=77, member=member) for member in range(4)
         ]
@@ -135,7 +135,7 @@ async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_pat
         opened(vllm_served, tmp_path, LORA, f"engine.url={proxy.url}") as (engine, _),
         VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60) as client,
     ):
-        engine.begin_collection(9, 8)
+        engine.begin_rollouts(9, 8)
         before, asked = await generated(client), proxy.num_asked
         async with client.replacing_weights():
             tasks = [
@@ -168,7 +168,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
         async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
             change(policy)
             await engine.publish(1)
-            engine.begin_collection(17, 16)
+            engine.begin_rollouts(17, 16)
             asked = first.num_asked
             first.may_answer.clear()
             playing = [
@@ -267,7 +267,7 @@ async def test_all_weights_are_published_into_requests_under_way(
     overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
     overrides.append(f"engine.weight_transfer={transfer}")
     async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
-        numbers, is_over = itertools.count(engine.begin_collection(100_000, 32)), asyncio.Event()
+        numbers, is_over = itertools.count(engine.begin_rollouts(100_000, 32)), asyncio.Event()
         found: list[list[int]] = []
 
         async def play() -> None:
@@ -314,7 +314,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
                 for prompt in engine._logprob_check.prompts:
                     await client.generate(BASE, prompt, {"max_tokens": 1})
             await proxy.open()
-            completion = await engine.generate(request(engine.begin_collection(1, 1)))
+            completion = await engine.generate(request(engine.begin_rollouts(1, 1)))
             assert completion.policy_versions == [1]
             # as measured by the logprob check after the restart
             assert engine.replicas[0].difference < 1e-4
@@ -328,7 +328,7 @@ async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
         ServerProxy(vllm_served.url) as proxy,
         opened(vllm_served, tmp_path, LORA, f"engine.url={proxy.url}") as (engine, policy),
     ):
-        engine.begin_collection(2, 2)
+        engine.begin_rollouts(2, 2)
         asked = proxy.num_asked
         old = asyncio.create_task(engine.generate(request(0, max_tokens=240)))
         await proxy.until_asked(asked + 1)
@@ -351,7 +351,7 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
     level, more = (1, [LORA]) if way == "adapter" else (2, [])
     async with opened(vllm_served, tmp_path, *more) as (engine, policy):
         engine._sleep_level = level
-        first = engine.begin_collection(4, 4)
+        first = engine.begin_rollouts(4, 4)
         for version in (1, 2):
             await engine.begin_update(idle=True)
             early = asyncio.create_task(engine.generate(request(first + 2 * version - 1)))

@@ -66,7 +66,7 @@ def test_few_sessions_for_a_step_are_a_warning():
 
 @pytest.fixture
 def players(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Scripted players in a module, named by its import path."""
+    """Scripted policies in a module, named by its import path."""
     module = ModuleType("players_of_this_test")
     module.speaks = lambda observations, draw: "hello"
     module.raises = lambda observations, draw: observations[0]["no such field"]

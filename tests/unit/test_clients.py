@@ -119,7 +119,7 @@ async def test_a_group_whose_time_is_over_has_what_is_done():
             await report(client, reward)
         async with client.rollout() as straggler:
             await straggler.chat([USER])
-            server.context.agents.desk.end_time(straggler.group)
+            server.context.agents.queue.end_time(straggler.group)
             (group,) = await collecting
             with pytest.raises(RolloutEndedError, match="over"):
                 await straggler.finish(1.0)
@@ -315,7 +315,7 @@ async def test_a_lost_environment_is_no_fault_of_the_client():
 
 async def test_the_end_of_training_is_told():
     async with training_server() as server, server.client() as client:
-        server.context.agents.desk.end()
+        server.context.agents.queue.end()
         with pytest.raises(TrainingEndedError, match="training has ended"):
             async with client.rollout():
                 pass

@@ -1,4 +1,4 @@
-"""The local engine for players that come and go, with a real tiny model."""
+"""The local engine for clients that come and go, with a real tiny model."""
 
 import asyncio
 from concurrent.futures import Executor, Future
@@ -13,15 +13,15 @@ PROMPT = [5, 6, 7, 8]
 
 
 class HeldExecutor(Executor):
-    """Runs a function when the test says so, and counts the requests of each wave."""
+    """Runs a function when the test says so, and counts the requests of each batch."""
 
     def __init__(self):
-        self.wave_sizes = []
+        self.batch_sizes = []
         self._held = []
 
     def submit(self, function, /, *args):
         future = Future()
-        self.wave_sizes.append(len(args[0]))
+        self.batch_sizes.append(len(args[0]))
         self._held.append((future, function, args))
         return future
 
@@ -66,13 +66,13 @@ def engine(executor):
     return EagerEngine(tiny_policy(), max_episodes=4, executor=executor)
 
 
-async def test_those_that_come_while_a_wave_is_sampled_are_the_next_wave(engine, executor):
+async def test_those_that_come_while_a_batch_is_sampled_are_the_next_batch(engine, executor):
     tasks = await begin(engine, request(0))
     tasks += await begin(engine, *(request(number) for number in range(1, 7)))
     for _ in range(3):
         executor.run_next()
         await settle()
-    assert executor.wave_sizes == [1, 4, 2]
+    assert executor.batch_sizes == [1, 4, 2]
     assert all(task.done() for task in tasks)
 
 
@@ -84,7 +84,7 @@ async def test_a_request_whose_player_left_is_not_sampled(engine, executor):
     await settle()
     executor.run_next()
     await tasks[2]
-    assert executor.wave_sizes == [1, 1]
+    assert executor.batch_sizes == [1, 1]
 
 
 async def test_each_turn_is_what_the_local_engine_samples_for_the_whole_prompt(engine, executor):
@@ -96,17 +96,17 @@ async def test_each_turn_is_what_the_local_engine_samples_for_the_whole_prompt(e
     executor.run_next()
     await settle()
     executor.run_next()
-    assert executor.wave_sizes == [1, 3]
+    assert executor.batch_sizes == [1, 3]
     for turn, ids in enumerate(prompts):
         completion = await tasks[turn]
         alone = local_engine(tiny_policy())
-        alone.begin_collection(1, 1)
+        alone.begin_rollouts(1, 1)
         expected = await alone.generate(request(0, prompt_ids=ids, seed=turn_seed(3, turn)))
         assert completion.token_ids == expected.token_ids
         assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
-async def test_an_error_of_a_wave_reaches_its_players_and_no_others(engine, executor):
+async def test_an_error_of_a_batch_reaches_its_episodes_and_no_others(engine, executor):
     (bad,) = await begin(engine, request(0, prompt_ids=[10**9]))
     (good,) = await begin(engine, request(1))
     executor.run_next()

@@ -203,7 +203,7 @@ async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_p
 
 
 async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_path):
-    """After an interruption in the first collection, the saved task order is that from before
+    """After an interruption in the first rollout batch, the saved task order is that from before
     it."""
     source = played_groups(Rollout(engine=Engine(in_flight=False), duration_s=10.0))
     waiting = asyncio.create_task(source.groups(1))
@@ -224,9 +224,9 @@ async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
     source = played_groups(rollout)
     await source.groups(1)
     await asyncio.sleep(0)
-    assert any(not each.playing.done() for each in source._collections.values())
+    assert any(not each.playing.done() for each in source._batches.values())
     await source.clear_engine()
-    assert all(each.playing.done() for each in source._collections.values())
+    assert all(each.playing.done() for each in source._batches.values())
     await source.close()
 
 

@@ -63,7 +63,7 @@ async def generate(engine, requests):
 async def generate_alone(policy, *turns):
     """Return the completions of an episode that is played alone."""
     engine = local_engine(policy)
-    engine.begin_collection(1, 1)
+    engine.begin_rollouts(1, 1)
     return [await engine.generate(turn) for turn in turns]
 
 
@@ -136,15 +136,15 @@ async def test_logprobs_belong_to_the_sampled_ids():
             start += len(turn.completion_ids)
 
 
-@pytest.mark.parametrize("num_threads", [0, 3], ids=["one lane", "lanes in threads"])
+@pytest.mark.parametrize("num_threads", [0, 3], ids=["one batch", "batches in threads"])
 @pytest.mark.parametrize(
     "limits",
     [{}, {"capacity": 3}, {"max_episodes": 5}, {"max_episodes": 1}],
     ids=["all at once", "few sessions", "small batch", "one by one"],
 )
 async def test_the_order_of_answers_changes_no_bit(limits, num_threads, monkeypatch):
-    """Ids and logprobs are the same in whatever order environments answer and lanes are served."""
-    monkeypatch.setattr(local, "_LANE_SIZE", 3)
+    """Ids and logprobs are the same in whatever order environments answer and threads decode."""
+    monkeypatch.setattr(local, "_BATCH_SIZE", 3)
     monkeypatch.setattr(local, "_NEIGHBOURS", 2)
     policy = tiny_policy(ends=True)
 
@@ -163,7 +163,7 @@ async def test_the_order_of_answers_changes_no_bit(limits, num_threads, monkeypa
                 policy,
                 max_episodes=limits.get("max_episodes", 64),
                 executor=executor,
-                in_lanes=num_threads > 0,
+                in_batches=num_threads > 0,
             )
             groups = await asyncio.wait_for(
                 collect(policy, engine=engine, host=host, num_tasks=5), WAIT_S
@@ -186,36 +186,36 @@ async def test_tokens_do_not_depend_on_who_else_plays():
 
 
 async def test_the_number_of_threads_changes_no_bit(monkeypatch):
-    """The lanes of a collection depend on its numbers of episodes only."""
-    monkeypatch.setattr(local, "_LANE_SIZE", 3)
+    """The batches of a rollout batch depend on its numbers of episodes only."""
+    monkeypatch.setattr(local, "_BATCH_SIZE", 3)
     monkeypatch.setattr(local, "_NEIGHBOURS", 1)
     policy = tiny_policy(ends=True)
     results = []
     for num_threads in (1, 2, 4):
         with ThreadPoolExecutor(num_threads) as executor:
-            engine = LocalEngine(policy, max_episodes=64, executor=executor, in_lanes=True)
+            engine = LocalEngine(policy, max_episodes=64, executor=executor, in_batches=True)
             results.append(sampled(await collect(policy, engine=engine, num_tasks=5)))
-            assert len(engine._lanes) == 4
+            assert len(engine._batches) == 4
     assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize(
-    ("limit", "num_lanes"), [(0, 1), (1, 1), (63, 1), (64, 2), (256, 2), (257, 3), (512, 4)]
+    ("limit", "num_batches"), [(0, 1), (1, 1), (63, 1), (64, 2), (256, 2), (257, 3), (512, 4)]
 )
-def test_lanes_are_large_enough_for_products(limit, num_lanes):
-    assert local._num_lanes(limit) == num_lanes
+def test_batches_are_large_enough_for_products(limit, num_batches):
+    assert local._num_batches(limit) == num_batches
 
 
-async def test_a_lane_does_not_wait_for_the_others(monkeypatch):
-    """While environments of one lane answer, the other lane is sampled, if all play at once."""
-    monkeypatch.setattr(local, "_LANE_SIZE", 2)
+async def test_a_batch_does_not_wait_for_the_others(monkeypatch):
+    """While environments of one batch answer, the other batch is sampled, if all play at once."""
+    monkeypatch.setattr(local, "_BATCH_SIZE", 2)
     monkeypatch.setattr(local, "_NEIGHBOURS", 1)
     policy = tiny_policy()
-    engine = LocalEngine(policy, max_episodes=4, executor=InlineExecutor(), in_lanes=True)
-    engine.begin_collection(4, 4)
+    engine = LocalEngine(policy, max_episodes=4, executor=InlineExecutor(), in_batches=True)
+    engine.begin_rollouts(4, 4)
     even = await asyncio.wait_for(generate(engine, [request(n, [5]) for n in (0, 2)]), WAIT_S)
     assert [len(completion.token_ids) for completion in even] == [10, 10]
-    engine.begin_collection(5, 4)  # The fifth takes the place of any that ends.
+    engine.begin_rollouts(5, 4)  # The fifth takes the place of any that ends.
     waiting = asyncio.ensure_future(generate(engine, [request(n, [5]) for n in (0, 2)]))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -223,20 +223,20 @@ async def test_a_lane_does_not_wait_for_the_others(monkeypatch):
     assert await asyncio.wait_for(waiting, WAIT_S) == even
 
 
-@pytest.mark.parametrize("in_lanes", [False, True])
-async def test_very_different_reply_lengths_equal_episodes_played_alone(in_lanes, monkeypatch):
+@pytest.mark.parametrize("in_batches", [False, True])
+async def test_very_different_reply_lengths_equal_episodes_played_alone(in_batches, monkeypatch):
     """Rows of short replies leave the batch early and return to it later."""
-    monkeypatch.setattr(local, "_LANE_SIZE", 5)
+    monkeypatch.setattr(local, "_BATCH_SIZE", 5)
     monkeypatch.setattr(local, "_NEIGHBOURS", 2)
     policy = tiny_policy()
-    if not in_lanes:
+    if not in_batches:
         policy.sampler = Sampler.RAGGED
     lengths = [1, 100, 2, 3, 40, 1, 20, 5]
     first = [
         request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)
     ]
-    engine = LocalEngine(policy, max_episodes=64, executor=InlineExecutor(), in_lanes=in_lanes)
-    engine.begin_collection(8, 8)
+    engine = LocalEngine(policy, max_episodes=64, executor=InlineExecutor(), in_batches=in_batches)
+    engine.begin_rollouts(8, 8)
     played = [await generate(engine, first)]
     second = [
         next_request(each, completion, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4)
@@ -271,7 +271,7 @@ async def test_equal_seeds_and_prompts_give_equal_tokens_and_others_do_not():
     """Trap 24: token k depends only on (seed, k) and the conversation."""
     policy = tiny_policy()
     engine = local_engine(policy)
-    engine.begin_collection(3, 3)
+    engine.begin_rollouts(3, 3)
     requests = [request(n, [5, 6, 7], seed=seed) for n, seed in enumerate((8, 8, 9))]
     first = await generate(engine, requests)
     assert first[0].token_ids == first[1].token_ids != first[2].token_ids
@@ -299,7 +299,7 @@ async def test_replies_end_with_the_end_token_or_at_their_limit():
     assert {turn.finish for turn in turns} == set(Finish)
 
 
-async def test_a_new_collection_knows_nothing_of_old_weights():
+async def test_a_new_rollout_batch_knows_nothing_of_old_weights():
     """Traps 16 and 18: the weights change between collections, while the prompts stay the same."""
     policy = tiny_policy(ends=True)
     engine = local_engine(policy)
@@ -334,7 +334,7 @@ async def test_all_episodes_may_fail_at_reset():
 
 
 @pytest.mark.parametrize("error", [EngineError("out of memory"), RuntimeError("a bug")])
-async def test_an_error_of_the_engine_ends_the_collection(error, monkeypatch):
+async def test_an_error_of_the_engine_ends_the_rollout_batch(error, monkeypatch):
     policy = tiny_policy()
     engine = local_engine(policy)
     calls = 0
@@ -352,7 +352,7 @@ async def test_an_error_of_the_engine_ends_the_collection(error, monkeypatch):
         await asyncio.wait_for(collect(policy, engine=engine), WAIT_S)
 
 
-async def test_an_error_of_the_host_ends_the_collection():
+async def test_an_error_of_the_host_ends_the_rollout_batch():
     """No other episode may go on waiting in the engine."""
 
     def dies(seed, number, action):
@@ -372,7 +372,7 @@ async def test_more_requests_than_a_batch_waits_for_are_an_error():
     """Of one episode, while another request of it waits or is sampled: it would never end, or
     use the cache's row at the same time."""
     engine = local_engine(tiny_policy())
-    engine.begin_collection(2, 2)
+    engine.begin_rollouts(2, 2)
     waiting = asyncio.create_task(engine.generate(request(0, [5])))
     await asyncio.sleep(0)
     with pytest.raises(EngineError, match=r"2 requests at once.*num_concurrent=1.*is_exact"):
@@ -386,23 +386,23 @@ class SlowExecutor(Executor):
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self.waves = []
+        self.submitted = []
 
     def submit(self, function, /, *args, **kwargs):
         future = Future()
-        self.waves.append((future, function, args))
+        self.submitted.append((future, function, args))
         self.begun.set()
         return future
 
     def run_all(self) -> None:
-        waves, self.waves = self.waves, []
-        for future, function, args in waves:
+        submitted, self.submitted = self.submitted, []
+        for future, function, args in submitted:
             if future.set_running_or_notify_cancel():
                 future.set_result(function(*args))
 
 
-async def test_a_cancelled_collection_ends_and_leaves_the_engine_usable():
-    """After Ctrl-C during a batch, that batch cannot change the next collection."""
+async def test_a_cancelled_rollout_batch_ends_and_leaves_the_engine_usable():
+    """After Ctrl-C during a batch, that batch cannot change the next rollout batch."""
     policy = tiny_policy(ends=True)
     executor = SlowExecutor()
     engine = LocalEngine(policy, max_episodes=64, executor=executor)
@@ -485,29 +485,29 @@ async def test_an_engine_that_lost_its_cache_samples_the_same():
         assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
 
 
-async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
+async def test_the_cache_of_a_rollout_batch_is_freed_when_the_next_one_begins():
     """The cache, most of a sampler's memory, is freed without waiting for the garbage collector."""
     engine = local_engine(tiny_policy())
     gc.disable()
     try:
-        engine.begin_collection(2, 2)
+        engine.begin_rollouts(2, 2)
         await generate(engine, [request(0, [5]), request(1, [6])])
-        cache = weakref.ref(engine._lanes[0]._forward)
-        engine.begin_collection(1, 1)
+        cache = weakref.ref(engine._batches[0]._forward)
+        engine.begin_rollouts(1, 1)
         await generate(engine, [request(2, [5])])
         assert cache() is None
     finally:
         gc.enable()
 
 
-async def test_concurrent_requests_of_an_episode_are_sampled_in_its_wave():
+async def test_concurrent_requests_of_an_episode_are_sampled_in_its_batch():
     """Each has the tokens of its prompt and seed alone, wherever it is in the cache."""
     policy = tiny_policy(ends=True)
     prompts = [[5, 6, 7], [8, 9], [5, 6, 9]]
     engine = local_engine(policy)
-    engine.begin_collection(2, 2)
+    engine.begin_rollouts(2, 2)
     other = asyncio.create_task(engine.generate(request(1, [3, 4])))
-    waves = []
+    rounds = []
     for number in range(2):
         concurrent = [
             dataclasses.replace(request(0, prompt, seed=10 * number + place), num_concurrent=3)
@@ -517,16 +517,16 @@ async def test_concurrent_requests_of_an_episode_are_sampled_in_its_wave():
         await asyncio.sleep(0)
         assert not any(each.done() for each in waiting), "the third request is awaited"
         last = engine.generate(concurrent[2])
-        waves.append(await asyncio.wait_for(asyncio.gather(*waiting, last), WAIT_S))
+        rounds.append(await asyncio.wait_for(asyncio.gather(*waiting, last), WAIT_S))
         await asyncio.wait_for(other, WAIT_S)
         other = asyncio.create_task(engine.generate(request(1, [3])))
     other.cancel()
-    assert len(engine._lanes[0]._rows) == 4, "all requests of a wave have rows"
-    for number, wave in enumerate(waves):
+    assert len(engine._batches[0]._rows) == 4, "all concurrent requests have rows"
+    for number, found in enumerate(rounds):
         for place, prompt in enumerate(prompts[number:] + prompts[:number]):
             alone = request(0, prompt, seed=10 * number + place)
             (plain,) = await generate_alone(policy, alone)
-            assert wave[place].token_ids == plain.token_ids
+            assert found[place].token_ids == plain.token_ids
     # One of the three continues the cached prompt, and one row of the episode stays.
     await generate(engine, [request(0, prompts[0]), request(1, [3, 4])])
-    assert [row.episode for row in engine._lanes[0]._rows] == [0, 1]
+    assert [row.episode for row in engine._batches[0]._rows] == [0, 1]

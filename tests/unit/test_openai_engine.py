@@ -303,7 +303,7 @@ def test_a_cached_answer_that_was_damaged_is_asked_for_again(tmp_path: Any) -> N
         first = await story(engine)
         (path,) = tmp_path.rglob("*.json")
         path.write_text('{"choices": [null]}')
-        engine.begin_collection(1, 1)
+        engine.begin_rollouts(1, 1)
         return [first, await story(engine)]
 
     endpoint = Endpoint(said("one"), said("two"))

@@ -105,7 +105,7 @@ async def test_a_sampler_that_has_no_memory_says_what_to_do(monkeypatch):
     forward = SimpleNamespace(reserve_rows=lambda num_rows: None, feed=out_of_memory)
     monkeypatch.setattr(Policy, "row_forwards", lambda policy, num: [forward] * num)
     engine = local_engine(tiny_policy())
-    engine.begin_collection(1, 1)
+    engine.begin_rollouts(1, 1)
     with pytest.raises(OutOfMemoryError, match=r"out of memory in sampling: .*engine\.max_batch"):
         await engine.generate(
             TokenRequest(

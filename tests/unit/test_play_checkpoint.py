@@ -33,7 +33,7 @@ class Recorder:
     def __init__(self) -> None:
         self.requests: list[TokenRequest] = []
 
-    def begin_collection(self, num_episodes, limit):
+    def begin_rollouts(self, num_episodes, limit):
         return 7
 
     async def generate(self, request):
@@ -51,7 +51,7 @@ def test_the_engine_replies_where_the_person_does_not():
         chat = SimpleNamespace(reply_ids=lambda text: [ord(each) for each in text])
         inner = Recorder()
         engine = SteeredEngine(inner, chat, choose)
-        assert engine.begin_collection(1, 1) == 7
+        assert engine.begin_rollouts(1, 1) == 7
         ids, written = [], []
         for turn in range(4):
             ids.append(turn)
@@ -71,7 +71,7 @@ def test_the_engine_replies_where_the_person_does_not():
 
 
 def scripted(observations, draw, opening) -> str:
-    """A scripted player of the fake environment."""
+    """A scripted policy of the fake environment."""
     return f"seen {len(observations)}"
 
 
@@ -109,7 +109,7 @@ def seen(monkeypatch):
 
 @pytest.fixture
 def runs_dir(tmp_path):
-    """A folder of runs with one of the fake environment, which has a scripted player."""
+    """A folder of runs with one of the fake environment, which has a scripted policy."""
     baselines = {"counts": f"{__name__}:scripted"}
     changes = {"runs_dir": str(tmp_path), "name": "fake", "env.baselines": baselines}
     RunFolder.create(fakes.run_config(changes), overrides=[], command=[])

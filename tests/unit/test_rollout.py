@@ -367,7 +367,7 @@ async def test_a_summary_of_nothing_but_failures_has_no_means():
     assert "reward/mean" not in summarise_groups(groups)
 
 
-async def test_a_template_that_does_not_fit_the_observation_ends_the_collection():
+async def test_a_template_that_does_not_fit_the_observation_ends_the_rollout_batch():
     """This is an error of the configuration, not of an episode."""
     host = FakeHost(lambda seed, number, action: StepResult({"words": ""}, None, done=False))
     with pytest.raises(ConfigError, match="text"):

@@ -258,7 +258,7 @@ def test_a_pass_keeps_the_weights_that_it_was_made_with():
 
 
 def test_a_forward_pass_that_nobody_uses_is_freed_without_the_garbage_collector(kind):
-    """A reference cycle would keep the tensors of a whole collection in memory for a while."""
+    """A reference cycle would keep the tensors of a whole rollout batch in memory for a while."""
     grower = Grower(policy_of(kind), 2)
     gc.collect()
     gc.disable()

@@ -193,7 +193,7 @@ def test_the_next_job_finds_what_a_process_of_its_own_would(tmp_path, monkeypatc
     surroundings = Surroundings()
     drawn = []
     for _ in range(2):
-        import wave  # of the standard library
+        import sched  # of the standard library
 
         import users_module
 
@@ -206,7 +206,7 @@ def test_the_next_job_finds_what_a_process_of_its_own_would(tmp_path, monkeypatc
         os.chdir("/")
         sys.path.append("/left")
         surroundings.restore()
-        assert sys.modules["wave"] is wave
+        assert sys.modules["sched"] is sched
         drawn.append(torch.rand(1).item())
     assert drawn[0] == drawn[1]
     torch.manual_seed(before)

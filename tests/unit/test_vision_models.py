@@ -168,7 +168,7 @@ async def test_other_ways_to_compute(qwen2, changes, bound):
 
 
 async def test_demonstrations_show_images_too(qwen2):
-    """A scripted player's episodes, from which the warm start learns, have the same prompts."""
+    """A scripted policy's episodes, from which the warm start learns, have the same prompts."""
     policy = vision_policy(qwen2)
     config = run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400})
     scripted = ScriptedEngine(lambda observations, random: "yes")
@@ -181,7 +181,7 @@ async def test_demonstrations_show_images_too(qwen2):
     assert losses[-1] < losses[0]
 
 
-async def test_a_twin_and_a_second_collection_sample_the_same(qwen2):
+async def test_a_twin_and_a_second_rollout_batch_sample_the_same(qwen2):
     policy = vision_policy(qwen2)
     first, again = await played(policy), await played(policy.twin())
     ids = [
@@ -208,7 +208,7 @@ async def test_a_prompt_that_repeats_a_part_of_the_cached_one_is_sampled_as_if_a
         found = []
         for requests in ([first, other], [other]):
             alone = local_engine(policy)
-            alone.begin_collection(1, 1)
+            alone.begin_rollouts(1, 1)
             found.append([await alone.generate(each) for each in requests][-1])
         assert found[0].token_ids == found[1].token_ids
         assert found[0].logprobs == pytest.approx(found[1].logprobs, abs=1e-5)

@@ -42,7 +42,7 @@ def numbers(router: Router, *episodes: tuple[int, int | None]) -> list[int]:
 
 def test_an_episode_goes_where_the_fewest_are_and_stays():
     router = Router(stubs(3))
-    router.begin_collection(6)
+    router.begin_rollouts(6)
     first = [(episode, None) for episode in range(6)]
     assert numbers(router, *first) == [0, 1, 2, 0, 1, 2]
     for episode in (1, 4, 5):
@@ -53,7 +53,7 @@ def test_an_episode_goes_where_the_fewest_are_and_stays():
 
 def test_a_group_stays_together_up_to_its_server_s_share():
     router = Router(stubs(2))
-    router.begin_collection(24)  # each server's share is 12
+    router.begin_rollouts(24)  # each server's share is 12
     groups = [[(8 * group + member, group) for member in range(8)] for group in range(3)]
     assert [numbers(router, *group) for group in groups] == [
         [0] * 8,
@@ -65,7 +65,7 @@ def test_a_group_stays_together_up_to_its_server_s_share():
 def test_episodes_of_a_dead_server_move_together_and_do_not_come_back():
     replicas = stubs(3)
     router = Router(replicas)
-    router.begin_collection(12)
+    router.begin_rollouts(12)
     episodes = [(episode, episode // 4) for episode in range(12)]
     assert numbers(router, *episodes) == [0] * 4 + [1] * 4 + [2] * 4
     replicas[1].may_play = False
@@ -181,7 +181,7 @@ async def test_an_adapter_must_count_on_every_server(tmp_path, monkeypatch):
 
 async def test_turns_carry_the_version_of_their_own_server(tmp_path):
     async with two_servers(tmp_path) as (engine, servers, weights, _):
-        engine.begin_collection(2, 2)
+        engine.begin_rollouts(2, 2)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [0]
         servers[1].may_load.clear()
@@ -201,7 +201,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
     async with two_servers(tmp_path) as (engine, servers, weights, told):
         weights.value = 0.5
         await engine.publish(1)
-        engine.begin_collection(8, 8)
+        engine.begin_rollouts(8, 8)
         for server in servers:  # drop the requests of the readiness probe
             server.prompts.clear()
             server.seeds.clear()
@@ -230,7 +230,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
     """The restarted server plays after it has received the latest policy, and not before."""
     async with two_servers(tmp_path) as (engine, servers, weights, _):
-        engine.begin_collection(4, 4)
+        engine.begin_rollouts(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
         await until(lambda: not engine.replicas[0].client)
@@ -253,7 +253,7 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
     """The server came up just after the publish had skipped it."""
     async with two_servers(tmp_path) as (engine, servers, weights, _):
-        engine.begin_collection(2, 2)
+        engine.begin_rollouts(2, 2)
         weights.value = 0.5
         replica = engine.replicas[0]
         replica.is_late = True
@@ -288,7 +288,7 @@ async def test_when_all_are_down_a_publish_waits(tmp_path):
 
 async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path):
     async with two_servers(tmp_path) as (engine, servers, _, _):
-        engine.begin_collection(2, 2)
+        engine.begin_rollouts(2, 2)
         servers[0].starts_dead = True
         await servers[0].stop()
         await until(lambda: engine.replicas[0].failure)
@@ -352,7 +352,7 @@ async def test_only_tokens_of_the_run_are_counted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SmallServer, "start", start)
     async with two_servers(tmp_path) as (engine, _, _, _):
-        engine.begin_collection(3, 3)
+        engine.begin_rollouts(3, 3)
         for episode in range(3):
             await engine.generate(request(episode))
         # One completion is one token on the page of `SmallServer`.
@@ -362,7 +362,7 @@ async def test_only_tokens_of_the_run_are_counted(tmp_path, monkeypatch):
 async def test_a_server_gets_the_prompt_of_the_request(tmp_path):
     """With `model.history=rerender`, the template may have changed what came before."""
     async with two_servers(tmp_path) as (engine, servers, _, _):
-        engine.begin_collection(1, 1)
+        engine.begin_rollouts(1, 1)
         await engine.generate(request(5))
         await engine.generate(dataclasses.replace(request(5, turn=1), prompt_ids=[5, 8, 9]))
         prompts = [prompt for server in servers for prompt in server.prompts if prompt[0] == 5]

@@ -41,9 +41,9 @@ class Rule:
 
 # Of threads: what they compute. A thread that waits has no label.
 THREAD_RULES = (
-    Rule(SAMPLING, "engines/lane.py", "Lane.run_wave"),
+    Rule(SAMPLING, "engines/episode_batch.py", "EpisodeBatch.generate"),
     Rule(UPDATE, "learner/learner.py", "Learner.update"),
-    Rule(UPDATE, "learner/lanes.py"),
+    Rule(UPDATE, "learner/parallel_batches.py"),
     Rule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
     Rule(CHECKPOINT, "pipeline/checkpoints.py"),
     Rule(PUBLISHING, "models/policy.py", "Policy.follow"),

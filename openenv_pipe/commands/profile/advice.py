@@ -86,8 +86,8 @@ def _overlap(profiled: Profiled) -> str | None:
     )
 
 
-def _lanes(profiled: Profiled) -> str | None:
-    """A local engine whose lanes are fewer than the cores."""
+def _idle_cores(profiled: Profiled) -> str | None:
+    """A local engine whose batches are fewer than the cores."""
     config = profiled.config
     threads = {thread for moment in profiled.moments for thread in moment.working}
     if not any(thread.startswith("sampler") for thread in threads):
@@ -97,7 +97,7 @@ def _lanes(profiled: Profiled) -> str | None:
         return None
     return (
         f"the engine samples on one core, because a step's {_num_episodes(profiled)} episodes are "
-        "one lane: more of them (trainer.tasks_per_step, trainer.group_size) take less time each"
+        "one batch: more of them (trainer.tasks_per_step, trainer.group_size) take less time each"
     )
 
 
@@ -159,7 +159,7 @@ def _python(profiled: Profiled) -> str | None:
 
 
 CAUSES: tuple[Callable[[Profiled], str | None], ...] = (
-    *(_no_update, _sessions, _batch, _environment, _rewards, _overlap, _lanes),
+    *(_no_update, _sessions, _batch, _environment, _rewards, _overlap, _idle_cores),
     *(_batches, _publishing, _saving, _python),
 )
 

@@ -19,7 +19,7 @@ class EngineCapabilities:
     # Its logprobs are the trainer's but for rounding: equal runs, equal bytes. It gets an agent's
     # concurrent calls together, in a fixed order; other engines get each as it is made.
     is_exact: bool
-    publishes_in_flight: bool  # its policy may change while a collection is under way
+    publishes_in_flight: bool  # its policy may change while a rollout batch is under way
     # With takes="messages": it is given the images of observations, not only their notes.
     sees_images: bool = False
 

@@ -65,10 +65,10 @@ class VllmEngine:
     def facts(self) -> Mapping[str, Any]:
         return self._facts
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        """See `Engine`. Collections may overlap, so every episode gets a number of its own."""
+    def begin_rollouts(self, num_episodes: int, limit: int) -> int:
+        """See `Engine`. Rollout batches may overlap, so every episode gets a number of its own."""
         first, self._next_number = self._next_number, self._next_number + num_episodes
-        self._router.begin_collection(limit)
+        self._router.begin_rollouts(limit)
         return first
 
     async def generate(self, request: TokenRequest) -> Completion:

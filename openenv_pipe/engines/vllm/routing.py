@@ -30,7 +30,7 @@ class Router:
         self._assignments: dict[int, _Assignment] = {}  # by episode
         self._limit = 0
 
-    def begin_collection(self, limit: int) -> None:
+    def begin_rollouts(self, limit: int) -> None:
         """Set how many episodes play at once from now on."""
         self._limit = limit
 

@@ -8,10 +8,10 @@ environment owes no answer. Any other session is closed, and its slot opens a ne
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import (
@@ -248,14 +248,3 @@ async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
         await session.close()
         raise
     return session
-
-
-async def side_by_side(coroutines: Iterable[Awaitable[Any]]) -> None:
-    """Run all at once. The first error cancels the others and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,10 +11,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.environments.hosts.pool import SessionPool, side_by_side
+from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.system.http import OPEN, Access
 from openenv_pipe.system.supervisor import Restart, RestartableServer, Supervisor
+from openenv_pipe.system.tasks import run_all
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
@@ -66,7 +67,7 @@ class SupervisedHost:
     async def start(self) -> None:
         """Start all servers at the same time, then open all sessions. See `Host.start`."""
         try:
-            await side_by_side(server.start() for server in self._servers)
+            await run_all(server.start() for server in self._servers)
             for server in self._servers:
                 self._pool.add(server.url)
             await self._open_all()

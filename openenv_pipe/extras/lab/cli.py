@@ -100,7 +100,7 @@ def check(
     overrides: Overrides,
     policy: Annotated[
         str | None,
-        typer.Option(help="A scripted player as module:name; of conf=NAME, its warm start's."),
+        typer.Option(help="A scripted policy as module:name; of conf=NAME, its warm start's."),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of the memory check.")] = 1000,
     learn: Annotated[

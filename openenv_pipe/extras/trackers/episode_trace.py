@@ -17,7 +17,7 @@ from openenv_pipe.types import Episode, Message, Step, Turn
 
 MAX_TEXT_LENGTH = 20_000  # characters of one message
 OWN = "openenv_pipe."
-SCRIPTED = f"{OWN}scripted"  # the provider of scripted players
+SCRIPTED = f"{OWN}scripted"  # the provider of scripted policies
 Attributes = dict[str, str | int | float | bool | list[str] | list[int]]
 
 

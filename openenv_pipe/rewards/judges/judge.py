@@ -112,7 +112,7 @@ class Judge:
 
     @property
     def max_failed_share(self) -> float:
-        """The largest share of a collection's episodes that may have no verdict."""
+        """The largest share of a rollout batch's episodes that may have no verdict."""
         return self._config.max_failed_share
 
     def keep_failures(self) -> None:

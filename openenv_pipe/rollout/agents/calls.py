@@ -177,7 +177,7 @@ class ModelCalls:
             await asyncio.wait(self._running)
 
     def cancel(self) -> None:
-        """Drop the calls that wait for the engine, because the collection ends."""
+        """Drop the calls that wait for the engine, because the rollout batch ends."""
         for answering in self._running:
             answering.cancel()
 

@@ -9,9 +9,9 @@ from openenv_pipe.client import TOKEN_VARIABLE
 from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.rollout.agents.desk import Desk, OpenRollout
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.player import AgentPlayer
+from openenv_pipe.rollout.agents.rollout_queue import OpenRollout, RolloutQueue
 from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.untrusted_text import shortened
@@ -38,10 +38,10 @@ async def serving_clients(
     """
     terms = reward.terms.values()
     needs_reward = not any(term.asks_judge or term.type in JUDGING for term in terms)
-    desk = Desk(config, needs_reward=needs_reward)
+    queue = RolloutQueue(config, needs_reward=needs_reward)
     token = config.token or secrets.token_urlsafe(16)
     try:
-        gateway = Gateway(config.host, config.port, desk.routes, token=token)
+        gateway = Gateway(config.host, config.port, queue.routes, token=token)
     except OSError as error:
         raise ConfigError(
             f"agent.host={config.host} agent.port={config.port} cannot be listened at: {error}; "
@@ -51,8 +51,8 @@ async def serving_clients(
         if config.token is None:
             notify(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
         notify(f"waiting for clients at {gateway.url}")
-        yield Clients(loop, config, gateway=gateway, desk=desk)
-        desk.end()
+        yield Clients(loop, config, gateway=gateway, queue=queue)
+        queue.end()
         await asyncio.sleep(LAST_WORD_S)
 
 
@@ -60,13 +60,13 @@ class Clients(LocalRunner):
     """Plays episodes by clients."""
 
     def __init__(
-        self, loop: LocalRunner, config: ClientAgentConfig, *, gateway: Gateway, desk: Desk
+        self, loop: LocalRunner, config: ClientAgentConfig, *, gateway: Gateway, queue: RolloutQueue
     ) -> None:
         """loop: has the sessions of the clients."""
         super().__init__(loop.host, loop.adapter)
         self.config = config
         self.gateway = gateway
-        self.desk = desk
+        self.queue = queue
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         return await ClientPlayer(self, context, spec).play(self.host)
@@ -79,41 +79,41 @@ class ClientPlayer(AgentPlayer):
         super().__init__(
             context, clients.adapter, spec, gateway=clients.gateway, config=clients.config
         )
-        self._desk = clients.desk
+        self._queue = clients.queue
         self._late = (
             f"agent.group_timeout_s={clients.config.group_timeout_s:g} was over, which began with "
             "the first episode of the group"
         )
-        self._offer = self._desk.offer(spec)
+        self._queued = self._queue.add(spec)
 
     async def play(self, host: Host) -> Episode:
-        offer = self._offer
+        queued = self._queued
         try:
-            await offer.until(lambda: offer.is_claimed or offer.is_late)
-            self._episode.task = offer.task
-            if offer.is_claimed:
+            await queued.until(lambda: queued.is_claimed or queued.is_late)
+            self._episode.task = queued.task
+            if queued.is_claimed:
                 await super().play(host)
             else:
                 self._episode.status = Status.CLIENT_LATE
                 self._episode.error = f"no client opened it before {self._late}"
             return self._episode
         finally:
-            self._desk.withdraw(offer, self._episode)
+            self._queue.remove(queued, self._episode)
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
-        offer, calls, steps = self._offer, rollout.calls, rollout.steps
-        offer.change(rollout=OpenRollout(key=rollout.key, task=self._task(opening), steps=steps))
-        await offer.until(
+        queued, calls, steps = self._queued, rollout.calls, rollout.steps
+        queued.change(rollout=OpenRollout(key=rollout.key, task=self._task(opening), steps=steps))
+        await queued.until(
             lambda: bool(
-                offer.report
-                or offer.is_late
-                or offer.is_lost
+                queued.report
+                or queued.is_late
+                or queued.is_lost
                 or calls.failure is not None
                 or steps.failure is not None
             ),
             LOOK_S,
         )
-        report = offer.report
+        report = queued.report
         if report is not None and report.reward is not None:
             steps.report(report.reward, report.metrics)
         await self._conclude(rollout)
@@ -128,7 +128,7 @@ class ClientPlayer(AgentPlayer):
 
     def _unreported(self) -> Status:
         """Return how an episode has ended of which its client did not report the end."""
-        if self._offer.is_lost:
+        if self._queued.is_lost:
             self._episode.error = "its client left before it reported the end"
             return Status.CLIENT_LOST
         self._episode.error = f"its client did not report the end before {self._late}"

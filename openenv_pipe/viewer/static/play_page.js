@@ -10,7 +10,7 @@ const SPLITS = [["eval", "evaluation"], ["train", "training"]];
 
 function scriptedParts(replies, use) {
   return Object.entries(replies ?? {}).map(([name, text]) => said("scripted",
-    [h("span", {}, `Scripted player: ${name}`), use ? h("button", { type: "button", class: "quiet", onclick: () => use(text) }, "Take it") : null],
+    [h("span", {}, `Scripted policy: ${name}`), use ? h("button", { type: "button", class: "quiet", onclick: () => use(text) }, "Take it") : null],
     h("p", { class: "text" }, text || "(nothing)")));
 }
 

@@ -1,4 +1,4 @@
-"""A scripted player, for the baseline."""
+"""A scripted policy, for the baseline."""
 
 
 def next_number(observations, rng):

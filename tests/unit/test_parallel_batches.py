@@ -13,8 +13,8 @@ from fakes import (
     tiny_policy,
 )
 
-from openenv_pipe.learner import lanes
-from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
+from openenv_pipe.learner import parallel_batches
+from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.supervised import WarmStart
 
@@ -22,12 +22,12 @@ TOKENS_PER_BATCH = 1200
 
 
 @pytest.fixture
-def in_lanes(monkeypatch):
-    """Allow two lanes for the few tokens of these samples."""
+def two_at_once(monkeypatch):
+    """Allow two batches at once for the few tokens of these samples."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    monkeypatch.setattr(lanes, "LANE_TOKENS", TOKENS_PER_BATCH // 2)
-    monkeypatch.setattr(lanes, "MIN_TOKENS", 10)
+    monkeypatch.setattr(parallel_batches, "THREAD_TOKENS", TOKENS_PER_BATCH // 2)
+    monkeypatch.setattr(parallel_batches, "MIN_TOKENS", 10)
     yield
     torch.set_num_threads(before)
 
@@ -39,64 +39,68 @@ def samples():
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-def test_lanes_give_the_update_of_one_thread_and_the_same_bytes_again(
-    in_lanes, samples, lora_rank, kl_coef
+def test_batches_at_once_give_the_update_of_one_thread_and_the_same_bytes_again(
+    two_at_once, samples, lora_rank, kl_coef
 ):
     policy = tiny_policy(lora_rank=lora_rank)
     changes = {"tokens_per_batch": TOKENS_PER_BATCH, "loss.kl.coef": kl_coef}
-    assert count_lanes(policy, samples, TOKENS_PER_BATCH, SINGLE_RANK) == 2
+    assert count_parallel(policy, samples, TOKENS_PER_BATCH, SINGLE_RANK) == 2
     first, again = (loss_and_gradients(policy, samples, changes) for _ in range(2))
     torch.set_num_threads(1)
-    assert count_lanes(policy, samples, TOKENS_PER_BATCH, SINGLE_RANK) == 1
+    assert count_parallel(policy, samples, TOKENS_PER_BATCH, SINGLE_RANK) == 1
     assert_same_update(first, loss_and_gradients(policy, samples, changes))
     assert first[0] == again[0]
     assert all(torch.equal(one, two) for one, two in zip(first[1], again[1], strict=True))
 
 
-def test_results_are_in_the_order_of_the_batches_and_lanes_compute_at_once(in_lanes):
+def test_results_are_in_the_order_of_the_batches_and_are_computed_at_once(two_at_once):
     policy = tiny_policy()
     both = threading.Barrier(2)
     weight = policy.trained_parameters()[0][1]
 
     def work(used, number):
         if number < 2:
-            both.wait(timeout=60)  # until the other lane is here
+            both.wait(timeout=60)  # until the other thread is here
         values = used.trained_parameters()[0][1]
         (values.sum() * number).backward()
         return number, torch.get_num_threads()
 
-    assert run_in_lanes(policy, 2, 5, work) == [(number, 1) for number in range(5)]
+    assert run_parallel(policy, 2, 5, work) == [(number, 1) for number in range(5)]
     assert torch.equal(weight.grad, torch.full_like(weight, 10.0))  # 0 + 1 + 2 + 3 + 4
 
 
-def test_one_lane_where_several_do_not_pay_off_or_would_change_random_numbers(
-    in_lanes, samples, monkeypatch
+def test_one_at_a_time_where_several_do_not_pay_off_or_would_change_random_numbers(
+    two_at_once, samples, monkeypatch
 ):
     policy, budget = tiny_policy(), TOKENS_PER_BATCH
-    assert count_lanes(policy, samples, budget - 1, SINGLE_RANK) == 1
-    monkeypatch.setattr(lanes, "MIN_TOKENS", 10**6)  # of each lane, which the samples do not have
-    assert count_lanes(policy, samples, budget, SINGLE_RANK) == 1
-    monkeypatch.setattr(lanes, "MIN_TOKENS", 10)
-    assert count_lanes(policy, [], budget, SINGLE_RANK) == 1
-    assert count_lanes(policy, samples, budget, Ranks(rank=0, size=2)) == 1
+    assert count_parallel(policy, samples, budget - 1, SINGLE_RANK) == 1
+    monkeypatch.setattr(
+        parallel_batches, "MIN_TOKENS", 10**6
+    )  # of each thread, which the samples do not have
+    assert count_parallel(policy, samples, budget, SINGLE_RANK) == 1
+    monkeypatch.setattr(parallel_batches, "MIN_TOKENS", 10)
+    assert count_parallel(policy, [], budget, SINGLE_RANK) == 1
+    assert count_parallel(policy, samples, budget, Ranks(rank=0, size=2)) == 1
     dropping = tiny_policy(lora_rank=2)
     for module in dropping.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
     dropping.model.get_base_model().config.attention_dropout = 0.5
-    assert count_lanes(dropping, samples, budget, SINGLE_RANK) == 2  # no dropout in GRPO
+    assert count_parallel(dropping, samples, budget, SINGLE_RANK) == 2  # no dropout in GRPO
     with dropping.learning():
-        assert count_lanes(dropping, samples, budget, SINGLE_RANK) == 1
+        assert count_parallel(dropping, samples, budget, SINGLE_RANK) == 1
 
 
-def test_one_lane_where_a_lane_has_no_room_for_two_of_the_longest_samples(in_lanes, samples):
+def test_one_at_a_time_where_a_thread_has_no_room_for_two_of_the_longest_samples(
+    two_at_once, samples
+):
     policy, longest = tiny_policy(), max(len(sample.token_ids) for sample in samples)
     long = [replace(sample, token_ids=sample.token_ids * 10) for sample in samples]
-    assert count_lanes(policy, long, 40 * longest, SINGLE_RANK) == 2
-    assert count_lanes(policy, long, 40 * longest - 1, SINGLE_RANK) == 1
+    assert count_parallel(policy, long, 40 * longest, SINGLE_RANK) == 2
+    assert count_parallel(policy, long, 40 * longest - 1, SINGLE_RANK) == 1
 
 
-def test_a_warm_start_in_lanes_takes_the_step_of_one_thread(in_lanes, samples):
+def test_a_warm_start_with_batches_at_once_takes_the_step_of_one_thread(two_at_once, samples):
     trained, metrics = [], []
     for num_threads in (2, 1):
         torch.set_num_threads(num_threads)

@@ -1,6 +1,6 @@
 """Requests to the engine `local` that are sampled in one batch.
 
-Shape letters: R requests of a wave, of which the first A are not done; T tokens of a
+Shape letters: R requests of a call, of which the first A are not done; T tokens of a
 completion, V vocabulary.
 """
 
@@ -22,7 +22,7 @@ _MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so m
 
 @dataclass(kw_only=True, slots=True)
 class _Row:
-    """A row of the cache; the lane's list has them in order."""
+    """A row of the cache; the batch's list has them in order."""
 
     episode: int | None  # None: no later request uses what is cached
     ids: list[int] = field(default_factory=list)  # the tokens whose keys and values are cached
@@ -38,10 +38,10 @@ class _Row:
         return length
 
 
-class Lane:
-    """The episodes of a part of a collection, and the cache of their prompts and completions.
+class EpisodeBatch:
+    """Episodes that are sampled together, and the cache of their prompts and completions.
 
-    A wave that still runs after its collection was cancelled uses the lane of that collection.
+    What is still decoded after its rollout batch was cancelled uses the cache of that one.
     """
 
     def __init__(
@@ -54,28 +54,28 @@ class Lane:
         self._ended: set[int | None] = {None}
 
     def end_episode(self, episode: int) -> None:
-        """Give the episode's row to others, from the next wave on."""
+        """Give the episode's row to others, from the next call on."""
         self._ended.add(episode)
 
     @torch.inference_mode()
-    def run_wave(self, requests: Sequence[TokenRequest], version: int) -> list[Completion]:
+    def generate(self, requests: Sequence[TokenRequest], version: int) -> list[Completion]:
         """Compute a completion for each request.
 
-        Each episode of the lane that has not ended has a request. Of several, the one that can use
+        Each episode of the batch that has not ended has a request. Of several, the one that can use
         the most cached tokens continues the episode's row; the rows of the others end with the
-        wave.
+        call.
         """
         self._free_rows()
         order, num_cached = self._assign_rows(requests)
         in_rows = [requests[index] for index in order]
-        wave = _Wave(self._forward, self._device, self._end_ids, num_cached, in_rows)
-        wave.run()
+        decoding = _Decoding(self._forward, self._device, self._end_ids, num_cached, in_rows)
+        decoding.run()
         completions: dict[int, Completion] = {}
         for place, (index, request) in enumerate(zip(order, in_rows, strict=True)):
-            completion = completions[index] = wave.completion(place, version)
+            completion = completions[index] = decoding.completion(place, version)
             # The last token is sampled, but not computed.
             self._rows[place].ids = [*request.prompt_ids, *completion.token_ids[:-1]]
-        self._rows = [self._rows[place] for place in wave.places_R]
+        self._rows = [self._rows[place] for place in decoding.places_R]
         return [completions[index] for index in range(len(requests))]
 
     def _free_rows(self) -> None:
@@ -117,8 +117,8 @@ class Lane:
         return order, num_cached
 
 
-class _Wave:
-    """One batch of completions: a forward pass over new tokens, then one for each token.
+class _Decoding:
+    """The completions of one call: a forward pass over new tokens, then one for each decode step.
 
     Row r of the cache belongs to the request `places_R[r]`. Rows that are done change places with
     the last ones that are not, so that forward passes need only the first rows.

@@ -57,7 +57,7 @@ class OpenRollout:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Offer:
+class QueuedEpisode:
     """An episode that waits for a client, and what becomes of it."""
 
     spec: EpisodeSpec
@@ -73,7 +73,7 @@ class Offer:
     async def until(self, condition: Callable[[], bool], look_s: float | None = None) -> None:
         """Wait until the condition holds.
 
-        look_s: between two looks; None: it depends on nothing but this offer.
+        look_s: between two looks; None: it depends on nothing but this episode.
         """
         while not condition():
             try:
@@ -100,14 +100,14 @@ class _GroupState:
     is_late: bool = False  # its time is over
 
 
-class Desk:
+class RolloutQueue:
     """Gives each client that asks the next episode that waits for one."""
 
     def __init__(self, config: ClientAgentConfig, *, needs_reward: bool) -> None:
         """needs_reward: the run has no judge, so that clients have to report rewards."""
         self._config = config
         self._needs_reward = needs_reward
-        self._offers: list[Offer] = []
+        self._queued: list[QueuedEpisode] = []
         self._groups: dict[str, _GroupState] = {}
         self._has_ended = False
         self.routes = [
@@ -115,51 +115,51 @@ class Desk:
             Route("/rollouts/{key}/end", self._end, methods=["POST"]),
         ]
 
-    def offer(self, spec: EpisodeSpec) -> Offer:
+    def add(self, spec: EpisodeSpec) -> QueuedEpisode:
         """Let a client have the episode."""
-        offer = Offer(spec=spec, task=spec.task)
+        queued = QueuedEpisode(spec=spec, task=spec.task)
         if (state := self._groups.get(spec.group)) is not None:
-            offer.task, offer.is_late = state.task, state.is_late
-        self._offers.append(offer)
-        return offer
+            queued.task, queued.is_late = state.task, state.is_late
+        self._queued.append(queued)
+        return queued
 
-    def withdraw(self, offer: Offer, episode: Episode) -> None:
-        """End an offer, whose episode is over."""
-        self._offers.remove(offer)
-        offer.change(episode=episode)
-        state = self._groups.get(offer.spec.group)
+    def remove(self, queued: QueuedEpisode, episode: Episode) -> None:
+        """Take an episode that is over out of the queue."""
+        self._queued.remove(queued)
+        queued.change(episode=episode)
+        state = self._groups.get(queued.spec.group)
         if state is None:
             return
         state.num_left -= 1
         if not state.num_left:
             state.timer.cancel()
-            del self._groups[offer.spec.group]
+            del self._groups[queued.spec.group]
 
     def end_time(self, group: str) -> None:
         """End the time of the group with this id: what is not done in it is late."""
         self._groups[group].is_late = True
-        for offer in self._offers:
-            if offer.spec.group == group:
-                offer.change(is_late=True)
+        for queued in self._queued:
+            if queued.spec.group == group:
+                queued.change(is_late=True)
 
     def end(self) -> None:
         """Tell all clients that training has ended."""
         self._has_ended = True
 
-    def _take(self, own: tuple[str, Mapping[str, Any]] | None) -> Offer | None:
+    def _take(self, own: tuple[str, Mapping[str, Any]] | None) -> QueuedEpisode | None:
         """Claim an episode; for a task of the client's own, one of its group if there is one."""
         digest = own and own[0]
-        free = [each for each in self._offers if not (each.is_claimed or each.is_late)]
+        free = [each for each in self._queued if not (each.is_claimed or each.is_late)]
         begun = [each for each in free if each.spec.group in self._groups]
         fitting = [each for each in begun if self._groups[each.spec.group].own == digest]
         others = [each for each in free if each.spec.group not in self._groups]
-        offer = next(iter([*fitting, *others]), None)
-        if offer is None:
+        queued = next(iter([*fitting, *others]), None)
+        if queued is None:
             return None
-        if offer.spec.group not in self._groups:
-            self._begin(offer.spec, own)
-        offer.change(is_claimed=True)
-        return offer
+        if queued.spec.group not in self._groups:
+            self._begin(queued.spec, own)
+        queued.change(is_claimed=True)
+        return queued
 
     def _begin(self, spec: EpisodeSpec, own: tuple[str, Mapping[str, Any]] | None) -> None:
         """Start the time of the episode's group, and give the group the client's task."""
@@ -180,9 +180,9 @@ class Desk:
         self._groups[spec.group] = _GroupState(
             own=own and own[0], task=task, timer=timer, num_left=spec.group_size
         )
-        for offer in self._offers:
-            if offer.spec.group == spec.group:
-                offer.task = task
+        for queued in self._queued:
+            if queued.spec.group == spec.group:
+                queued.task = task
 
     async def _open(self, request: Request) -> Response:
         """Answer with an episode, or with 429 if none waits for a client."""
@@ -194,12 +194,12 @@ class Desk:
         while not self._has_ended:
             if await request.is_disconnected():
                 return Response(status_code=499)  # to nobody
-            if (offer := self._take(own)) is not None:
-                await offer.until(lambda: bool(offer.rollout or offer.episode))
-                if offer.rollout is not None:
-                    return _Presence(offer, offer.rollout)
-                assert offer.episode is not None
-                message = f"the environment has failed: {offer.episode.error}"
+            if (queued := self._take(own)) is not None:
+                await queued.until(lambda: bool(queued.rollout or queued.episode))
+                if queued.rollout is not None:
+                    return _Presence(queued, queued.rollout)
+                assert queued.episode is not None
+                message = f"the environment has failed: {queued.episode.error}"
                 return _later(503, message)
             if time.monotonic() >= latest:
                 return _later(429, "no episode waits for a client now")
@@ -209,51 +209,51 @@ class Desk:
     async def _end(self, request: Request) -> Response:
         """Take a client's report, and answer with the episode's status."""
         key = request.path_params["key"]
-        found = [each for each in self._offers if each.rollout and each.rollout.key == key]
+        found = [each for each in self._queued if each.rollout and each.rollout.key == key]
         if not found or found[0].report is not None:
             return error_response(404, "the episode is over")
-        offer = found[0]
-        assert offer.rollout is not None
+        queued = found[0]
+        assert queued.rollout is not None
         try:
             report = read_report(request.scope[PARSED])
         except ValueError as error:
             return error_response(422, str(error))
-        has_reward = report.reward is not None or bool(offer.rollout.steps.taken)
+        has_reward = report.reward is not None or bool(queued.rollout.steps.taken)
         if self._needs_reward and not has_reward and report.error is None:
             return error_response(
                 422, "report a reward: no step was taken, and reward.terms has no judge or verifier"
             )
-        offer.change(report=report)
-        await offer.until(lambda: offer.episode is not None)
-        assert offer.episode is not None
-        return JSONResponse({"status": offer.episode.status, "error": offer.episode.error})
+        queued.change(report=report)
+        await queued.until(lambda: queued.episode is not None)
+        assert queued.episode is not None
+        return JSONResponse({"status": queued.episode.status, "error": queued.episode.error})
 
 
 class _Presence(Response):
     """An answer that stays open until its rollout is over or its client is gone."""
 
-    def __init__(self, offer: Offer, rollout: OpenRollout) -> None:
+    def __init__(self, queued: QueuedEpisode, rollout: OpenRollout) -> None:
         super().__init__()
-        self._offer = offer
+        self._queued = queued
         self._rollout = rollout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        offer = self._offer
+        queued = self._queued
         opened = {
             "key": self._rollout.key,
             "task": self._rollout.task,
-            "group": offer.spec.group,
-            "group_size": offer.spec.group_size,
+            "group": queued.spec.group,
+            "group_size": queued.spec.group_size,
         }
         watching = asyncio.create_task(_left(receive))
-        watching.add_done_callback(lambda _: offer.change(is_lost=True))
+        watching.add_done_callback(lambda _: queued.change(is_lost=True))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             line = json.dumps(opened).encode() + b"\n"
             await send({"type": "http.response.body", "body": line, "more_body": True})
-            while not (offer.episode or offer.is_lost):
+            while not (queued.episode or queued.is_lost):
                 try:
-                    over = offer.until(lambda: bool(offer.episode or offer.is_lost))
+                    over = queued.until(lambda: bool(queued.episode or queued.is_lost))
                     await asyncio.wait_for(over, KEEP_ALIVE_S)
                 except TimeoutError:
                     await send({"type": "http.response.body", "body": b"\n", "more_body": True})
