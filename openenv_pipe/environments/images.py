@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.system.copies import ATOMS
 from openenv_pipe.system.files import read_bytes
 from openenv_pipe.types import Image
 
@@ -37,6 +38,7 @@ SIGNATURES = {
 }
 GRAY_MODES = ("1", "L", "LA")
 NAME_LENGTH = 32  # hexadecimal digits
+KEYS_OF_REFERENCE = {"image", "width", "height"}
 REFERENCE = re.compile(rf"images/([0-9a-f]{{{NAME_LENGTH}}})\.png")
 COMPRESSION = 3  # zlib's level: level 6 takes twice as long to save a tenth
 
@@ -54,7 +56,7 @@ async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
 
 def reference_of(value: Any) -> str | None:
     """Return the name of the file that a reference in an observation names; None for others."""
-    if not isinstance(value, Mapping) or value.keys() != {"image", "width", "height"}:
+    if not isinstance(value, Mapping) or len(value) != 3 or value.keys() != KEYS_OF_REFERENCE:
         return None
     path, width, height = value["image"], value["width"], value["height"]
     match = REFERENCE.fullmatch(path) if isinstance(path, str) else None
@@ -63,6 +65,8 @@ def reference_of(value: Any) -> str | None:
 
 def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
     """Return the value with `replace(reference)` in the place of each reference to an image."""
+    if type(value) in ATOMS:
+        return value
     if isinstance(value, Mapping):
         if reference_of(value) is not None:
             return replace(value)
@@ -90,7 +94,7 @@ def opened(reference: Mapping[str, Any], folder: Path) -> Image:
 def _may_have_images(value: Any) -> bool:
     """Return quickly whether a value of JSON has something that `_Reader` has to look at."""
     if isinstance(value, str):
-        return format_of(value) is not None
+        return len(value) >= MIN_TEXT_LENGTH and format_of(value) is not None
     if isinstance(value, dict):
         return any(_may_have_images(each) or _is_flat(value, name) for name, each in value.items())
     if isinstance(value, list) and value and isinstance(value[0], str | list | dict):

@@ -71,7 +71,7 @@ def write_report(folder: RunFolder) -> Path:
         _unscored(folder.path, records, reports),
         clients_text(records),
         _scores_table(folder.path, config, reports),
-        _images(folder.path, config, records, stages),
+        _plots(folder.path, config, records, stages),
         parts_table(config.reward, records),
         signal_text(records),
         _what_was_run(folder, config),
@@ -234,7 +234,7 @@ def _failures(report: EvalReport) -> str:
     return ", ".join(f"{n} {status}" for status, n in report.unsuccessful.items()) or "none"
 
 
-def _images(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
+def _plots(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
     plots = path / "plots"
     texts = []
     steps = config.trainer.steps

@@ -1,7 +1,7 @@
 """Copies of data that goes to user code and comes from there."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -21,29 +21,72 @@ def copied(value: Value) -> Value:
     Other objects, such as tensors and functions, are returned as they are. Lists of numbers are
     copied at once, because those of token ids are long.
     """
-    copy_of: Value = _copied(value)
+    copy_of: Value = _COPIERS[type(value)](value)
     return copy_of
 
 
-def _copied(value: Any) -> Any:
-    kind = type(value)
-    if kind in ATOMS or isinstance(value, Enum | type):
-        return value
-    if isinstance(value, list):
-        return value[:] if ATOMS.issuperset(map(type, value)) else [_copied(each) for each in value]
+class _Copiers(dict[type, Callable[[Any], Any]]):
+    """The function that copies objects of a class, which is chosen once: episodes are large."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        self[kind] = copier = _copier(kind)
+        return copier
+
+
+_COPIERS = _Copiers()
+
+
+def _copier(kind: type) -> Callable[[Any], Any]:
+    if kind in ATOMS or issubclass(kind, Enum | type):
+        return _same
+    if issubclass(kind, list):
+        return _list
     if kind is tuple:
-        return tuple(_copied(each) for each in value)
+        return _tuple
     if kind is Image:
-        return copy.copy(value)  # its values are text and numbers
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
+        return copy.copy  # its values are text and numbers
+    if issubclass(kind, Mapping):
+        return _mapping
     if kind in (set, frozenset):
-        return kind(value)
-    if isinstance(value, BaseModel):
-        return value.model_copy(deep=True)
-    if is_dataclass(value) and kind.__module__.startswith("openenv_pipe."):
-        made = object.__new__(kind)
-        for each in fields(value):
-            object.__setattr__(made, each.name, _copied(getattr(value, each.name)))
-        return made
+        return kind
+    if issubclass(kind, BaseModel):
+        return lambda value: value.model_copy(deep=True)
+    if is_dataclass(kind) and kind.__module__.startswith("openenv_pipe."):
+        return _copier_of_dataclass(kind)
+    return _same
+
+
+def _same(value: Any) -> Any:
     return value
+
+
+def _list(values: list[Any]) -> list[Any]:
+    if ATOMS.issuperset(map(type, values)):
+        return values[:]
+    return [_COPIERS[type(value)](value) for value in values]
+
+
+def _tuple(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([_COPIERS[type(value)](value) for value in values])
+
+
+def _mapping(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: value if type(value) in ATOMS else _COPIERS[type(value)](value)
+        for key, value in values.items()
+    }
+
+
+def _copier_of_dataclass(kind: Any) -> Callable[[Any], Any]:
+    names = [each.name for each in fields(kind)]
+    set_value = object.__setattr__ if kind.__dataclass_params__.frozen else setattr
+
+    def copy_of(value: Any) -> Any:
+        made: Any = object.__new__(kind)
+        for name in names:
+            part = getattr(value, name)
+            copy_of_part = part if type(part) in ATOMS else _COPIERS[type(part)](part)
+            set_value(made, name, copy_of_part)
+        return made
+
+    return copy_of

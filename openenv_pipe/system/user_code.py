@@ -13,22 +13,18 @@ event loop, such as engines.
 import asyncio
 import inspect
 import logging
-import selectors
-import sys
 import threading
-import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.call_thread import Call, CallThread, EndedCalls, at, line_of
 from openenv_pipe.system.copies import copied
 from openenv_pipe.system.end_at_once import end_at_once
 
@@ -39,79 +35,6 @@ NEVER_PASSED = (StopIteration, StopAsyncIteration)  # no coroutine can raise the
 Part = TypeVar("Part")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call of a function, which a `_Worker` makes."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    returned: Any = None
-    raised: BaseException | None = None
-    began_s: float | None = None  # None: calls before it still run
-    is_awaiting: bool = False  # the function has returned an awaitable
-    worker: "_Worker | None" = None  # the one that makes the call
-    task: "asyncio.Task[Any] | None" = None
-    ended: "Future[None]" = field(default_factory=Future)
-
-    def left_s(self, limit_s: float) -> float:
-        """Return how much of the limit is left; all of it before the call has begun."""
-        return limit_s if self.began_s is None else self.began_s + limit_s - time.monotonic()
-
-    async def run(self) -> None:
-        self.began_s = time.monotonic()
-        try:
-            returned = self.function(*self.arguments, **self.keywords)
-            if inspect.isawaitable(returned):
-                self.is_awaiting = True
-                returned = await returned
-            self.returned = copied(returned)
-        except BaseException as error:
-            self.raised = error
-        with suppress(Exception):  # nobody waits any more
-            self.ended.set_result(None)
-
-
-class _Worker:
-    """A daemon thread with an event loop, which makes calls in the order of their queue."""
-
-    def __init__(self, name: str, calls: deque[_Call]) -> None:
-        self._calls = calls
-        self._is_abandoned = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def begin_next(self) -> None:
-        """Begin the next call of the queue. May be called from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._make_next()))
-
-    async def _make_next(self) -> None:
-        """Make the next call. It leaves the queue only now, when nothing blocks this thread."""
-        if not self._is_abandoned and self._calls:
-            call = self._calls.popleft()
-            call.worker, call.task = self, asyncio.current_task()
-            await call.run()
-
-    def cancel(self, call: _Call) -> None:
-        if call.task is not None:
-            self._loop.call_soon_threadsafe(call.task.cancel)
-
-    def end(self) -> None:
-        """Begin no further call, and end the thread once it is free."""
-        self._is_abandoned = True
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def where(self) -> str:
-        """Return the line that the thread runs, "file.py:12"; empty if it waits for an event."""
-        return _line_of(self._thread.ident)
 
 
 class UserCode:
@@ -129,8 +52,9 @@ class UserCode:
         self.name = name
         self._limit_s = limit_s
         self._passed = passed
-        self._calls: deque[_Call] = deque()
-        self._worker: _Worker | None = None
+        self._calls: deque[Call] = deque()
+        self._thread: CallThread | None = None
+        self._ended: EndedCalls | None = None  # of the event loop that called last
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Call a function with copies of the arguments, await its result, and return a copy of it.
@@ -138,77 +62,80 @@ class UserCode:
         Raises:
             ConfigError: it raised something that is not `passed`, or has not returned in time.
         """
-        call = self._begin(function, arguments, keywords)
-        ended = asyncio.wrap_future(call.ended)
+        loop = asyncio.get_running_loop()
+        if self._ended is None or self._ended.loop is not loop:
+            self._ended = EndedCalls(loop)
+        call = self._begin(function, arguments, keywords, self._ended.add)
         try:
-            while not ended.done():
-                await asyncio.wait({ended}, timeout=max(0.0, call.left_s(self._limit_s)))
-                if not ended.done() and call.left_s(self._limit_s) <= 0:
-                    self._report_late(call)
+            while not call.is_over:
+                await call.wait(max(0.0, call.left_s(self._limit_s)))
+                self._check_limit(call)
             return self._result(call)
         finally:
-            if not ended.done():
-                await self._stop(call, ended)
+            if not call.is_over:
+                await self._stop(call)
 
     def call_blocking(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Do the same as `call`, while this thread waits."""
-        call = self._begin(function, arguments, keywords)
+        ended = threading.Event()
+        call = self._begin(function, arguments, keywords, lambda _: ended.set())
         try:
-            while not call.ended.done():
-                with suppress(TimeoutError):
-                    call.ended.result(max(0.0, call.left_s(self._limit_s)))
-                if not call.ended.done() and call.left_s(self._limit_s) <= 0:
-                    self._report_late(call)
+            while not call.is_over:
+                ended.wait(max(0.0, call.left_s(self._limit_s)))
+                self._check_limit(call)
             return self._result(call)
         finally:
-            if not call.ended.done():
+            if not call.is_over:
                 self._abandon(call)
 
     def _begin(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> _Call:
-        call = _Call(function, copied(arguments), copied(keywords))
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        notify: Callable[[Call], None],
+    ) -> Call:
+        call = Call(function, copied(arguments), copied(keywords), notify)
         self._calls.append(call)
-        if self._worker is None:
-            self._worker = self._new_worker()
-        self._worker.begin_next()
+        if self._thread is None:
+            self._thread = self._new_thread()
+        self._thread.begin()
         return call
 
-    def _new_worker(self) -> _Worker:
-        worker = _Worker(self.name, self._calls)
-        weakref.finalize(self, worker.end)
-        return worker
+    def _new_thread(self) -> CallThread:
+        thread = CallThread(self.name, self._calls)
+        weakref.finalize(self, thread.end)
+        return thread
 
-    async def _stop(self, call: _Call, ended: "asyncio.Future[None]") -> None:
+    async def _stop(self, call: Call) -> None:
         """Cancel a call that nobody waits for any more, and leave a blocked thread behind."""
         if call.began_s is None:
             call.function = _nothing
-        elif call.worker is not None:
-            call.worker.cancel(call)
-            if call.is_awaiting:
-                await asyncio.wait({ended}, timeout=CANCEL_LIMIT_S)
-            if not ended.done():
+        elif call.thread is not None:
+            call.thread.cancel(call)
+            if call.task is not None:
+                await call.wait(CANCEL_LIMIT_S)
+            if not call.is_over:
                 self._abandon(call)
-        ended.cancel()
 
-    def _abandon(self, call: _Call) -> None:
+    def _abandon(self, call: Call) -> None:
         """Leave a thread behind that a call blocks; another one makes the calls that follow."""
-        if call.worker is None or call.worker is not self._worker:
+        if call.thread is None or call.thread is not self._thread:
             return
-        call.worker.end()
-        self._worker = self._new_worker() if self._calls else None
-        for _ in range(len(self._calls)):
-            assert self._worker is not None
-            self._worker.begin_next()
+        call.thread.end()
+        self._thread = self._new_thread() if self._calls else None
+        if self._thread is not None:
+            self._thread.begin()
 
-    def _result(self, call: _Call) -> Any:
+    def _result(self, call: Call) -> Any:
         if call.raised is None:
             return call.returned
         raise_named(self.name, call.raised, self._passed)
 
-    def _report_late(self, call: _Call) -> NoReturn:
-        assert call.worker is not None
-        raise _late(self.name, self._limit_s, call.worker.where())
+    def _check_limit(self, call: Call) -> None:
+        if not call.is_over and call.left_s(self._limit_s) <= 0:
+            assert call.thread is not None
+            raise _late(self.name, self._limit_s, call.thread.where())
 
 
 class UserCodeError(ConfigError):
@@ -354,7 +281,7 @@ def ending_when_late(name: str, limit_s: float = LIMIT_S) -> Iterator[None]:
 
     def watch() -> None:
         if not is_over.wait(limit_s):
-            end_at_once(_late(name, limit_s, _line_of(thread)))
+            end_at_once(_late(name, limit_s, line_of(thread)))
 
     threading.Thread(target=watch, name=f"limit of {name}", daemon=True).start()
     try:
@@ -369,7 +296,7 @@ def raise_named(name: str, error: BaseException, passed: tuple[type[Exception], 
         raise error
     _log.info("%s raised", name, exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({_at(frames[-1].filename, frames[-1].lineno)})" if frames else ""
+    where = f" ({at(frames[-1].filename, frames[-1].lineno)})" if frames else ""
     is_cancel = isinstance(error, asyncio.CancelledError)
     text = f": {error}" if str(error) else ""
     what = ", although nothing cancelled it" if is_cancel else text
@@ -379,18 +306,6 @@ def raise_named(name: str, error: BaseException, passed: tuple[type[Exception], 
 def _late(name: str, limit_s: float, where: str) -> UserCodeError:
     still = f"runs ({where})" if where else "waits"
     return UserCodeError(f"{name} has not returned within {limit_s:g} s, and still {still}")
-
-
-def _line_of(thread: int | None) -> str:
-    """Return the line that a thread runs, "file.py:12"; empty if it waits for an event."""
-    frame = sys._current_frames().get(thread or 0)
-    if frame is None or frame.f_code.co_filename == selectors.__file__:
-        return ""
-    return _at(frame.f_code.co_filename, frame.f_lineno)
-
-
-def _at(file: str, line: int | None) -> str:
-    return f"{Path(file).name}:{line}"
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -49,6 +49,17 @@ async def test_calls_of_a_part_are_made_one_after_another_in_one_thread_in_their
     assert len({thread for _, thread in calls}) == 1
 
 
+def test_event_loops_that_call_the_same_part_get_their_own_results():
+    part = code()
+
+    async def calls(name):
+        return await asyncio.gather(*(part.call(lambda *got: got, name, n) for n in range(200)))
+
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(lambda name: asyncio.run(calls(name)), range(4)))
+    assert results == [[(name, n) for n in range(200)] for name in range(4)]
+
+
 async def test_coroutines_of_a_part_run_beside_each_other():
     part, waiting = code(), []
 
