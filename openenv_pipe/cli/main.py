@@ -70,6 +70,12 @@ app.add_typer(judge.app, name="judge")
 app.add_typer(episodes.app, name="episodes")
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"openenv-pipe {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     verbose: Annotated[
@@ -83,6 +89,12 @@ def _options(
         ),
     ] = 0,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines are written.")] = "text",
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     configure_logging(verbose, log_format)
 
@@ -274,12 +286,6 @@ def plugins() -> None:
     print_table(plugins_table(found))
     if any(plugin.folder is None for plugin in found):
         raise typer.Exit(1)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(f"openenv-pipe {__version__}")
 
 
 for _command in (command for extra in extras() for command in extra.commands):

@@ -25,7 +25,7 @@ def usual():
 
 
 def test_a_command_starts_with_few_collections_and_a_run_has_the_usual_ones(usual, capsys):
-    main_exits(["version"])
+    main_exits(["--version"])
     assert gc.get_threshold() == WHILE_IMPORTING
     with controlled():
         assert gc.get_threshold() == usual
@@ -33,7 +33,7 @@ def test_a_command_starts_with_few_collections_and_a_run_has_the_usual_ones(usua
 
 
 def test_what_a_run_makes_is_collected(capsys):
-    main_exits(["version"])
+    main_exits(["--version"])
     with controlled():
         found = weakref.ref(Loop())
         gc.collect()
