@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 
 import docker
 
-from openenv_pipe.environments.hosts.docker.daemon import connect
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.extras.containers.docker.daemon import connect
 
 BASE_IMAGE = "openenv-pipe-tests:bookworm-1"  # change the number when the recipe changes
 PACKAGES = ("openenv>=0.10,<0.11", "uvicorn", "pip", "setuptools>=69")

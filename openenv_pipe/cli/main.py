@@ -19,7 +19,6 @@ from openenv_pipe import __version__
 from openenv_pipe.cli import (
     engine,
     episodes,
-    hosts,
     judge,
     models,
     profile,
@@ -260,10 +259,6 @@ def check(overrides: Overrides) -> None:
 app.command("profile")(profile.profile)
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)
-
-
-app.command("hosts")(hosts.hosts)
-app.command("prune")(hosts.prune)
 
 
 @app.command()

@@ -13,7 +13,6 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
-from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, INSIDE_CONTAINER, MOUNTS, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import (
     HOSTS_VARIABLE,
@@ -24,6 +23,12 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.weights_folder import IN_MEMORY, parent_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.vllm_server import (
+    HUB_CACHE,
+    INSIDE_CONTAINER,
+    MOUNTS,
+    hub_cache,
+)
 from openenv_pipe.models.load import is_vision_model
 
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"

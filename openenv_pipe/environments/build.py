@@ -27,7 +27,7 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
     """
     match config.host.type:
         case "docker":
-            from openenv_pipe.environments.hosts.docker.host import DockerHost
+            from openenv_pipe.extras.containers.docker.host import DockerHost
 
             return DockerHost(config.env, config.host, logs)
         case "attach":
@@ -36,7 +36,7 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
             return AttachHost(config.env, config.host)
         case "kubernetes":
             try:
-                from openenv_pipe.environments.hosts.kubernetes.host import KubernetesHost
+                from openenv_pipe.extras.containers.kubernetes.host import KubernetesHost
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     f"host=kubernetes needs the package kubernetes ({error}); "

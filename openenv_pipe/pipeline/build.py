@@ -199,7 +199,9 @@ async def _opened_agents(
         async with gateway.serving():
             yield player.Programs(loop, agent, gateway=gateway, folder=folder)
         return
-    containers = await asyncio.to_thread(import_module, f"{agents}.program_container")
+    containers = await asyncio.to_thread(
+        import_module, "openenv_pipe.extras.containers.docker.sandbox"
+    )
     opening = containers.opened(agent.sandbox, logs, level=level)
     async with opening as opened, opened.gateway.serving():
         yield player.Programs(

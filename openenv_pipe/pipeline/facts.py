@@ -64,8 +64,8 @@ def _digests(files: Iterable[Path]) -> dict[str, JsonValue]:
 
 def _image_facts(name: str) -> dict[str, JsonValue] | None:
     # Imported late, because Docker's SDK takes a while.
-    from openenv_pipe.environments.hosts.docker.daemon import connected
-    from openenv_pipe.environments.hosts.docker.image import find_image
+    from openenv_pipe.extras.containers.docker.daemon import connected
+    from openenv_pipe.extras.containers.docker.image import find_image
 
     with connected() as client:
         image = find_image(client, name)

@@ -35,7 +35,6 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
-from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
@@ -43,6 +42,7 @@ from openenv_pipe.environments.hosts.process import find_program
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.vllm_server import require_docker
 from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.hosts.docker.daemon import OWNER, owned_containers
-from openenv_pipe.environments.hosts.docker.host import DockerHost
-from openenv_pipe.environments.hosts.docker.image import image_recipe
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
+from openenv_pipe.extras.containers.docker.daemon import OWNER, owned_containers
+from openenv_pipe.extras.containers.docker.host import DockerHost
+from openenv_pipe.extras.containers.docker.image import image_recipe
 from openenv_pipe.extras.lab.inspect import inspect_environment
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.runs.folder import RunFolder

@@ -10,12 +10,12 @@ import pytest
 from fakes import FakeHost, rollout_context, run_config
 
 from openenv_pipe.config.schema import DockerSandboxConfig
-from openenv_pipe.environments.hosts.docker.daemon import owned_containers
 from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.docker.daemon import owned_containers
+from openenv_pipe.extras.containers.docker.sandbox import opened
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.agents.player import Programs
-from openenv_pipe.rollout.agents.program_container import opened
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics

@@ -17,13 +17,13 @@ from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
 
 pytest.importorskip("kubernetes.aio")
 
-from openenv_pipe.commands.prune import prune
 from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.hosts.kubernetes import api as kubernetes_api
-from openenv_pipe.environments.hosts.kubernetes import host as kubernetes_host
-from openenv_pipe.environments.hosts.kubernetes import pod as kubernetes_pod
-from openenv_pipe.environments.hosts.kubernetes.host import KubernetesHost
-from openenv_pipe.environments.hosts.kubernetes.manifests import has_expired, pod, trouble
+from openenv_pipe.extras.containers.kubernetes import api as kubernetes_api
+from openenv_pipe.extras.containers.kubernetes import host as kubernetes_host
+from openenv_pipe.extras.containers.kubernetes import pod as kubernetes_pod
+from openenv_pipe.extras.containers.kubernetes.host import KubernetesHost
+from openenv_pipe.extras.containers.kubernetes.manifests import has_expired, pod, trouble
+from openenv_pipe.extras.containers.prune import prune
 from tests.fake_cluster import FakeCluster, kubeconfig, old_lease
 from tests.integration.test_process_host import LIMIT_S, STUB, within
 from tests.stub_server import stub_command
@@ -306,7 +306,7 @@ async def test_no_cluster_and_an_unknown_context_are_user_errors(tmp_path):
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if ".hosts.kubernetes" in name]:
+    for name in [name for name in sys.modules if ".containers.kubernetes" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
     config = compose(["conf=echo", "host=kubernetes", "host.image=x"]).config

@@ -10,9 +10,9 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.server_command import process_environment
-from openenv_pipe.environments.hosts.kubernetes.manifests import container
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.extras.containers.kubernetes.manifests import container
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.rollout.cluster.worker import RolloutWorker
 from openenv_pipe.system.child_environment import (
@@ -68,8 +68,8 @@ NEEDED = {
 PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 OWN_CODE = {  # processes that run this package's own code, which inherit all variables
     "commands/sweep/worker.py",
-    "environments/hosts/docker/start_guard.py",
-    "environments/hosts/docker/socket_proxy.py",  # in a container, with the container's
+    "extras/containers/docker/start_guard.py",
+    "extras/containers/docker/socket_proxy.py",  # in a container, with the container's
     "learner/distributed/workers.py",
     "system/process.py",
 }

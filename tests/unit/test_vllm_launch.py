@@ -20,7 +20,6 @@ from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm import weights_folder as weights_folder_module
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import python_path
-from openenv_pipe.engines.vllm.launch_docker import docker_command
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
     process_environment,
@@ -28,8 +27,9 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
-from openenv_pipe.environments.hosts.docker.start_guard import owner_label
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.start_guard import owner_label
+from openenv_pipe.extras.containers.docker.vllm_server import docker_command
 from openenv_pipe.models.load import load_chat
 from openenv_pipe.models.served_template import served_template
 from openenv_pipe.system.process import free_port

@@ -4,10 +4,10 @@ import asyncio
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Build, require_installed
-from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.vllm_server import require_docker
 from openenv_pipe.system.http import bearer, fetch
 
 ANSWER_LIMIT_S = 10.0

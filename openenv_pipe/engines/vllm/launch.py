@@ -1,6 +1,6 @@
 """Two kinds of vLLM servers: a process that the run starts, and a server that is running already.
 
-Containers are in `launch_docker.py`, and servers on other machines in `launch_remote.py`.
+Servers on other machines are in `launch_remote.py`, and containers in an extra.
 """
 
 import asyncio

@@ -12,10 +12,10 @@ from pathlib import Path
 from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
-from openenv_pipe.engines.vllm.launch_docker import VllmContainer
 from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.vllm_server import VllmContainer
 from openenv_pipe.system.process import usable_cores
 
 

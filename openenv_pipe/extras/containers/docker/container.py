@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from docker.types import DeviceRequest, LogConfig, Mount
 
-from openenv_pipe.environments.hosts.docker.daemon import DaemonErrors, explained
-from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
-from openenv_pipe.environments.hosts.docker.running import (
+from openenv_pipe.environments.hosts.process import filled_in, server_variables
+from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained
+from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
+from openenv_pipe.extras.containers.docker.running import (
     SHARED_FOLDER,
     RunningContainer,
     behind_proxy,
@@ -17,8 +19,6 @@ from openenv_pipe.environments.hosts.docker.running import (
     entry,
     restrictions,
 )
-from openenv_pipe.environments.hosts.process import filled_in, server_variables
-from openenv_pipe.errors import ConfigError, FailureError, HostError
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:

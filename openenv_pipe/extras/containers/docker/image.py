@@ -18,9 +18,9 @@ import docker
 from docker.errors import ImageNotFound
 from docker.utils.build import exclude_paths
 
-from openenv_pipe.environments.hosts.docker.daemon import daemon_address, in_thread
 from openenv_pipe.environments.hosts.package import digest_of_files
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.extras.containers.docker.daemon import daemon_address, in_thread
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from openenv_pipe.environments.hosts.docker.daemon import Owned
+from openenv_pipe.extras.containers.docker.daemon import Owned
 from openenv_pipe.system.tables import Column, Fit, Table
 
 STYLES = {"running": "green", "orphan": "bold red"}

@@ -18,13 +18,13 @@ from openenv_pipe.engines.vllm.server_command import (
     server_arguments,
     server_variables,
 )
-from openenv_pipe.environments.hosts.docker.start_guard import (
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.start_guard import (
     GUARD_LIMIT_S,
     owner_label,
     start_guard,
     wait_for_guard,
 )
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.server_key import SERVER_SIDE, new_key

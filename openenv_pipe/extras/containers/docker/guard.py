@@ -1,6 +1,6 @@
 """The guard process, which removes the containers of a run when the run has ended or died.
 
-    python -m openenv_pipe.environments.hosts.docker.guard OWNER FOLDER
+    python -m openenv_pipe.extras.containers.docker.guard OWNER FOLDER
 
 `start_guard.py` starts it as a `ManagedProcess`, which sends it SIGTERM when the run ends or dies.
 Until then it only waits, without loading Docker's SDK. OWNER is the label of the containers to
@@ -23,7 +23,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     Path(folder, READY).touch()
     signal.sigwait({signal.SIGTERM})
-    from openenv_pipe.environments.hosts.docker.daemon import (
+    from openenv_pipe.extras.containers.docker.daemon import (
         OWNER,
         connected,
         owned_containers,

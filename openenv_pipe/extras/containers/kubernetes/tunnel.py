@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from openenv_pipe.environments.hosts.kubernetes.api import Cluster
+from openenv_pipe.extras.containers.kubernetes.api import Cluster
 from openenv_pipe.system.files import socket_folder
 
 CHUNK = 64 * 1024

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from openenv_pipe.environments.hosts.docker.daemon import (
+from openenv_pipe.extras.containers.docker.daemon import (
     DaemonErrors,
     connect,
     in_thread,
     rejection,
 )
-from openenv_pipe.environments.hosts.docker.image import Recipe, ensure_image, find_image
+from openenv_pipe.extras.containers.docker.image import Recipe, ensure_image, find_image
 
 
 async def prepare_image(recipe: Recipe, timeout_s: float, notify: Callable[[str], None]) -> None:

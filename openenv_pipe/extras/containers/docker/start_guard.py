@@ -8,8 +8,8 @@ import time
 import uuid
 from pathlib import Path
 
-from openenv_pipe.environments.hosts.docker import guard as docker_guard
 from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.docker import guard as docker_guard
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
 

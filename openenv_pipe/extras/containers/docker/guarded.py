@@ -7,7 +7,7 @@ from pathlib import Path
 
 import docker
 
-from openenv_pipe.environments.hosts.docker.daemon import (
+from openenv_pipe.extras.containers.docker.daemon import (
     LOGS,
     OWNER,
     DaemonErrors,
@@ -16,8 +16,8 @@ from openenv_pipe.environments.hosts.docker.daemon import (
     rejection,
     remove_orphans,
 )
-from openenv_pipe.environments.hosts.docker.image import Image, Recipe, ensure_image
-from openenv_pipe.environments.hosts.docker.start_guard import (
+from openenv_pipe.extras.containers.docker.image import Image, Recipe, ensure_image
+from openenv_pipe.extras.containers.docker.start_guard import (
     GUARD_LIMIT_S,
     owner_label,
     start_guard,

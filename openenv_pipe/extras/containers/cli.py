@@ -12,8 +12,8 @@ def hosts() -> None:
     openenv-pipe hosts
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
-    from openenv_pipe.environments.hosts.docker.listing import containers_table
+    from openenv_pipe.extras.containers.docker import daemon as docker_daemon
+    from openenv_pipe.extras.containers.docker.listing import containers_table
 
     with docker_daemon.connected() as client:
         containers = docker_daemon.owned_containers(client)
@@ -42,6 +42,6 @@ def prune(
     openenv-pipe prune --dry-run
     openenv-pipe prune --namespace training
     """
-    from openenv_pipe.commands.prune import prune
+    from openenv_pipe.extras.containers.prune import prune
 
     prune(dry_run=dry_run, namespace=namespace, context=context, notify=print)

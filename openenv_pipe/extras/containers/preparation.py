@@ -21,9 +21,9 @@ async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
     ):
         return
     # Imported late, because Docker's SDK takes a while.
-    from openenv_pipe.environments.hosts.docker.image import image_recipe
-    from openenv_pipe.environments.hosts.docker.prepare import prepare_image
-    from openenv_pipe.environments.hosts.docker.program import program_recipe
+    from openenv_pipe.extras.containers.docker.image import image_recipe
+    from openenv_pipe.extras.containers.docker.prepare import prepare_image
+    from openenv_pipe.extras.containers.docker.program import program_recipe
 
     if isinstance(config.host, DockerHostConfig):
         recipe = image_recipe(config.env, config.host)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from openenv_pipe.commands.prune import prune
 from openenv_pipe.engines.vllm import weights_folder
+from openenv_pipe.extras.containers.prune import prune
 from openenv_pipe.system.process_id import ProcessId
 
 PREFIX = f"openenv-pipe-{os.getuid()}-"

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from docker.types import LogConfig, Mount
 
-from openenv_pipe.environments.hosts.docker.daemon import DaemonErrors, explained
-from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
-from openenv_pipe.environments.hosts.docker.image import Recipe, pull_recipe
-from openenv_pipe.environments.hosts.docker.running import (
+from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained
+from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
+from openenv_pipe.extras.containers.docker.image import Recipe, pull_recipe
+from openenv_pipe.extras.containers.docker.running import (
     SHARED_FOLDER,
     RunningContainer,
     behind_proxy,
     entry,
     restrictions,
 )
-from openenv_pipe.errors import HostError
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import DockerSandboxConfig

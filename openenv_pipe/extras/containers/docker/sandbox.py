@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.config.schema import DockerSandboxConfig, ProgramAgentConfig
-from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
-from openenv_pipe.environments.hosts.docker.program import (
+from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
+from openenv_pipe.extras.containers.docker.program import (
     FILES,
     HOME,
     PORT,

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError, connect
-from openenv_pipe.environments.hosts.kubernetes.manifests import (
+from openenv_pipe.environments.hosts.supervised import SupervisedHost
+from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError, connect
+from openenv_pipe.extras.containers.kubernetes.manifests import (
     LEASE_DURATION_S,
     Manifest,
     has_expired,
@@ -28,9 +30,7 @@ from openenv_pipe.environments.hosts.kubernetes.manifests import (
     pod,
     service,
 )
-from openenv_pipe.environments.hosts.kubernetes.pod import EnvPod
-from openenv_pipe.environments.hosts.supervised import SupervisedHost
-from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.kubernetes.pod import EnvPod
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError
-from openenv_pipe.environments.hosts.kubernetes.manifests import Manifest, pod, trouble
-from openenv_pipe.environments.hosts.kubernetes.tunnel import Tunnel
 from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError
+from openenv_pipe.extras.containers.kubernetes.manifests import Manifest, pod, trouble
+from openenv_pipe.extras.containers.kubernetes.tunnel import Tunnel
 from openenv_pipe.system.process import log_redactor
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 

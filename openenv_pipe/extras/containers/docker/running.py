@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import docker
 from docker.models.containers import Container
 
-from openenv_pipe.environments.hosts.docker.daemon import DaemonErrors, explained, in_thread, remove
+from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained, in_thread, remove
 from openenv_pipe.system.process import log_redactor
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from openenv_pipe.environments.hosts.docker.container import ContainerSetup, EnvContainer
-from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
-from openenv_pipe.environments.hosts.docker.image import Image, image_recipe
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.docker.container import ContainerSetup, EnvContainer
+from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
+from openenv_pipe.extras.containers.docker.image import Image, image_recipe
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.supervisor import RestartBudget
 

@@ -18,8 +18,8 @@ from kubernetes.aio.config import ConfigException
 from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 from kubernetes.aio.stream import WsApiClient
 
-from openenv_pipe.environments.hosts.kubernetes.manifests import MANAGED_BY, RUN, Manifest, renewal
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.containers.kubernetes.manifests import MANAGED_BY, RUN, Manifest, renewal
 
 if TYPE_CHECKING:
     from datetime import datetime

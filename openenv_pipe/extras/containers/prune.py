@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from openenv_pipe.engines.vllm import weights_folder
-from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
 from openenv_pipe.errors import HostError
+from openenv_pipe.extras.containers.docker import daemon as docker_daemon
 
 Notify = Callable[[str], None]
 
@@ -69,8 +69,8 @@ def _prune_weights(dry_run: bool) -> list[str]:
 
 
 async def _prune_pods(where: Namespace, dry_run: bool) -> list[str]:
-    from openenv_pipe.environments.hosts.kubernetes.api import ClusterError, connect
-    from openenv_pipe.environments.hosts.kubernetes.host import dead_runs, delete_dead_runs
+    from openenv_pipe.extras.containers.kubernetes.api import ClusterError, connect
+    from openenv_pipe.extras.containers.kubernetes.host import dead_runs, delete_dead_runs
 
     cluster = await connect(where)
     try:
