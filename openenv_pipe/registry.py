@@ -32,7 +32,9 @@ class BlockType:
 
     block: str  # its key, such as "host"
     type: str  # what the key `type` of the block has to be, such as "docker"
-    config: str  # "module:name" of its class, whose module imports no more than the schema does
+    # "module:name" of its class, whose module imports no more than the schema does; empty for a
+    # key whose value is no block, such as engine.launch.
+    config: str
     build: str  # "module:name" of what makes the part that the block configures
     check: str = ""  # "module:name" of what a run calls before it begins, if there is any
 
@@ -45,6 +47,9 @@ class Extra:
     commands: tuple[Command, ...] = ()
     blocks: tuple[BlockType, ...] = ()
     functions: tuple[str, ...] = ()  # "module:name" of those that the package itself has
+    # "module:name" of an async function of a RunConfig and of what shows a note. A run calls it
+    # before it has a folder, to get what takes minutes once and serves later runs.
+    prepare: str = ""
 
 
 @cache

@@ -16,19 +16,17 @@ from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import (
     HOSTS_VARIABLE,
+    HUB_CACHE,
+    INSIDE_CONTAINER,
     KEY_VARIABLE,
+    MOUNTS,
     ServerSpec,
+    hub_cache,
     server_arguments,
     server_variables,
 )
 from openenv_pipe.engines.vllm.weights_folder import IN_MEMORY, parent_folder
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.containers.docker.vllm_server import (
-    HUB_CACHE,
-    INSIDE_CONTAINER,
-    MOUNTS,
-    hub_cache,
-)
 from openenv_pipe.models.load import is_vision_model
 
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"

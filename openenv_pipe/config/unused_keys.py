@@ -12,7 +12,6 @@ from typing import Any
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import (
     AttachHostConfig,
-    DockerHostConfig,
     GroupRelativeAdvantageConfig,
     NoJudgeConfig,
     OptimizerConfig,
@@ -201,9 +200,7 @@ RULES = (
     Rule(
         keys=_keys("host", "dockerfile", "build_args"),
         because=("host.image",),
-        applies=lambda config: (
-            isinstance(config.host, DockerHostConfig) and config.host.image is not None
-        ),
+        applies=lambda config: "image" in config.host.servers,
         advice="set host.image to null to build an image",
     ),
     Rule(

@@ -1,23 +1,38 @@
 """Build the host of an environment's servers from its configuration."""
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.copies import copied
-from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.system.python_targets import build_part
-from openenv_pipe.system.user_code import guarded
+from openenv_pipe.registry import block_types, load
+from openenv_pipe.system.resources import find_env, short_path
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import RunConfig, ServingConfig
     from openenv_pipe.environments.hosts.base import Host
 
 
+def check_host(config: "RunConfig") -> str:
+    """Check that the host can be built, and return what its servers are, for people.
+
+    The `check` of a host's type is called with the configurations of the environment and of the
+    host. A type without it is checked by a call of `build`. Raises ConfigError.
+    """
+    env, host = config.env, config.host
+    if check := block_types("host")[host.type].check:
+        return str(load(check)(env, host))
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
+        build_host(config, Path(logs))
+    if host.servers:
+        return ", ".join(f"host.{key}={value}" for key, value in host.servers.items())
+    return short_path(find_env(env.package)) if env.package else f"host.type={host.type}"
+
+
 def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
     """Build the host of type `config.host.type`. It starts no server before `Host.start`.
 
-    Each host is imported only where it is used, because some load a large SDK.
+    The `build` of a host's type is called with the configurations of the environment and of the
+    host, and with `logs`.
 
     Args:
         logs: the folder that the servers' log files go into.
@@ -25,35 +40,5 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
     Raises:
         ConfigError: the environment cannot be run by this host.
     """
-    match config.host.type:
-        case "docker":
-            from openenv_pipe.extras.containers.docker.host import DockerHost
-
-            return DockerHost(config.env, config.host, logs)
-        case "attach":
-            from openenv_pipe.environments.hosts.attach import AttachHost
-
-            return AttachHost(config.env, config.host)
-        case "kubernetes":
-            try:
-                from openenv_pipe.extras.containers.kubernetes.host import KubernetesHost
-            except ModuleNotFoundError as error:
-                raise ConfigError(
-                    f"host=kubernetes needs the package kubernetes ({error}); "
-                    f"{how_to_install('kubernetes')}"
-                ) from error
-            return KubernetesHost(config.env, config.host, logs)
-        case "python":
-            from openenv_pipe.environments.hosts.base import Host
-
-            arguments = (config.env, logs, config.host.sessions_per_server)
-            name = f"host.target={config.host.target!r}"
-            return guarded(build_part("host", config.host, Host, *copied(arguments)), name)
-        case "none":
-            from openenv_pipe.environments.hosts.none import NoHost
-
-            return NoHost(config.host.sessions_per_server)
-        case "process":
-            from openenv_pipe.environments.hosts.process import ProcessHost
-
-            return ProcessHost(config.env, config.host, logs)
+    host: Host = load(block_types("host")[config.host.type].build)(config.env, config.host, logs)
+    return host

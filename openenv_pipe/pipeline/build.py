@@ -23,7 +23,6 @@ import torch
 
 from openenv_pipe.config.schema import (
     ClientAgentConfig,
-    DockerSandboxConfig,
     HubModelConfig,
     LocalEngineConfig,
     LoopAgentConfig,
@@ -61,6 +60,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
@@ -194,19 +194,11 @@ async def _opened_agents(
     player = await asyncio.to_thread(import_module, f"{agents}.player")
     folder = logs.absolute() / "programs"
     level = "tokens" if config.engine.capabilities.takes == "token_ids" else "text"
-    if not isinstance(agent.sandbox, DockerSandboxConfig):
-        gateway = player.Gateway(level=level)
-        async with gateway.serving():
-            yield player.Programs(loop, agent, gateway=gateway, folder=folder)
-        return
-    containers = await asyncio.to_thread(
-        import_module, "openenv_pipe.extras.containers.docker.sandbox"
+    open_sandbox = await asyncio.to_thread(
+        load, block_types("agent.sandbox")[agent.sandbox.type].build
     )
-    opening = containers.opened(agent.sandbox, logs, level=level)
-    async with opening as opened, opened.gateway.serving():
-        yield player.Programs(
-            loop, agent, gateway=opened.gateway, folder=folder, start=opened.start
-        )
+    async with open_sandbox(agent, logs, level=level) as sandbox, sandbox.gateway.serving():
+        yield player.Programs(loop, agent, sandbox=sandbox, folder=folder)
 
 
 async def _start(host: Host | RolloutWorkers, logs: Path, notify: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """Collect facts about a run for run.json: sizes, and digests of the files that it reads.
 
-Hosts and engines add facts of their own, such as the environment's code and images. Facts that
-cannot be determined, such as a server's own tasks, are left out.
+Hosts, sandboxes and engines add facts of their own, such as the environment's code and images.
+Facts that cannot be determined, such as a server's own tasks, are left out.
 """
 
 import hashlib
@@ -15,8 +15,6 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import (
-    DockerSandboxConfig,
-    ProgramAgentConfig,
     PythonTarget,
     PythonTerm,
     RunConfig,
@@ -24,7 +22,6 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.base import Block
-from openenv_pipe.environments.hosts.process import absolute_part
 from openenv_pipe.environments.tasks import Splits, TaskSet
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
@@ -40,41 +37,7 @@ def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, J
             "eval": _task_facts(config.env.tasks.eval, splits.eval),
         },
         "callables": _callables(config),
-        **_program_facts(config),
     }
-
-
-def _program_facts(config: RunConfig) -> dict[str, JsonValue]:
-    """Return a digest of each file that the command of `agent=program` names, or that a container
-    of it mounts."""
-    agent = config.agent
-    if not isinstance(agent, ProgramAgentConfig):
-        return {}
-    if isinstance(agent.sandbox, DockerSandboxConfig):
-        mounted = (Path(path).expanduser() for path in agent.sandbox.mounts.values())
-        facts = _digests(path for path in mounted if path.is_file())
-        return {**facts, "program_image": _image_facts(agent.sandbox.image)}
-    files = (_file_of(part) for part in agent.command[1:])
-    return _digests(path for path in files if path is not None)
-
-
-def _digests(files: Iterable[Path]) -> dict[str, JsonValue]:
-    return {"program": {path.name: digest_of_file(path) for path in files}}
-
-
-def _image_facts(name: str) -> dict[str, JsonValue] | None:
-    # Imported late, because Docker's SDK takes a while.
-    from openenv_pipe.extras.containers.docker.daemon import connected
-    from openenv_pipe.extras.containers.docker.image import find_image
-
-    with connected() as client:
-        image = find_image(client, name)
-    return None if image is None else {"name": name, "id": image.id}
-
-
-def _file_of(part: str) -> Path | None:
-    path = Path(absolute_part(part, Path.cwd()))
-    return path if path.is_absolute() and path.is_file() else None
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:

@@ -6,8 +6,6 @@
 """
 
 import resource
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +17,7 @@ from openenv_pipe.config.error_messages import list_problems
 from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
     ClientAgentConfig,
-    DockerSandboxConfig,
     HubModelConfig,
-    ProcessHostConfig,
     ProgramAgentConfig,
     PythonAdvantageConfig,
     PythonEngineConfig,
@@ -36,13 +32,10 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
 from openenv_pipe.environments.adapters import build_adapter
-from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.hosts.process import find_program
+from openenv_pipe.environments.build import check_host
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.containers.docker.vllm_server import require_docker
 from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
@@ -56,16 +49,15 @@ from openenv_pipe.models.load import (
 )
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.child_environment import given_variables
-from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
 from openenv_pipe.system.ray_cluster import require_ray
-from openenv_pipe.system.resources import find_env, load_callable, short_path
+from openenv_pipe.system.resources import load_callable
 from openenv_pipe.trackers.build import check_tracker
 
 # Returns what `check` reports; an empty text if it reports nothing. Raises ConfigError if the
@@ -216,28 +208,14 @@ def _vllm(config: RunConfig) -> str:
         if config.engine.launch == "managed":
             build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
             require_installed(build, sees_images=is_vision_model(config.model))
-        elif config.engine.launch == "docker":
-            require_docker()
+        elif launch := block_types("engine.launch").get(config.engine.launch):
+            load(launch.check)(config.engine)
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
 def _environment(config: RunConfig) -> str:
-    env, host = config.env, config.host
     _reject_too_many_sessions(config)
-    if host.type == "python":
-        check_part("host", host, Host, 3)
-        return f"by {host.target}"
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
-        build_host(config, Path(logs))
-    if host.type == "attach":
-        return f"at {', '.join(host.urls)}"
-    if image := getattr(host, "image", None):
-        return f"image {image}"
-    if isinstance(host, ProcessHostConfig) and env.command:
-        return f"started by {find_program(env)}"
-    if isinstance(host, ProcessHostConfig) and env.package and env.python is None:
-        reject_missing_requirements(find_env(env.package))
-    return short_path(find_env(env.package)) if env.package else f"host.type={host.type}"
+    return check_host(config)
 
 
 def _reject_too_many_sessions(config: RunConfig) -> None:
@@ -256,8 +234,8 @@ def _reject_too_many_sessions(config: RunConfig) -> None:
 def _ports(config: RunConfig) -> str:
     """Check that the fixed ports of servers that the run starts are free."""
     wanted = {}
-    if isinstance(config.host, ProcessHostConfig) and config.host.port is not None:
-        wanted["host.port"] = (config.host.port, config.host.num_servers)
+    if ports := config.host.fixed_ports:
+        wanted["host.port"] = (ports[0], len(ports))
     engine = config.engine
     starts_here = engine.type == "vllm" and engine.launch != "attach" and not config.vllm_nodes
     if isinstance(engine, VllmEngineConfig) and starts_here and engine.port:
@@ -330,26 +308,7 @@ def check_agent(config: RunConfig) -> str:
         return f"clients at {agent.host}:{agent.port}"
     if not isinstance(agent, ProgramAgentConfig):
         return ""
-    if isinstance(agent.sandbox, DockerSandboxConfig):
-        return _sandbox(agent.sandbox)
-    if (problem := command_problem(agent)) is not None:
-        raise ConfigError(problem)
-    return f"a program, {agent.command[0]}"
-
-
-def _sandbox(sandbox: DockerSandboxConfig) -> str:
-    if sys.platform != "linux":
-        raise ConfigError(
-            "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "
-            "shares on Linux only; set agent/sandbox=none"
-        )
-    for inside, path in sandbox.mounts.items():
-        if not Path(path).expanduser().exists():
-            raise ConfigError(
-                f"agent.sandbox.mounts: there is no {path!r} to mount at {inside}; name a file or "
-                "folder of this machine"
-            )
-    return f"a program in containers of {sandbox.image}"
+    return str(load(block_types("agent.sandbox")[agent.sandbox.type].check)(agent))
 
 
 def _variables(config: RunConfig) -> str:

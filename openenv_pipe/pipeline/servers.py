@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.schema.host import SupervisedHostConfig
 from openenv_pipe.engines.vllm.kept import KeptProcesses
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
@@ -54,7 +53,7 @@ class LeasedServers:
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """See `ServerProvider.host`. A host that starts no servers is not leased."""
-        if not isinstance(config.host, SupervisedHostConfig):
+        if not config.host.starts_servers:
             return build_host(config, logs)
         return LeasedHost(config.env, config.host, self._lessor)
 

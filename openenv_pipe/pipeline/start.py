@@ -18,9 +18,9 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
-from openenv_pipe.extras.containers.preparation import prepare
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider

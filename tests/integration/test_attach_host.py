@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from shutil import which
 
 import pytest
@@ -84,7 +85,7 @@ def settings(*urls, **changes):
 
 @asynccontextmanager
 async def attached(*urls, **changes):
-    host = AttachHost(*settings(*urls, **changes))
+    host = AttachHost(*settings(*urls, **changes), Path("logs"))
     try:
         await host.start()
         yield host
@@ -175,7 +176,7 @@ async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
             async with attached(url, **changes) as host, host.session() as session:
                 await session.reset({}, LIMIT_S)
         with pytest.raises(ConfigError, match=r"host\.ca_file"):
-            AttachHost(*settings(url, ca_file="/no/such/file"))
+            AttachHost(*settings(url, ca_file="/no/such/file"), Path("logs"))
     async with Stub().serving() as url:
         assert "TLS fails" in await rejection(url.replace("http:", "https:"))
 

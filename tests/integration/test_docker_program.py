@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fakes import FakeHost, rollout_context, run_config
 
-from openenv_pipe.config.schema import DockerSandboxConfig
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
-from openenv_pipe.extras.containers.docker.sandbox import opened
+from openenv_pipe.extras.containers.docker.sandbox import containers_of_programs
+from openenv_pipe.extras.containers.schema import DockerSandboxConfig
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.agents.player import Programs
@@ -68,13 +68,13 @@ async def sandboxed(script, tmp_path, *replies, sandbox=None, **agent):
     context = rollout_context(
         run_config({"env.max_episode_tokens": 400}), FakeHost(two_steps), chat=CHAT, engine=engine
     )
-    async with opened(config.sandbox, tmp_path) as containers, containers.gateway.serving():
+    opening = containers_of_programs(config, tmp_path, level="tokens")
+    async with opening as sandbox, sandbox.gateway.serving():
         programs = Programs(
             context.loop,
             config,
-            gateway=containers.gateway,
+            sandbox=sandbox,
             folder=tmp_path / "programs",
-            start=containers.start,
         )
         yield replace(context, agents=programs)
 

@@ -10,6 +10,7 @@ import random
 import traceback
 import unicodedata
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import yaml
@@ -98,6 +99,7 @@ async def attached(url, env):
             connect_timeout_s=WAIT_S,
             max_outage_s=0.0,
         ),
+        Path("logs"),
     )
     try:
         await host.start()

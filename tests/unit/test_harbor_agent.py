@@ -11,7 +11,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.agents.harbor import read_verdict
-from openenv_pipe.rollout.agents.program import command_problem
+from openenv_pipe.rollout.agents.program import check_program
 from openenv_pipe.types import Status
 
 CHAT = ChatFormat(build_tokenizer())
@@ -104,7 +104,8 @@ def test_the_preset_names_the_task_the_model_and_how_to_install_harbor(monkeypat
     for part in ("{start_folder}/{prompt}", "openai/{model}", "api_base={base_url}", "{results}"):
         assert part in agent.command
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "uv tool install harbor" in command_problem(agent)
+    with pytest.raises(ConfigError, match="uv tool install harbor"):
+        check_program(agent)
 
 
 @pytest.mark.parametrize(

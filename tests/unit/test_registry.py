@@ -25,7 +25,7 @@ def test_each_folder_of_extras_is_an_extra_of_its_name():
 def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
     blocks = [target for each in extra.blocks for target in (each.config, each.build, each.check)]
     commands = [command.target for command in extra.commands]
-    for target in filter(None, [*blocks, *commands, *extra.functions]):
+    for target in filter(None, [*blocks, *commands, *extra.functions, extra.prepare]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
         assert callable(load(target))
 
@@ -55,7 +55,8 @@ def test_listing_extras_imports_only_what_describes_them():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda each: f"{each.block}={each.type}")
 def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
-    assert get_args(load(block.config).model_fields["type"].annotation) == (block.type,)
+    if block.config:
+        assert get_args(load(block.config).model_fields["type"].annotation) == (block.type,)
     assert callable(load(block.build))
     assert not block.check or callable(load(block.check))
 

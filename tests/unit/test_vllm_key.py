@@ -21,7 +21,7 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.extras.containers.docker import vllm_server
+from openenv_pipe.extras.containers.docker import vllm_server as vllm_container
 from openenv_pipe.rewards.judges import vllm_server
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.server_key import SERVER_SIDE
@@ -293,14 +293,14 @@ async def test_a_container_gets_its_variables_by_a_file_that_only_this_user_read
     async def ready(*_):
         """There is no daemon."""
 
-    monkeypatch.setattr(vllm_server, "require_docker", lambda: None)
-    monkeypatch.setattr(vllm_server, "start_guard", lambda *_: None)
-    monkeypatch.setattr(vllm_server, "wait_for_guard", ready)
-    monkeypatch.setattr(vllm_server, "ManagedProcess", noted)
+    monkeypatch.setattr(vllm_container, "check_launch", lambda config: "")
+    monkeypatch.setattr(vllm_container, "start_guard", lambda *_: None)
+    monkeypatch.setattr(vllm_container, "wait_for_guard", ready)
+    monkeypatch.setattr(vllm_container, "ManagedProcess", noted)
     monkeypatch.setenv("DATABASE_URL", "postgres://me:pass-word@host")
     config = CONFIG.model_copy(update={"variables": {"S3": "a secret of it", "DSN_OF_IT": None}})
     monkeypatch.setenv("DSN_OF_IT", "another")
-    container = vllm_server.VllmContainer(SPEC, config, tmp_path / "log", [])
+    container = vllm_container.VllmContainer(SPEC, config, tmp_path / "log", [])
     with pytest.raises(NotADirectoryError):
         await container.start()
     ((command, environment, mode, text),) = started
@@ -313,7 +313,7 @@ async def test_a_container_gets_its_variables_by_a_file_that_only_this_user_read
 
 def test_a_value_of_several_lines_cannot_be_given_to_a_container():
     with pytest.raises(ConfigError, match=r"engine\.variables\.PEM has several lines"):
-        vllm_server.variables_file({"PEM": "a\nb"})
+        vllm_container.variables_file({"PEM": "a\nb"})
 
 
 def test_the_command_for_an_attached_server_asks_for_a_key_and_prints_none():

@@ -44,7 +44,7 @@ def check_environment(config: RunConfig) -> Iterator[Line]:
         ConfigError: a template or pattern of the adapter does not fit the environment.
         HostError: a server did not start.
     """
-    if config.host.type == "none":
+    if not config.host.has_environment:
         return
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as log_dir:
         yield from asyncio.run(_try_servers(config, Path(log_dir)))

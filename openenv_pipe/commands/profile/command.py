@@ -11,7 +11,7 @@ from openenv_pipe.commands.profile.recorder import Moment, Recorder
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, FailureError
-from openenv_pipe.extras.containers.preparation import prepare
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn
 from openenv_pipe.runs.folder import RunFolder

@@ -33,16 +33,15 @@ def _plays_without_environment(config: "RunConfig") -> bool:
     needs_environment = agent.type == "loop" or (
         agent.type == "program" and agent.reward_from == "environment"
     )
-    return host.type == "none" and needs_environment
+    return not host.has_environment and needs_environment
 
 
 def _needs_session_on_node(config: "RunConfig") -> bool:
-    return config.cluster.type == "ray" and config.host.type not in ("process", "python")
+    return config.cluster.type == "ray" and not config.host.runs_on_nodes
 
 
 def _has_one_port_on_nodes(config: "RunConfig") -> bool:
-    host = config.host
-    return config.cluster.type == "ray" and host.type == "process" and host.port is not None
+    return config.cluster.type == "ray" and len(config.host.fixed_ports) > 0
 
 
 def _is_open_without_token(config: "RunConfig") -> bool:
@@ -53,7 +52,9 @@ def _is_open_without_token(config: "RunConfig") -> bool:
 def _cannot_read_results(config: "RunConfig") -> bool:
     agent = config.agent
     return (
-        agent.type == "program" and agent.reward_from == "harbor" and agent.sandbox.type != "none"
+        agent.type == "program"
+        and agent.reward_from == "harbor"
+        and not agent.sandbox.is_this_machine
     )
 
 
@@ -111,18 +112,18 @@ RULES = (
     ),
     Rule(
         keys=("host", "trainer.warm_start.steps"),
-        breaks=lambda c: c.host.type == "none" and c.trainer.warm_start.steps > 0,
+        breaks=lambda c: not c.host.has_environment and c.trainer.warm_start.steps > 0,
         advice="the warm start's policy needs an environment to play in; set "
         "trainer.warm_start.steps=0",
     ),
     Rule(
         keys=("host", "env.tasks.train.type"),
-        breaks=lambda c: c.host.type == "none" and c.env.tasks.train.type == "server",
+        breaks=lambda c: not c.host.has_environment and c.env.tasks.train.type == "server",
         advice="no server lists tasks; set another type",
     ),
     Rule(
         keys=("host", "env.tasks.eval.type"),
-        breaks=lambda c: c.host.type == "none" and c.env.tasks.eval.type == "server",
+        breaks=lambda c: not c.host.has_environment and c.env.tasks.eval.type == "server",
         advice="no server lists tasks; set another type",
     ),
     Rule(

@@ -15,7 +15,6 @@ from openenv_pipe.config.schema.agent import (
     AgentConfig,
     CallingAgentConfig,
     ClientAgentConfig,
-    DockerSandboxConfig,
     LoopAgentConfig,
     ProgramAgentConfig,
 )
@@ -35,9 +34,7 @@ from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
     AttachHostConfig,
-    DockerHostConfig,
     HostConfig,
-    KubernetesHostConfig,
     ProcessHostConfig,
     PythonHostConfig,
 )
@@ -119,8 +116,6 @@ __all__ = [
     "ClippedLossConfig",
     "ClusterConfig",
     "Criterion",
-    "DockerHostConfig",
-    "DockerSandboxConfig",
     "EndpointBlock",
     "EngineCapabilities",
     "EnvConfig",
@@ -135,7 +130,6 @@ __all__ = [
     "JsonAdapterConfig",
     "JudgeConfig",
     "JudgeTerm",
-    "KubernetesHostConfig",
     "LengthTerm",
     "ListedTasks",
     "LocalClusterConfig",

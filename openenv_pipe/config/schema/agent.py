@@ -1,9 +1,8 @@
 """`agent`: what plays the episodes: the pipeline's own loop, or a program that calls the model."""
 
-from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -15,7 +14,7 @@ from openenv_pipe.config.schema.base import (
     Text,
     Variables,
 )
-from openenv_pipe.config.schema.host import BuildTimeout, CpuLimit, MemLimitMb
+from openenv_pipe.config.schema.registered import Registered
 
 ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 
@@ -38,41 +37,21 @@ class CallingAgentConfig(Block):
     )
 
 
-class NoSandboxConfig(Block):
+class SandboxBlock(Block):
+    """Base of the sandboxes."""
+
+    type: str
+    is_this_machine: ClassVar[bool] = False  # programs read its files and inherit our variables
+
+
+class NoSandboxConfig(SandboxBlock):
     """Programs run as you, on this machine (conf/agent/sandbox/none.yaml)."""
 
     type: Literal["none"]
+    is_this_machine: ClassVar[bool] = True
 
 
-def _absolute(path: str) -> str:
-    if not PurePosixPath(path).is_absolute():
-        raise ValueError(f"{path!r} is not an absolute path; begin it with /")
-    return path
-
-
-class DockerSandboxConfig(Block):
-    """Programs in containers that reach the model and their session, and nothing else
-    (conf/agent/sandbox/docker.yaml)."""
-
-    type: Literal["docker"]
-    image: str = Field(
-        description="the image that has the program, python3 and sh; it is pulled if missing"
-    )
-    mounts: dict[Annotated[str, AfterValidator(_absolute)], Text] = Field(
-        description="files and folders of this machine that programs may read, by path in the "
-        "container, such as {/agent.py: my_agent.py}"
-    )
-    build_timeout_s: BuildTimeout
-    mem_limit_mb: MemLimitMb
-    cpus: CpuLimit
-    pids_limit: PositiveCount = Field(description="processes and threads of a container")
-    tmp_mb: PositiveCount = Field(
-        description="size of the program's folder, and of /tmp; both are held in memory"
-    )
-    read_only: bool = Field(description="true: only the program's folder and /tmp can be written")
-
-
-SandboxConfig = Annotated[NoSandboxConfig | DockerSandboxConfig, Field(discriminator="type")]
+SandboxConfig = Annotated[SandboxBlock, Registered("agent.sandbox")]
 
 
 class ProgramAgentConfig(CallingAgentConfig):

@@ -7,7 +7,7 @@ from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.containers.docker.vllm_server import require_docker
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.http import bearer, fetch
 
 ANSWER_LIMIT_S = 10.0
@@ -25,9 +25,8 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
         check_transfer(config, footprint)
     if config.launch == "attach":
         return _check_attached(config)
-    if config.launch == "docker":
-        require_docker()
-        return f"a container of {config.image}"
+    if launch := block_types("engine.launch").get(config.launch):
+        return str(load(launch.check)(config))
     installed = require_installed(build)
     packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
     return f"{installed.package} {installed.version} is installed, with {packages}"

@@ -4,6 +4,7 @@ The comment beside a setting gives the reason for it.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.connection import BASE
-from openenv_pipe.engines.vllm.install import OF_OUR_PYTHON, Build
+from openenv_pipe.engines.vllm.install import INSIDE, OF_OUR_PYTHON, Build
 from openenv_pipe.system.child_environment import child_environment, given_variables
+from openenv_pipe.system.server_key import SERVER_SIDE
 
 TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
@@ -24,6 +26,9 @@ ALWAYS = {
 KEY_VARIABLE = "VLLM_API_KEY"  # in which the server and its middleware find the key
 HOSTS_VARIABLE = "OPENENV_PIPE_HOSTS"  # names that requests may use for it; see openenv_pipe_key.py
 VARIABLES = "engine.variables"
+HUB_CACHE = "/root/.cache/huggingface"  # in a container
+MOUNTS = {INSIDE: "/openenv-pipe", SERVER_SIDE: "/openenv-pipe-key"}  # our folders in a container
+INSIDE_CONTAINER = ":".join(MOUNTS.values())  # the same, as PYTHONPATH names them
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # of gated models
 
 
@@ -114,3 +119,8 @@ def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, s
 def allowed_rank(rank: int) -> int:
     """Return the smallest maximum rank that vLLM supports and that is at least `rank`."""
     return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
+
+
+def hub_cache() -> Path:
+    """Return the folder of downloaded models, which containers share with this machine."""
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()

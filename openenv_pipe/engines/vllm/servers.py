@@ -15,7 +15,7 @@ from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, Vl
 from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.containers.docker.vllm_server import VllmContainer
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.process import usable_cores
 
 
@@ -72,11 +72,12 @@ async def make_servers(
         config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
     )
     specs = [replace(spec, number=n, placement=each) for n, each in enumerate(assigned)]
-    if config.launch == "docker":
+    if launch := block_types("engine.launch").get(config.launch):
         model = Path(spec.model)
         in_weights_dir = not model.is_dir() or model.is_relative_to(weights_dir)
         folders = [weights_dir] if in_weights_dir else [weights_dir, model]
-        return [VllmContainer(each, config, log_of(each, config, logs), folders) for each in specs]
+        make = load(launch.build)
+        return [make(each, config, log_of(each, config, logs), folders) for each in specs]
     assert installed is not None
     return await make_processes(
         ManagedLaunch(

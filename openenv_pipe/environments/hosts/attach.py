@@ -31,7 +31,7 @@ HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 class AttachHost(SupervisedHost):
     """A host of the servers at `config.urls`."""
 
-    def __init__(self, env: "EnvConfig", config: "AttachHostConfig") -> None:
+    def __init__(self, env: "EnvConfig", config: "AttachHostConfig", logs: Path) -> None:
         """Prepare the host without connecting. Raises ConfigError if `ca_file` is unreadable."""
         access = Access(headers=dict(config.headers), tls=tls_context(config))
         self._config = config

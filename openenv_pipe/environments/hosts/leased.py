@@ -10,8 +10,7 @@ from contextlib import AbstractAsyncContextManager
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import EnvConfig, ServingConfig
-from openenv_pipe.config.schema.host import SupervisedHostConfig
+from openenv_pipe.config.schema import EnvConfig, HostConfig, ServingConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
@@ -24,7 +23,7 @@ POLL_S = 0.05
 class LeasedHost:
     """A `hosts.base.Host` that leases its servers."""
 
-    def __init__(self, env: EnvConfig, host: SupervisedHostConfig, lessor: Lessor) -> None:
+    def __init__(self, env: EnvConfig, host: HostConfig, lessor: Lessor) -> None:
         """Create the host; `start` takes the lease."""
         self.capacity = host.capacity
         self.access: Access = OPEN  # until the servers are there

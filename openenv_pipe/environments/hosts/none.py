@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -10,6 +12,10 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.system.http import OPEN, Access
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.config.schema.host import NoHostConfig
 
 
 class NoHost:
@@ -19,9 +25,9 @@ class NoHost:
     urls: Sequence[str] = ()
     access: Access = OPEN
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._free = asyncio.Semaphore(capacity)
+    def __init__(self, env: "EnvConfig", config: "NoHostConfig", logs: Path) -> None:
+        self.capacity = config.capacity
+        self._free = asyncio.Semaphore(config.capacity)
 
     async def start(self) -> None:
         """Do nothing."""

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from openenv_pipe.system.child_environment import (
     given_variables,
     names_left_out,
 )
+from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.http import bearer
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import (
@@ -29,7 +31,7 @@ from openenv_pipe.system.readiness import (
     unless_dead,
     wait_until_healthy,
 )
-from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.resources import find_env, short_path
 from openenv_pipe.system.server_key import ENV_KEY, ENV_PORT, SERVER_SIDE, new_key
 from openenv_pipe.system.supervisor import RestartBudget
 
@@ -266,6 +268,19 @@ def server_command(env: "EnvConfig") -> list[str]:
         *("--ws-per-message-deflate", "false", "--ws-max-size", str(env.max_message_mb * 2**20)),
         *("--ws-ping-interval", str(NEVER_S), "--ws-ping-timeout", str(NEVER_S)),
     ]
+
+
+def check_process_host(env: "EnvConfig", config: "ProcessHostConfig") -> str:
+    """Return what starts the servers. Raises ConfigError if something that it needs is missing."""
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
+        ProcessHost(env, config, Path(logs))
+    if env.command:
+        return f"started by {find_program(env)}"
+    assert env.package is not None
+    package = find_env(env.package)
+    if env.python is None:
+        reject_missing_requirements(package)
+    return short_path(package)
 
 
 def find_program(env: "EnvConfig") -> str:

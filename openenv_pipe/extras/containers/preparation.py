@@ -1,11 +1,9 @@
-"""Get what a run needs on this machine, before it has a folder: images of containers.
-
-`requirements` only looks. What is done here may take minutes, is done once, and serves later runs.
-"""
+"""Get the images of containers that a run needs, before it has a folder."""
 
 from collections.abc import Callable
 
-from openenv_pipe.config.schema import DockerHostConfig, DockerSandboxConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.extras.containers.schema import DockerHostConfig, DockerSandboxConfig
 
 
 async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:

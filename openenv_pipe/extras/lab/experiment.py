@@ -195,14 +195,7 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
 def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:
     """Return the keys of the host: as many sessions as a step can use and the server allows."""
     host = serving.host
-    keys: dict[str, Any] = {"sessions_per_server": trial.num_sessions}
-    match host.type:
-        case "attach":
-            return {**keys, "urls": host.urls}
-        case "docker" | "kubernetes" if host.image:
-            keys["image"] = host.image
-            if host.container_port:
-                keys["container_port"] = host.container_port
-    if host.type != "python" and trial.num_sessions == 1:
+    keys: dict[str, Any] = {"sessions_per_server": trial.num_sessions, **host.servers}
+    if host.starts_servers and trial.num_sessions == 1:
         keys = {"num_servers": NUM_SERVERS, **keys, "start_timeout_s": START_LIMIT_S}
     return keys

@@ -231,15 +231,14 @@ def _with_references(value: Any) -> Any:
 def _where(serving: ServingConfig) -> str:
     """Name the host overrides that training needs, if the block does not start the server."""
     host = serving.host
-    match host.type:
-        case "attach":
-            return f"To use it where it runs: host=attach 'host.urls=[{','.join(host.urls)}]'"
-        case "docker" if host.image:
-            port = f" host.container_port={host.container_port}" if host.container_port else ""
-            return f"To start it: host=docker host.image={host.image}{port}"
-        case "kubernetes":
-            return f"To start it: host=kubernetes host.image={host.image}"
-    return ""
+    if not host.servers:
+        return ""
+    keys = [
+        f"'host.{key}=[{','.join(value)}]'" if isinstance(value, list) else f"host.{key}={value}"
+        for key, value in host.servers.items()
+    ]
+    purpose = "To start it" if host.starts_servers else "To use it where it runs"
+    return f"{purpose}: host={host.type} {' '.join(keys)}"
 
 
 def adapter_block(

@@ -12,10 +12,10 @@ from statistics import fmean
 
 from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.extras.containers.preparation import prepare
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.extras.reproduce.replaying import replay
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.runs.differences import Difference, find_differences

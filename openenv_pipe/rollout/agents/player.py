@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.client.protocol import StepResult
@@ -24,12 +26,11 @@ from openenv_pipe.rollout.agents.program import (
     Address,
     ProgramStartError,
     RunningProgram,
-    StartProgram,
     output_file,
     results_folder,
-    start_process,
     take_output,
 )
+from openenv_pipe.rollout.agents.sandbox import Sandbox
 from openenv_pipe.rollout.agents.settling import wait_until_settled
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
@@ -52,9 +53,8 @@ class Programs(LocalRunner):
         loop: LocalRunner,
         config: ProgramAgentConfig,
         *,
-        gateway: Gateway,
+        sandbox: Sandbox,
         folder: Path,
-        start: StartProgram = start_process,
     ) -> None:
         """
         loop: has the sessions of the programs.
@@ -62,9 +62,11 @@ class Programs(LocalRunner):
         """
         super().__init__(loop.host, loop.adapter)
         self.config = config
-        self.gateway = gateway
+        self.sandbox = sandbox
         self.folder = folder
-        self.start = start
+
+    def facts(self) -> dict[str, JsonValue]:
+        return {**super().facts(), **self.sandbox.facts}
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         return await ProgramPlayer(self, context, spec).play(self.host)
@@ -165,9 +167,8 @@ class ProgramPlayer(AgentPlayer):
     """Plays one episode by a program in the place of the pipeline's loop."""
 
     def __init__(self, programs: Programs, context: PlayContext, spec: EpisodeSpec) -> None:
-        super().__init__(
-            context, programs.adapter, spec, gateway=programs.gateway, config=programs.config
-        )
+        gateway = programs.sandbox.gateway
+        super().__init__(context, programs.adapter, spec, gateway=gateway, config=programs.config)
         self._programs = programs
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
@@ -176,9 +177,9 @@ class ProgramPlayer(AgentPlayer):
         programs.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = programs.folder / secrets.token_hex(4)
         try:
-            process = await programs.start(
+            process = await programs.sandbox.start(
                 programs.config,
-                Address(url=programs.gateway.url, key=rollout.key),
+                Address(url=programs.sandbox.gateway.url, key=rollout.key),
                 folder=folder,
                 prompt="\n\n".join(message["content"] for message in opening.messages),
                 task=json.dumps(self._task(opening)),
@@ -186,7 +187,7 @@ class ProgramPlayer(AgentPlayer):
         except ProgramStartError as error:
             episode.error = f"the program was not started: {error}"
             return Status.PROGRAM_FAILED
-        steps, gate = rollout.steps, programs.gateway.gate
+        steps, gate = rollout.steps, programs.sandbox.gateway.gate
         rollout.calls.settle = partial(
             wait_until_settled,
             process.pid,
@@ -226,7 +227,7 @@ class ProgramPlayer(AgentPlayer):
         how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
         last = self._episode.output.strip()[-MAX_ERROR_LENGTH:]
         self._episode.error = f"the program failed: {how}; the end of its output: {last!r}"
-        is_process = self._programs.config.sandbox.type == "none"
+        is_process = self._programs.config.sandbox.is_this_machine
         if is_process and not rollout.calls.answered:  # Perhaps it lacks what it needs to start.
             note = names_left_out(child_environment(), VARIABLES)
             self._episode.error += f"; {note}" if note else ""

@@ -72,43 +72,26 @@ class ProgramStartError(Exception):
     """The program of one episode cannot be started with this task. The text says why."""
 
 
-class StartProgram(Protocol):
-    """Starts the program of one episode."""
+def check_program(config: ProgramAgentConfig) -> str:
+    """Return what is started, for people.
 
-    async def __call__(
-        self, config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
-    ) -> RunningProgram:
-        """Start it, with its output in `output_file(folder)`.
-
-        Args:
-            folder: does not exist yet, and is the program's own.
-            task: JSON, for programs that want more than the prompt.
-
-        Raises:
-            ProgramStartError: the task does not fit into the program's arguments.
-            ConfigError: agent.files names a file outside of the program's folder.
-            HostError: the program's host fails.
-            OSError: the folder cannot be written.
-        """
-        ...
-
-
-def command_problem(config: ProgramAgentConfig) -> str | None:
-    """Return why the program cannot be started as a process; None: it is there."""
+    Raises:
+        ConfigError: it cannot be started as a process of this machine.
+    """
     program = config.command[0]
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):
-        return None
+        return f"a program, {program}"
     problem = f"agent.command starts with {program!r}, which is not a program here or on PATH"
     if config.reward_from == "harbor":
         problem += "; install Harbor with: uv tool install harbor"
-    return problem
+    raise ConfigError(problem)
 
 
 async def start_process(
     config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
 ) -> ManagedProcess:
-    """Start a program as a process. It is a `StartProgram`.
+    """Start a program as a process (`Sandbox.start`).
 
     folder: its current folder and home, which is removed when it ends.
     """

@@ -22,7 +22,8 @@ from openenv_pipe.extras.containers.docker.running import (
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import DockerHostConfig
 
 SOCKET = "server"  # the socket's name in the folder that container and host share
 LOOPBACK = "127.0.0.1"

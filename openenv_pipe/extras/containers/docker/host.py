@@ -27,7 +27,8 @@ from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import DockerHostConfig
 
 
 class DockerHost(SupervisedHost):

@@ -26,7 +26,8 @@ from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import DockerHostConfig
 
 POLL_S = 0.1
 STOP_LIMIT_S = 5.0

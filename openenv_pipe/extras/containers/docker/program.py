@@ -25,7 +25,7 @@ from openenv_pipe.extras.containers.docker.running import (
 )
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerSandboxConfig
+    from openenv_pipe.extras.containers.schema import DockerSandboxConfig
 
 # Paths in the container.
 HOME = "/home/openenv-pipe"  # where the program runs; in memory

@@ -20,7 +20,7 @@ from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained
 from openenv_pipe.system.process import log_redactor
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerHostConfig, DockerSandboxConfig
+    from openenv_pipe.extras.containers.schema import DockerHostConfig, DockerSandboxConfig
 
 SOCKET_PROXY = Path(__file__).with_name("socket_proxy.py")
 SHARED_FOLDER = "/run/openenv-pipe"  # in the container: the folder with the socket

@@ -1,12 +1,16 @@
 """Start programs in containers, which reach the gateway by a unix socket."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.config.schema import DockerSandboxConfig, ProgramAgentConfig
+from pydantic import JsonValue
+
+from openenv_pipe.config.schema import ProgramAgentConfig
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
 from openenv_pipe.extras.containers.docker.program import (
     FILES,
@@ -19,6 +23,7 @@ from openenv_pipe.extras.containers.docker.program import (
     program_options,
     program_recipe,
 )
+from openenv_pipe.extras.containers.schema import DockerSandboxConfig
 from openenv_pipe.rollout.agents.gateway import Gateway
 from openenv_pipe.rollout.agents.program import (
     Address,
@@ -28,6 +33,7 @@ from openenv_pipe.rollout.agents.program import (
     program_variables,
     write_task,
 )
+from openenv_pipe.rollout.agents.sandbox import digests_of_program
 
 GATEWAY = "gateway"  # the folder with the socket
 READABLE_FOLDER, READABLE_FILE = 0o755, 0o644  # by the image's user
@@ -35,16 +41,17 @@ READABLE_FOLDER, READABLE_FILE = 0o755, 0o644  # by the image's user
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramContainers:
-    """Starts programs in containers of one image."""
+    """Starts programs in containers of one image. It is a `Sandbox`."""
 
     config: DockerSandboxConfig
     daemon: GuardedDaemon
     gateway: Gateway  # which only the containers reach
+    facts: dict[str, JsonValue]
 
     async def start(
         self, config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
     ) -> ProgramContainer:
-        """Start a program. It is a `StartProgram`."""
+        """See `Sandbox.start`."""
         values = placeholders(address, TASK_FOLDER, python=PYTHON, prompt=prompt)
         command = command_line(config.command, values)
         files = self.daemon.folder / folder.name  # removed by the guard if this process is killed
@@ -68,8 +75,8 @@ class ProgramContainers:
 
 
 @asynccontextmanager
-async def opened(
-    config: DockerSandboxConfig, logs: Path, *, level: str = "tokens"
+async def containers_of_programs(
+    config: ProgramAgentConfig, logs: Path, *, level: str
 ) -> AsyncIterator[ProgramContainers]:
     """Get the daemon, the image and a gateway ready, and remove all containers after the block.
 
@@ -79,13 +86,39 @@ async def opened(
         HostError: the daemon or a pull of the image fails.
         ConfigError: the image is missing, and so is the `docker` command.
     """
-    daemon = GuardedDaemon(logs)
-    await daemon.open(program_recipe(config), config.build_timeout_s)
+    assert isinstance(config.sandbox, DockerSandboxConfig)
+    sandbox, daemon = config.sandbox, GuardedDaemon(logs)
+    await daemon.open(program_recipe(sandbox), sandbox.build_timeout_s)
     try:
         folder = daemon.folder / GATEWAY
         folder.mkdir()
         folder.chmod(READABLE_FOLDER)
-        gateway = Gateway(level=level, path=folder / SOCKET, url=f"http://127.0.0.1:{PORT}")
-        yield ProgramContainers(config=config, daemon=daemon, gateway=gateway)
+        mounted = (Path(path).expanduser() for path in sandbox.mounts.values())
+        files = [path for path in mounted if path.is_file()]
+        facts = await asyncio.to_thread(digests_of_program, files)
+        image: JsonValue = {"name": daemon.image.name, "id": daemon.image.id}
+        yield ProgramContainers(
+            config=sandbox,
+            daemon=daemon,
+            gateway=Gateway(level=level, path=folder / SOCKET, url=f"http://127.0.0.1:{PORT}"),
+            facts={**facts, "program_image": image},
+        )
     finally:
         await asyncio.shield(daemon.close())
+
+
+def check_sandbox(config: ProgramAgentConfig) -> str:
+    """Return what is started, for people. Raises ConfigError if it cannot work here."""
+    assert isinstance(config.sandbox, DockerSandboxConfig)
+    if sys.platform != "linux":
+        raise ConfigError(
+            "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "
+            "shares on Linux only; set agent/sandbox=none"
+        )
+    for inside, path in config.sandbox.mounts.items():
+        if not Path(path).expanduser().exists():
+            raise ConfigError(
+                f"agent.sandbox.mounts: there is no {path!r} to mount at {inside}; name a file or "
+                "folder of this machine"
+            )
+    return f"a program in containers of {config.sandbox.image}"

@@ -1,6 +1,5 @@
 """vLLM servers in containers of the official image."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,12 +8,15 @@ from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import Files
-from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
 from openenv_pipe.engines.vllm.server_command import (
+    HUB_CACHE,
+    INSIDE_CONTAINER,
     KEY_VARIABLE,
+    MOUNTS,
     VARIABLES,
     ServerSpec,
+    hub_cache,
     server_arguments,
     server_variables,
 )
@@ -27,12 +29,9 @@ from openenv_pipe.extras.containers.docker.start_guard import (
 )
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.server_key import SERVER_SIDE, new_key
+from openenv_pipe.system.server_key import new_key
 
 CONTAINER_PORT = 8000
-HUB_CACHE = "/root/.cache/huggingface"  # in the container
-MOUNTS = {INSIDE: "/openenv-pipe", SERVER_SIDE: "/openenv-pipe-key"}
-INSIDE_CONTAINER = ":".join(MOUNTS.values())  # our folders, as PYTHONPATH names them
 
 
 class VllmContainer:
@@ -60,7 +59,7 @@ class VllmContainer:
         self._guard: ManagedProcess | None = None
 
     async def start(self) -> None:
-        require_docker()
+        check_launch(self._config)
         port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()
@@ -91,13 +90,14 @@ class VllmContainer:
             await self._guard.stopped(GUARD_LIMIT_S)
 
 
-def require_docker() -> None:
-    """Raise ConfigError if there is no `docker` command."""
+def check_launch(config: VllmEngineConfig) -> str:
+    """Return what is started. Raises ConfigError if there is no `docker` command."""
     if shutil.which("docker") is None:
         raise ConfigError(
             "engine.launch=docker needs the `docker` command, which is not on PATH; install it, or "
             "set engine.launch=managed"
         )
+    return f"a container of {config.image}"
 
 
 def docker_command(
@@ -140,8 +140,3 @@ def variables_file(variables: Mapping[str, str]) -> str:
                 "showing the value to all users of this machine; expected a single line"
             )
     return "".join(f"{name}={value}\n" for name, value in variables.items())
-
-
-def hub_cache() -> Path:
-    """Return the folder of downloaded models, which containers share with this machine."""
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()

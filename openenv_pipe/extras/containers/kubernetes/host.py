@@ -34,7 +34,8 @@ from openenv_pipe.extras.containers.kubernetes.pod import EnvPod
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 RENEW_EVERY_S = LEASE_DURATION_S / 10
 

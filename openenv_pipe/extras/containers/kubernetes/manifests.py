@@ -12,7 +12,8 @@ from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 Manifest = dict[str, Any]
 

@@ -16,7 +16,8 @@ from openenv_pipe.system.process import log_redactor
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 POLL_S = 1.0
 API_OUTAGE_S = 60.0  # how long a pod counts as alive while the API does not answer

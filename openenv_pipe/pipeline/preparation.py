@@ -1,0 +1,16 @@
+"""Get what a run needs on this machine, before it has a folder: images of containers.
+
+`requirements` only looks. What is done here may take minutes, is done once, and serves later runs.
+"""
+
+from collections.abc import Callable
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.registry import extras, load
+
+
+async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
+    """Let each extra get what the configuration needs of it. Raises ConfigError and HostError."""
+    for extra in extras():
+        if extra.prepare:
+            await load(extra.prepare)(config, notify)
