@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 from openenv_pipe.cli.main import app
 from openenv_pipe.config.rules import RULES
-from openenv_pipe.config.schema import RunConfig, SweepSettings
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import expectation, field_type, members_of
+from openenv_pipe.extras.sweeps.schema import SweepSettings
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"

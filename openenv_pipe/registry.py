@@ -50,6 +50,7 @@ class Extra:
     # "module:name" of an async function of a RunConfig and of what shows a note. A run calls it
     # before it has a folder, to get what takes minutes once and serves later runs.
     prepare: str = ""
+    multirun: str = ""  # "module:name" of what `train -m` calls, if the extra runs sweeps
 
 
 @cache

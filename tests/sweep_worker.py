@@ -1,7 +1,7 @@
 """A worker of a sweep whose jobs are files of Python code in the place of run folders.
 
-`python -m tests.sweep_worker CHANNEL SERVERS` replaces `openenv_pipe.cli.worker`. The libraries are
-left out, and the code finds its request to stop as `stop`.
+`python -m tests.sweep_worker CHANNEL SERVERS` replaces the module `worker_process` of sweeps. The
+libraries are left out, and the code finds its request to stop as `stop`.
 """
 
 import os
@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from openenv_pipe.cli import worker
 from openenv_pipe.cli.streams import keep_streams
+from openenv_pipe.extras.sweeps import worker_process as worker
 
 
 def execute(job: worker.WorkerJob, stop: worker.OneStop, _: object) -> None:

@@ -8,9 +8,8 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from traceback import format_exception
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperGroup
@@ -134,7 +133,7 @@ def train(
     openenv-pipe train -m conf=echo trainer.optimizer.lr=1e-3,3e-3 'seed=range(0,3)'
     """
     if multirun:
-        _sweep(overrides, resume, fork, runs_dir, trust=trust)
+        _multirun()(overrides, resume, fork, runs_dir, trust=trust)
         return
     overrides = with_runs_dir(overrides, runs_dir)
     if resume and fork:
@@ -159,41 +158,15 @@ def train(
         pipeline.train(composed, command_line(), control, early)
 
 
-def _sweep(
-    overrides: list[str],
-    resume: str | None,
-    fork: str | None,
-    runs_dir: Path | None,
-    *,
-    trust: bool,
-) -> None:
-    if fork or (resume and overrides):
-        raise ConfigError(
-            "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
-            "its configuration"
-        )
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.cli.progress import SweepTable
-    from openenv_pipe.cli.signals import SweepSignals
-    from openenv_pipe.commands.sweep import command as sweep_command
-
-    progress = SweepTable()
-    stopping = SweepSignals(progress.note)
-    if resume:
-        from openenv_pipe.runs.find import find_folder
-
-        path = find_folder(resume, runs_dir)
-        result = sweep_command.resume(path, progress, stopping, trust=trust)
-    else:
-        words = with_runs_dir(overrides, runs_dir)
-        result = sweep_command.sweep(words, command_line(), progress, stopping)
-    print_table(result.table)
-    for note in result.notes:
-        notify_user(note)
-    if stopping.received is not None:
-        raise typer.Exit(128 + stopping.received)
-    if not result.has_succeeded:
-        raise typer.Exit(1)
+def _multirun() -> Callable[..., None]:
+    """Return what `train -m` calls. Raises ConfigError: no extra brings it."""
+    for extra in extras():
+        if extra.multirun:
+            return cast("Callable[..., None]", load(extra.multirun))
+    raise ConfigError(
+        "train -m is not supported: no folder of openenv_pipe/extras/ runs sweeps; give each key "
+        "one value, without -m"
+    )
 
 
 app.command("eval")(results.evaluate)

@@ -12,10 +12,8 @@ from openenv_pipe.system.progress import LineProgress, Progress, StagePace, cloc
 from openenv_pipe.system.untrusted_text import for_people
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.progress import ProgressColumn
 
-    from openenv_pipe.system.tables import Table
 
 MAX_BAR_WIDTH = 24  # columns of the terminal
 
@@ -121,40 +119,3 @@ def _line_column(line: Callable[[], str]) -> "ProgressColumn":
             return Text(line())
 
     return Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
-
-
-class SweepTable:
-    """The progress of a sweep: a live table of its jobs on a terminal, otherwise plain lines."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        """stream: default: stderr."""
-        self._stream = stream or sys.stderr
-        self._live: Live | None = None
-
-    def note(self, text: str) -> None:
-        if self._live is None:
-            notify_user(text, self._stream)
-        else:
-            self._live.console.print(for_people(text), highlight=False)
-
-    def job(self, line: str) -> None:
-        if not is_live(self._stream):  # on a terminal the table shows it
-            notify_user(line, self._stream)
-
-    def table(self, make: "Callable[[], Table]") -> None:
-        if not is_live(self._stream):
-            return
-        from openenv_pipe.cli.console import Cleaned, open_console
-
-        if self._live is None:
-            from rich.live import Live
-
-            console = open_console(file=self._stream)
-            self._live = Live(console=console, transient=True, auto_refresh=False)
-            self._live.start()
-        self._live.update(Cleaned(make()), refresh=True)
-
-    def end_table(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None

@@ -65,35 +65,3 @@ class SignalStop(StopRequest):
         self.received = number
         self._note("stopping and saving; repeat to stop without saving")
         self.make()
-
-
-class SweepSignals:
-    """Stops a sweep by `stop_signals`; a second signal kills its jobs on this machine."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        """note: prints a line to the user."""
-        self.received: int | None = None  # the number of the first signal
-        self._note = note
-
-    @property
-    def is_made(self) -> bool:
-        return self.received is not None
-
-    @contextmanager
-    def accepting(self, stop: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
-        def receive(number: int, _: object) -> None:
-            if self.is_made and number == signal.SIGHUP:
-                return
-            if self.is_made:
-                kill()
-                raise KeyboardInterrupt
-            self.received = number
-            stop()
-            self._note("stopping the jobs, which save first; repeat to kill them")
-
-        before = {number: signal.signal(number, receive) for number in stop_signals()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

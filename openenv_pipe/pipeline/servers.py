@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines.vllm.kept import KeptProcesses
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.early import EarlyHost
-from openenv_pipe.environments.hosts.leased import LeasedHost
-from openenv_pipe.system.server_lease import Lessor
 
 
 class ServerProvider(Protocol):
@@ -41,21 +38,3 @@ class OwnServers:
 
     async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
         return await own_processes(launch)
-
-
-class LeasedServers:
-    """Servers that several runs of this process share, one run at a time."""
-
-    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
-        """lessor: of the environments' servers. kept: the vLLM servers."""
-        self._lessor = lessor
-        self._kept = kept
-
-    def host(self, config: RunConfig, logs: Path) -> Host:
-        """See `ServerProvider.host`. A host that starts no servers is not leased."""
-        if not config.host.starts_servers:
-            return build_host(config, logs)
-        return LeasedHost(config.env, config.host, self._lessor)
-
-    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        return await self._kept.servers(launch)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from openenv_pipe.commands.sweep.shared_servers import sharing
 from openenv_pipe.errors import SessionClosedError
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
+from openenv_pipe.extras.sweeps.shared_servers import sharing
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 
 pytestmark = pytest.mark.docker

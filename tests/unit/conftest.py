@@ -42,3 +42,13 @@ async def virtual_time(monkeypatch):
 
     monkeypatch.setattr(loop, "time", lambda: now_s)
     monkeypatch.setattr(loop._selector, "select", select_and_jump)
+
+
+@pytest.fixture
+def other_user(tmp_path, monkeypatch):
+    """A function that makes us another user, or the same one on another machine."""
+
+    def change():
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other_state"))
+
+    return change

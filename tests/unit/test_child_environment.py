@@ -67,9 +67,9 @@ NEEDED = {
 }
 PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 OWN_CODE = {  # processes that run this package's own code, which inherit all variables
-    "commands/sweep/worker.py",
     "extras/containers/docker/start_guard.py",
     "extras/containers/docker/socket_proxy.py",  # in a container, with the container's
+    "extras/sweeps/worker.py",
     "learner/distributed/workers.py",
     "system/process.py",
 }

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import read_request
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.models.memory_estimate import tiny_shape
@@ -79,11 +78,6 @@ def test_every_experiment_composes_with_every_model(experiment, model):
         load_callable(config.trainer.warm_start.policy)
     for policy in config.env.baselines.values():
         load_callable(policy)
-
-
-@pytest.mark.parametrize("name", group_options("sweep"))
-def test_every_sweep_composes(name):
-    assert read_request(["conf=echo", f"sweep={name}", "seed=1,2"]).sweep.type == name
 
 
 @pytest.mark.parametrize(

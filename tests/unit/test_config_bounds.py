@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from openenv_pipe.config.compose import assign, compose, readable_errors
-from openenv_pipe.config.schema import RunConfig, SweepSettings
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema.plain_data import MAX_VALUES
 from openenv_pipe.errors import ConfigError
 
@@ -100,7 +100,6 @@ def unbounded(schema, key=""):
 
 def test_every_number_has_bounds():
     assert list(unbounded(RunConfig.model_json_schema())) == []
-    assert list(unbounded(SweepSettings.model_json_schema())) == []
     assert list(unbounded({"a": {"type": "integer", "minimum": 0}})) == ["/a"]
 
 

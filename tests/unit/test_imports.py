@@ -30,7 +30,7 @@ LEVELS = {room: level for level, room in enumerate(ROOMS)}
 
 # Heavy libraries, and the only places that may import each.
 ALLOWED_PLACES = {
-    "hydra": {"config/compose.py", "config/multirun.py"},
+    "hydra": {"config/compose.py", "extras/sweeps/multirun.py"},
     "omegaconf": {"config/compose.py"},
     "typer": {"cli/*.py", "extras/*/cli.py"},
     "httpx": {"client.py"},
@@ -39,7 +39,7 @@ ALLOWED_PLACES = {
     "docker": {"extras/containers/docker/*.py"},
     "ray": {"system/ray_cluster.py"},
     "kubernetes": {"extras/containers/kubernetes/api.py"},
-    "optuna": {"commands/sweep/search.py"},
+    "optuna": {"extras/sweeps/search.py"},
     "datasets": {"environments/tasks/rows.py"},
     "starlette": {"viewer/*.py", "rollout/agents/*.py"},
     "wandb": {"extras/trackers/wandb.py"},

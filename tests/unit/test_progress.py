@@ -7,9 +7,8 @@ from io import StringIO
 import pytest
 import run_samples
 
-from openenv_pipe.cli.progress import LiveProgress, SweepTable, build_progress
+from openenv_pipe.cli.progress import LiveProgress, build_progress
 from openenv_pipe.system.progress import LineProgress, StagePace, clock, reporting_long_waits
-from openenv_pipe.system.tables import Column, Table
 
 
 class _Terminal(StringIO):
@@ -116,18 +115,6 @@ def test_closing_before_any_stage_is_fine():
 def test_terminals_get_the_live_line_and_files_the_plain_one():
     assert isinstance(build_progress(_Terminal()), LiveProgress)
     assert isinstance(build_progress(StringIO()), LineProgress)
-
-
-@pytest.mark.parametrize(("stream", "is_live"), [(_Terminal(), True), (StringIO(), False)])
-def test_a_sweep_is_a_table_on_terminals_and_lines_in_files(stream, is_live):
-    progress = SweepTable(stream)
-    progress.table(lambda: Table(Column("the table")))
-    progress.job("job 0 running")
-    progress.note("best: job 0")
-    progress.end_table()
-    shown = stream.getvalue()
-    assert "best: job 0" in shown
-    assert ("the table" in shown) == is_live and ("job 0 running" in shown) != is_live
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 import openenv_pipe
-from openenv_pipe.cli.main import app
+from openenv_pipe.cli import main as main_module
 from openenv_pipe.core import CORE
 from openenv_pipe.registry import extras, functions, load
 
@@ -25,14 +25,24 @@ def test_each_folder_of_extras_is_an_extra_of_its_name():
 def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
     blocks = [target for each in extra.blocks for target in (each.config, each.build, each.check)]
     commands = [command.target for command in extra.commands]
-    for target in filter(None, [*blocks, *commands, *extra.functions, extra.prepare]):
+    hooks = [*extra.functions, extra.prepare, extra.multirun]
+    for target in filter(None, [*blocks, *commands, *hooks]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
         assert callable(load(target))
 
 
 def test_the_command_line_has_the_commands_of_extras():
+    app = main_module.app
     listed = {each.name for each in (*app.registered_commands, *app.registered_groups)}
     assert {command.name for extra in extras() for command in extra.commands} <= listed
+
+
+def test_several_runs_need_an_extra_that_runs_sweeps(monkeypatch, capsys):
+    monkeypatch.setattr(main_module, "extras", lambda: ())
+    with pytest.raises(SystemExit) as ended:
+        main_module.main(["train", "-m", "conf=echo", "seed=1,2"])
+    assert ended.value.code == 2
+    assert "train -m is not supported" in capsys.readouterr().err
 
 
 def test_functions_of_extras_are_functions_of_the_package():

@@ -1,6 +1,5 @@
 """Run folders of others, and changed ones: nothing that they name runs without trust."""
 
-import json
 import shutil
 import sys
 
@@ -9,8 +8,6 @@ import run_samples
 
 from openenv_pipe import Run
 from openenv_pipe.cli.main import main
-from openenv_pipe.commands.sweep import command as sweep_command
-from openenv_pipe.commands.sweep.folder import SweepFolder
 from openenv_pipe.config.compose import load_values, open_loader
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
@@ -20,16 +17,6 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system import user_key
 from openenv_pipe.system.files import digest_of_file, read_json, write_json
 from openenv_pipe.system.resources import load_callable, module_in_current_folder
-
-
-@pytest.fixture
-def other_user(tmp_path, monkeypatch):
-    """A function that makes us another user, or the same one on another machine."""
-
-    def change():
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other_state"))
-
-    return change
 
 
 def change_config(folder: RunFolder, **blocks) -> None:
@@ -253,31 +240,3 @@ def untrusted(tmp_path, other_user) -> RunFolder:
     folder = RunFolder.create(config, overrides=[], command=[])
     other_user()
     return folder
-
-
-def test_an_untrusted_sweep_is_not_resumed(tmp_path, monkeypatch, other_user):
-    overrides = ["conf=smoke", f"runs_dir={tmp_path}", "seed=0,1"]
-    monkeypatch.chdir(tmp_path)
-    SweepFolder.create(tmp_path, overrides, []).check_trust()
-    sweep = SweepFolder.create(tmp_path, overrides, [])
-    (tmp_path / "cloned").mkdir()
-    monkeypatch.chdir(tmp_path / "cloned")
-    with pytest.raises(RunFolderError, match="is not trusted"):
-        sweep.check_trust()
-    monkeypatch.chdir(tmp_path)
-    other_user()
-    with pytest.raises(RunFolderError, match=r"is not trusted[\s\S]*'seed=0,1'"):
-        sweep_command.resume(sweep.path, None, None, trust=False)
-    assert json.loads((sweep.path / "sweep.json").read_text())["attempt"] == 1
-
-
-def test_unfinished_runs_of_an_own_sweep_are_checked_too(tmp_path, monkeypatch, other_user):
-    monkeypatch.chdir(tmp_path)
-    other_user()
-    theirs = run_samples.create(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own_state"))
-    sweep = SweepFolder.create(tmp_path, ["conf=smoke"], [])
-    sweep.add_job(["conf=smoke"])
-    sweep.change_job(0, status="interrupted", folder=f"../../{theirs.record.id}")
-    with pytest.raises(RunFolderError, match="another user made it"):
-        sweep.check_trust()

@@ -76,7 +76,6 @@ from openenv_pipe.config.schema.reward_terms import (
     UnusableTerm,
 )
 from openenv_pipe.config.schema.run import RunConfig, ServingConfig
-from openenv_pipe.config.schema.sweep import GridSweep, SearchSweep, SweepConfig, SweepSettings
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
     OrderConfig,
@@ -122,7 +121,6 @@ __all__ = [
     "EnvTerm",
     "EpisodeTermConfig",
     "EvalConfig",
-    "GridSweep",
     "GroupRelativeAdvantageConfig",
     "HostConfig",
     "HttpVerifier",
@@ -166,12 +164,9 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "ScriptedEngineConfig",
-    "SearchSweep",
     "ServingConfig",
     "StandardiseTransform",
     "SuccessTerm",
-    "SweepConfig",
-    "SweepSettings",
     "TaskDataset",
     "TaskFile",
     "TaskFolders",

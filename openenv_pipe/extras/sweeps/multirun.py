@@ -17,9 +17,9 @@ from openenv_pipe.config.compose import (
     parse_overrides,
     readable_errors,
 )
-from openenv_pipe.config.schema import SweepConfig, SweepSettings
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sweeps.schema import SweepConfig, SweepSettings
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

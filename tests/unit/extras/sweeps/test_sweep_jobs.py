@@ -11,28 +11,27 @@ from typing import Any, ClassVar
 
 import pytest
 
-from openenv_pipe.cli.progress import SweepTable
-from openenv_pipe.cli.signals import SweepSignals
-from openenv_pipe.commands.sweep import command as sweep_command
-from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
-from openenv_pipe.commands.sweep.folder import (
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import EnvConfig, ServingConfig
+from openenv_pipe.config.secrets import restore_in_config
+from openenv_pipe.environments.hosts.pool import SessionPool
+from openenv_pipe.errors import ConfigError, HostError, RunFolderError
+from openenv_pipe.extras.sweeps import command as sweep_command
+from openenv_pipe.extras.sweeps import leased_host as leased_module
+from openenv_pipe.extras.sweeps import shared_servers as shared_servers_module
+from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable
+from openenv_pipe.extras.sweeps.folder import (
     JobFile,
     SweepFolder,
     job_file,
     stop_all_mark,
     stop_mark,
 )
-from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.shared_servers import SharedServers, server_key, sharing
-from openenv_pipe.commands.sweep.watch import Watch
-from openenv_pipe.commands.sweep.worker import Worker
-from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import Parameter, read_request
-from openenv_pipe.config.schema import EnvConfig, ServingConfig
-from openenv_pipe.config.secrets import restore_in_config
-from openenv_pipe.environments.hosts import leased as leased_module
-from openenv_pipe.environments.hosts.pool import SessionPool
-from openenv_pipe.errors import ConfigError, HostError, RunFolderError
+from openenv_pipe.extras.sweeps.job import Order, Orders
+from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
+from openenv_pipe.extras.sweeps.shared_servers import SharedServers, server_key, sharing
+from openenv_pipe.extras.sweeps.watch import Watch
+from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.files import write_json
@@ -441,7 +440,7 @@ async def test_a_start_that_fails_is_told(shared, monkeypatch):
 
 def search_of(sweep: SweepFolder, **changes):
     pytest.importorskip("optuna")
-    from openenv_pipe.commands.sweep.search import Search
+    from openenv_pipe.extras.sweeps.search import Search
 
     config = read_request(["sweep=search", "seed=1,2"]).sweep
     small = {"num_jobs": 4, "num_random": 1, "num_unpruned": 1, "prune_from_step": 1, "mean_of": 2}
@@ -507,7 +506,7 @@ def test_a_stopped_job_of_a_search_is_tried_again_with_its_values(sweep, tmp_pat
     sweep.end("interrupted")
     again = SweepFolder.open(sweep.path)
     again.resume()
-    from openenv_pipe.commands.sweep.search import Search
+    from openenv_pipe.extras.sweeps.search import Search
 
     search = Search(again, search._config, search._parameters)
     search.try_again(again.record.jobs[0])

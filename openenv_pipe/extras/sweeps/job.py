@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from openenv_pipe.commands.sweep.folder import JobFile, job_file, stop_all_mark, stop_mark
-from openenv_pipe.commands.sweep.worker import Worker, WorkerJob
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.secrets import restore_in_config, unwritten_secrets
 from openenv_pipe.errors import PipeError, UserError, last_lines
+from openenv_pipe.extras.sweeps.folder import JobFile, job_file, stop_all_mark, stop_mark
+from openenv_pipe.extras.sweeps.worker import Worker, WorkerJob
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import write_json
 from openenv_pipe.system.process_id import ProcessId

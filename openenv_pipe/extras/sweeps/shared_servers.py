@@ -1,11 +1,11 @@
 """Shares servers among the jobs of a worker: those of environments, and vLLM's.
 
 Those of environments run on an event loop in a thread of its own. A job leases them
-(`system/server_lease.py`) and has them to itself until it ends. They are then cleared of what the
+(`leased_host`) and has them to itself until it ends. They are then cleared of what the
 job left behind: every session is opened once, which shows that the server answers and that all its
 sessions are free. The next job with the same needs gets them. Servers that cannot be cleared or
 have failed for good are stopped, and the next job gets new ones. All of them end with the worker.
-`engines/vllm/kept.py` does the same for vLLM's.
+`kept_vllm` does the same for vLLM's.
 """
 
 import asyncio
@@ -19,16 +19,19 @@ from typing import Any, Protocol
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import ServingConfig
-from openenv_pipe.engines.vllm.kept import KeptProcesses
+from openenv_pipe.config.schema import RunConfig, ServingConfig
+from openenv_pipe.engines.vllm.launch import VllmServer
+from openenv_pipe.engines.vllm.servers import ManagedLaunch
 from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, PipeError
-from openenv_pipe.pipeline.servers import LeasedServers, OwnServers, ServerProvider
+from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses
+from openenv_pipe.extras.sweeps.leased_host import LeasedHost, Lessor, ServerLease
+from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.resources import find_env
-from openenv_pipe.system.server_lease import ServerLease
 
 # How many idle sets of servers stay for a later job when a new set is started; those that were idle
 # longest are stopped first.
@@ -123,6 +126,24 @@ def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerPr
         finally:
             portal.call(kept.close)
             portal.call(shared.close)
+
+
+class LeasedServers:
+    """Servers that several runs of this process share, one run at a time."""
+
+    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
+        """lessor: of the environments' servers. kept: the vLLM servers."""
+        self._lessor = lessor
+        self._kept = kept
+
+    def host(self, config: RunConfig, logs: Path) -> Host:
+        """See `ServerProvider.host`. A host that starts no servers is not leased."""
+        if not config.host.starts_servers:
+            return build_host(config, logs)
+        return LeasedHost(config.env, config.host, self._lessor)
+
+    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        return await self._kept.servers(launch)
 
 
 class PortalLessor:

@@ -12,12 +12,12 @@ import psutil
 import pytest
 import torch
 
-from openenv_pipe.cli.worker import OneStop, Surroundings
-from openenv_pipe.commands.sweep import worker as worker_module
-from openenv_pipe.commands.sweep.worker import INTERRUPTED, Worker, WorkerJob
+from openenv_pipe.extras.sweeps import worker as worker_module
+from openenv_pipe.extras.sweeps.worker import INTERRUPTED, Worker, WorkerJob
+from openenv_pipe.extras.sweeps.worker_process import OneStop, Surroundings
 
 LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 MODULE = "tests.sweep_worker"
 WHERE = "import os; print('from', os.getpid())"
 UNTIL_STOP = """
@@ -153,7 +153,7 @@ def test_what_user_code_leaves_behind_does_not_delay_the_end_of_a_job(run):
 OWNER = """
 import sys
 from pathlib import Path
-from openenv_pipe.commands.sweep import worker
+from openenv_pipe.extras.sweeps import worker
 worker.MODULE, code, log = sys.argv[1:]
 job = worker.WorkerJob(run=code, resumes=False, secrets={})
 worker.Worker(servers=None).run(job, Path(log), lambda: False)

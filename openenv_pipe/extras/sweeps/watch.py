@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rich.text import Text
 
-from openenv_pipe.commands.sweep.folder import Job, SweepFolder
+from openenv_pipe.extras.sweeps.folder import Job, SweepFolder
 from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.tables import Column, Fit, Table

@@ -1,10 +1,22 @@
 """How `train -m` reads its overrides: grids, searches, and errors."""
 
 import pytest
+from test_config_bounds import unbounded
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import Parameter, read_request
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
+from openenv_pipe.extras.sweeps.schema import SweepSettings
+from openenv_pipe.system.resources import group_options
+
+
+@pytest.mark.parametrize("name", group_options("sweep"))
+def test_every_sweep_composes(name):
+    assert read_request(["conf=echo", f"sweep={name}", "seed=1,2"]).sweep.type == name
+
+
+def test_every_number_of_a_sweep_has_bounds():
+    assert list(unbounded(SweepSettings.model_json_schema())) == []
 
 
 def jobs_of(*overrides):

@@ -19,9 +19,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
-from openenv_pipe.commands.sweep.folder import OVER, Job, SweepFolder, stop_mark
-from openenv_pipe.config.multirun import Parameter
-from openenv_pipe.config.schema import SearchSweep
+from openenv_pipe.extras.sweeps.folder import OVER, Job, SweepFolder, stop_mark
+from openenv_pipe.extras.sweeps.multirun import Parameter
+from openenv_pipe.extras.sweeps.schema import SearchSweep
 from openenv_pipe.runs.metrics import read_metrics
 
 STUDY = "study.journal"

@@ -1,23 +1,57 @@
 """A host whose servers several runs of this process share, one run at a time.
 
-The jobs of a sweep share servers in this way (`commands/sweep/shared_servers.py`). The owner starts
-the servers, restarts dead ones within `host.max_restarts`, and stops them.
+`shared_servers` owns the servers: it starts them, restarts dead ones within `host.max_restarts`,
+and stops them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EnvConfig, HostConfig, ServingConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
-from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.errors import FailureError, HostError, PipeError
 from openenv_pipe.system.http import OPEN, Access, bearer
-from openenv_pipe.system.server_lease import Lessor, ServerLease
 
 POLL_S = 0.05
+
+
+class ServerLease(Protocol):
+    """Servers that a run has to itself until it releases them. They run on another event loop."""
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """URLs of the servers that are up; a restarted server may have another one."""
+
+    @property
+    def failure(self) -> PipeError | None:
+        """The error that ended the servers for good; None while they work."""
+
+    @property
+    def key(self) -> str | None:
+        """What every request to them needs, and no record has; None: nothing."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Facts about the servers."""
+
+    def release(self) -> None:
+        """Let the next run have the servers."""
+
+
+class Lessor(Protocol):
+    """Owns servers, and leases them."""
+
+    async def lease(self, wanted: Mapping[str, Any]) -> ServerLease:
+        """Wait for servers that fit `wanted`.
+
+        Raises:
+            PipeError: They do not start.
+        """
 
 
 class LeasedHost:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import kept as kept_module
 from openenv_pipe.engines.vllm import launch
-from openenv_pipe.engines.vllm.kept import KeptProcesses, cleared, model_digest
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import ManagedLaunch
+from openenv_pipe.extras.sweeps import kept_vllm as kept_module
+from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses, cleared, model_digest
 from tests.small_vllm import SmallServer
 
 LIMIT_S = 120.0

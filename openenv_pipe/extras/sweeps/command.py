@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
-from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.watch import SweepProgress, Watch
-from openenv_pipe.commands.sweep.worker import Worker
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import MultirunRequest, read_request
-from openenv_pipe.config.schema.sweep import RayJobs
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sweeps.folder import Job, SweepFolder, stop_all_mark
+from openenv_pipe.extras.sweeps.job import Order, Orders
+from openenv_pipe.extras.sweeps.multirun import MultirunRequest, read_request
+from openenv_pipe.extras.sweeps.schema import RayJobs
+from openenv_pipe.extras.sweeps.watch import SweepProgress, Watch
+from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.resources import short_path
@@ -205,7 +205,7 @@ def _search(
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
     try:
-        from openenv_pipe.commands.sweep.search import Search
+        from openenv_pipe.extras.sweeps.search import Search
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"sweep=search needs the package optuna ({error}); {how_to_install('optuna')}"

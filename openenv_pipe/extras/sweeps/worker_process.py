@@ -1,8 +1,9 @@
-"""Run a sweep's jobs one after another: `python -m openenv_pipe.cli.worker CHANNEL SERVERS`.
+"""Run a sweep's jobs one after another.
 
-The sweep's side is `commands/sweep/worker.py`. A job finds what a process of its own would have:
-environment variables, current folder, module search path, torch's random state, and the modules of
-users as they are on disk. What it leaves behind stays only as far as libraries hold it.
+A sweep starts it as `python -m openenv_pipe.extras.sweeps.worker_process CHANNEL SERVERS`;
+its own side is `worker`. A job finds what a process of its own would have: environment variables,
+current folder, module search path, torch's random state, and the modules of users as they are on
+disk. What it leaves behind stays only as far as libraries hold it.
 """
 
 import gc
@@ -26,7 +27,7 @@ from openenv_pipe.cli.logs import configure_logging
 from openenv_pipe.cli.progress import build_progress
 from openenv_pipe.cli.signals import stop_signals
 from openenv_pipe.cli.streams import keep_streams
-from openenv_pipe.commands.sweep.worker import INTERRUPTED, STOP, WorkerJob
+from openenv_pipe.extras.sweeps.worker import INTERRUPTED, STOP, WorkerJob
 from openenv_pipe.system.garbage import collect_as_usual, collect_rarely
 from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 from openenv_pipe.system.stop_request import StopRequest
@@ -47,7 +48,7 @@ def main() -> None:
     cli.set_library_defaults()
     for name in MODULES:
         import_module(name)
-    from openenv_pipe.commands.sweep.shared_servers import sharing
+    from openenv_pipe.extras.sweeps.shared_servers import sharing
 
     collect_as_usual()
     with sharing(Path(servers) if servers else None, channel.send) as provider:

@@ -1,4 +1,4 @@
-"""The worker of a sweep: a process that runs one job after another (`cli/worker.py`).
+"""The worker of a sweep: a process that runs one job after another (`worker_process`).
 
 It keeps the imported libraries, and the servers that several jobs need. If it dies, or a job fails
 in it, the next job gets a new one. So does the next job after a change of the code on disk, because
@@ -21,7 +21,7 @@ from openenv_pipe.runs.provenance import find_code_digest, find_versions
 from openenv_pipe.system.guard import Redactor
 from openenv_pipe.system.process import ManagedProcess, log_redactor
 
-MODULE = "openenv_pipe.cli.worker"
+MODULE = "openenv_pipe.extras.sweeps.worker_process"
 STOP = "stop"  # asks for the end of the job in progress
 INTERRUPTED = 130  # the exit code of a job that was asked to stop
 POLL_S = 0.1
