@@ -32,7 +32,7 @@ from urllib.request import HTTPCookieProcessor, build_opener, install_opener, ur
 import psutil
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.runs.episode_index import index_episodes
+from openenv_pipe.extras.viewer.episodes.index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn

@@ -41,16 +41,17 @@ class BlockType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extra:
-    """What one extra brings."""
+    """What one extra brings. The hooks, which are texts, are "module:name"; "" stands for none."""
 
     name: str  # that of its folder
     commands: tuple[Command, ...] = ()
     blocks: tuple[BlockType, ...] = ()
     functions: tuple[str, ...] = ()  # "module:name" of those that the package itself has
-    # "module:name" of an async function of a RunConfig and of what shows a note. A run calls it
-    # before it has a folder, to get what takes minutes once and serves later runs.
+    # A run awaits it before it has a folder, with its RunConfig and with what shows a note, to get
+    # what takes minutes once and serves later runs.
     prepare: str = ""
-    multirun: str = ""  # "module:name" of what `train -m` calls, if the extra runs sweeps
+    on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
+    multirun: str = ""  # `train -m` calls it with the options of `train`.
 
 
 @cache

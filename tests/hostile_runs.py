@@ -188,7 +188,7 @@ def tokenizer(change: Callable[[dict[str, Any]], None], run: Path, private: Path
 
 def index(change: Callable[[sqlite3.Connection], None], run: Path, private: Path) -> None:
     """Change the index that the program has made."""
-    from openenv_pipe.runs.episode_index import EpisodeIndex
+    from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex
 
     EpisodeIndex.opened(run).close()
     with closing(sqlite3.connect(run / "episode_index.sqlite")) as connection:
@@ -396,8 +396,8 @@ def pages(run: Path, scratch: Path) -> None:
     """Ask the viewer for all that its pages ask for."""
     from starlette.testclient import TestClient
 
-    from openenv_pipe.viewer.run_store import RunStore
-    from openenv_pipe.viewer.server import build_app
+    from openenv_pipe.extras.viewer.web.run_store import RunStore
+    from openenv_pipe.extras.viewer.web.server import build_app
 
     client = TestClient(build_app(RunStore(run.parents[1])), base_url="http://127.0.0.1")
     of_run = f"/api/runs/{KEY}"
@@ -523,10 +523,11 @@ def preload() -> None:
     import importlib
 
     for name in (
-        *("cli.main", "cli.results", "commands.evaluate", "commands.export", "commands.view"),
-        *("extras.reproduce.command", "pipeline.start", "viewer.server", "viewer.bundle"),
-        *("reports.run_report", "reports.compare", "reports.runs_table", "reports.run_state"),
-        *("reports.episode_list", "reports.episode_export", "models.load", "viewer.tokens"),
+        *("cli.main", "cli.results", "commands.evaluate", "commands.export", "models.load"),
+        *("extras.reproduce.command", "pipeline.start", "reports.run_report", "reports.runs_table"),
+        *("extras.viewer.view", "extras.viewer.web.server", "extras.viewer.web.tokens"),
+        *("extras.viewer.episodes.listing", "extras.viewer.episodes.export"),
+        *("extras.viewer.compare", "extras.viewer.run_state"),
     ):
         importlib.import_module(f"openenv_pipe.{name}")
     importlib.import_module("starlette.testclient")

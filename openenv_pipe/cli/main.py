@@ -17,12 +17,10 @@ from typer.core import TyperGroup
 from openenv_pipe import __version__
 from openenv_pipe.cli import (
     engine,
-    episodes,
     judge,
     models,
     profile,
     results,
-    view,
 )
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
@@ -65,7 +63,6 @@ app = typer.Typer(
 )
 app.add_typer(engine.app, name="engine")
 app.add_typer(judge.app, name="judge")
-app.add_typer(episodes.app, name="episodes")
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -170,9 +167,6 @@ def _multirun() -> Callable[..., None]:
 
 
 app.command("eval")(results.evaluate)
-app.command("compare")(results.compare)
-app.command("view")(view.view)
-app.command("watch")(episodes.watch)
 app.command("export")(models.export)
 app.command("serve")(models.serve)
 

@@ -1,8 +1,8 @@
-"""The commands for results of runs: `runs`, `tag`, `eval` and `compare`."""
+"""The commands for results of runs: `runs`, `tag` and `eval`."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -104,39 +104,3 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-
-
-def compare(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...|SWEEP",
-            help="Runs, by folder or id, or the folder of a sweep.",
-            autocompletion=complete_run,
-        ),
-    ],
-    form: Annotated[
-        Literal["table", "json", "csv", "md"],
-        typer.Option("--format", help="What is printed: a table, or its data."),
-    ] = "table",
-    runs_dir: RunsDir = None,
-) -> None:
-    """Compare runs: the settings that differ, and the results.
-
-    Runs that differ only in the seed are one row, with an interval over the seeds. `openenv-pipe
-    view` shows the same with the learning curves.
-
-    \b
-    openenv-pipe compare wordle/0003 wordle/0004
-    openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
-    """
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.reports.compare.grouping import compare_settings
-    from openenv_pipe.reports.compare.load import find_runs
-    from openenv_pipe.reports.compare.text import as_table, as_text
-
-    comparison = compare_settings(find_runs(targets, runs_dir))
-    if form == "table":
-        print_table(as_table(comparison))
-    else:
-        print(as_text(comparison, form), end="")

@@ -18,6 +18,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
+from openenv_pipe.registry import extras, load
 from openenv_pipe.reports.alarms import check_mismatch
 from openenv_pipe.rewards.reported_numbers import summarise_reported
 from openenv_pipe.rollout.metrics import (
@@ -28,7 +29,6 @@ from openenv_pipe.rollout.metrics import (
     summarise_staleness,
 )
 from openenv_pipe.runs.checkpoints import StageStep
-from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.types import Group, Sample
@@ -137,7 +137,7 @@ class GrpoStage:
         path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         # While the policy is updated: the index is for readers, and training does not need it.
-        indexing = asyncio.create_task(asyncio.to_thread(index_episodes, context.folder, path))
+        indexing = asyncio.create_task(asyncio.to_thread(_run_hooks, context.folder, path))
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.source.version
         )
@@ -209,3 +209,10 @@ def samples_of_step(
     if not loss.needs_only_advantages:
         return build_samples(advantages, every_group=True), Uncomputed()
     return build_samples(advantages), count_uncomputed(advantages)
+
+
+def _run_hooks(folder: Path, file: Path) -> None:
+    """Call what extras do with a new file of `episodes/`."""
+    for extra in extras():
+        if extra.on_episodes:
+            load(extra.on_episodes)(folder, file)

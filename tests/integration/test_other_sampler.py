@@ -1,9 +1,9 @@
 """A sampler that holds another policy than the trainer, and one whose logprobs are a little off."""
 
+from openenv_pipe.extras.viewer.web.run_page import describe_progress
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.viewer.run_page import describe_progress
-from openenv_pipe.viewer.run_store import RunStore
 from tests.commands import SMALL, run
 
 ENGINE = """

@@ -21,36 +21,36 @@ from openenv_pipe.commands.evaluate import _open_logs
 from openenv_pipe.errors import RunFolderError, UserError
 from openenv_pipe.extras.reproduce.comparing import check_readable, first_mismatches
 from openenv_pipe.extras.reproduce.recording import record
-from openenv_pipe.pipeline import start
-from openenv_pipe.pipeline.metrics_log import MetricsLog
-from openenv_pipe.pipeline.run import RunControl
-from openenv_pipe.reports import run_report
-from openenv_pipe.reports.compare.grouping import compare_settings
-from openenv_pipe.reports.compare.load import find_runs
-from openenv_pipe.reports.compare.text import as_table, as_text
-from openenv_pipe.reports.model_card import model_card
-from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.reports.runs_table import list_runs, runs_table
-from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint, point_best
-from openenv_pipe.runs.episode_index import index_episodes
-from openenv_pipe.runs.episodes import episodes_path
-from openenv_pipe.runs.evals import DURING
-from openenv_pipe.runs.find import find_model
-from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.run import Run
-from openenv_pipe.system.progress import LineProgress
-from openenv_pipe.viewer.answers import as_json
-from openenv_pipe.viewer.comparisons import show_evaluations
-from openenv_pipe.viewer.episodes import (
+from openenv_pipe.extras.viewer.compare.grouping import compare_settings
+from openenv_pipe.extras.viewer.compare.load import find_runs
+from openenv_pipe.extras.viewer.compare.text import as_table, as_text
+from openenv_pipe.extras.viewer.episodes.index import index_episodes
+from openenv_pipe.extras.viewer.web.answers import as_json
+from openenv_pipe.extras.viewer.web.comparisons import show_evaluations
+from openenv_pipe.extras.viewer.web.episodes import (
     list_episodes,
     list_tasks,
     show_episode,
     show_group,
     show_tokens,
 )
-from openenv_pipe.viewer.run_page import curves, describe_run
-from openenv_pipe.viewer.run_store import RunStore
-from openenv_pipe.viewer.summaries import summarise_runs
+from openenv_pipe.extras.viewer.web.run_page import curves, describe_run
+from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.summaries import summarise_runs
+from openenv_pipe.pipeline import start
+from openenv_pipe.pipeline.metrics_log import MetricsLog
+from openenv_pipe.pipeline.run import RunControl
+from openenv_pipe.reports import run_report
+from openenv_pipe.reports.model_card import model_card
+from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.runs_table import list_runs, runs_table
+from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint, point_best
+from openenv_pipe.runs.episodes import episodes_path
+from openenv_pipe.runs.evals import DURING
+from openenv_pipe.runs.find import find_model
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.run import Run
+from openenv_pipe.system.progress import LineProgress
 
 NUM_CASES = 150
 LIMIT_S = 120  # of a case, which takes a fraction of a second

@@ -11,19 +11,19 @@ from openenv_pipe.commands.findings import Result
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.check.learning import learning_line
+from openenv_pipe.extras.viewer.compare.grouping import compare_settings
+from openenv_pipe.extras.viewer.compare.load import find_runs
+from openenv_pipe.extras.viewer.compare.text import verdict
+from openenv_pipe.extras.viewer.run_state import RunState
+from openenv_pipe.extras.viewer.web import server
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.pipeline.evaluate import stop_reason
-from openenv_pipe.reports.compare.grouping import compare_settings
-from openenv_pipe.reports.compare.load import find_runs
-from openenv_pipe.reports.compare.text import verdict
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.reports.run_state import RunState
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.eval_report import compare_reports
 from openenv_pipe.runs.evals import read_stages, save_evaluation
 from openenv_pipe.types import Status
-from openenv_pipe.viewer import server
-from openenv_pipe.viewer.run_store import RunStore
 
 RULER = ["reward=ruler", "judge=openai", "judge.model=m", "judge.base_url=http://127.0.0.1:1/v1"]
 RULER.append("judge.api_key=null")

@@ -7,11 +7,11 @@ import pytest
 from openenv_pipe.cli.main import main
 from openenv_pipe.commands.evaluate import evaluate
 from openenv_pipe.commands.judge.subject import find_recorded
-from openenv_pipe.commands.view import find_target
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import PipeError, RunFolderError
+from openenv_pipe.extras.viewer.compare.load import find_runs
+from openenv_pipe.extras.viewer.view import find_target
 from openenv_pipe.pipeline.run import RunControl
-from openenv_pipe.reports.compare.load import find_runs
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.find import find_model, find_run
 from openenv_pipe.runs.places import runs_folders

@@ -23,7 +23,7 @@ ROOMS = (
         "models",
         "environments",
     ),
-    *("engines", "learner", "rewards", "runs", "rollout", "trackers", "reports", "viewer"),
+    *("engines", "learner", "rewards", "runs", "rollout", "trackers", "reports"),
     *("pipeline", "commands", "cli", "extras"),
 )
 LEVELS = {room: level for level, room in enumerate(ROOMS)}
@@ -32,7 +32,7 @@ LEVELS = {room: level for level, room in enumerate(ROOMS)}
 ALLOWED_PLACES = {
     "hydra": {"config/compose.py", "extras/sweeps/multirun.py"},
     "omegaconf": {"config/compose.py"},
-    "typer": {"cli/*.py", "extras/*/cli.py"},
+    "typer": {"cli/*.py", "extras/*/cli*.py"},
     "httpx": {"client.py"},
     "websockets": {"environments/client/session.py"},
     "peft": {"models/*", "learner/*"},
@@ -41,7 +41,7 @@ ALLOWED_PLACES = {
     "kubernetes": {"extras/containers/kubernetes/api.py"},
     "optuna": {"extras/sweeps/search.py"},
     "datasets": {"environments/tasks/rows.py"},
-    "starlette": {"viewer/*.py", "rollout/agents/*.py"},
+    "starlette": {"extras/viewer/web/*.py", "rollout/agents/*.py"},
     "wandb": {"extras/trackers/wandb.py"},
     "mlflow": {"extras/trackers/mlflow.py"},
     "trackio": {"extras/trackers/trackio.py"},

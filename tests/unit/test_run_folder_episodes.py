@@ -17,8 +17,8 @@ import run_samples
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.runs.episode_index import EpisodeIndex
-from openenv_pipe.runs.episode_query import EpisodeFilter
+from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex
+from openenv_pipe.extras.viewer.episodes.query import EpisodeFilter
 from openenv_pipe.runs.episodes import (
     episodes_path,
     last_episodes_path,

@@ -9,14 +9,14 @@ import run_samples
 
 from openenv_pipe.cli import main as cli
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer.web import run_page
+from openenv_pipe.extras.viewer.web.bundle import write_bundle
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import names_in, open_file, read_bytes
-from openenv_pipe.viewer import run_page
-from openenv_pipe.viewer.bundle import write_bundle
-from openenv_pipe.viewer.run_store import RunStore
 
 SECRET = "the-private-text"
 PRIVATE = "id_private.json"

@@ -8,10 +8,10 @@ from starlette.testclient import TestClient
 
 from openenv_pipe.cli.main import main
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.viewer.web import server
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.tags import FILE, MAX_TAGS, change_tags, read_tags
-from openenv_pipe.viewer import server
-from openenv_pipe.viewer.run_store import RunStore
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from fakes import alike_samples, random_samples, run_config, tiny_policy
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer.web.episodes import show_tokens
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.runs.episodes import episodes_path
 from openenv_pipe.runs.trained_tokens import (
@@ -21,8 +23,6 @@ from openenv_pipe.runs.trained_tokens import (
     write_trained_tokens,
 )
 from openenv_pipe.types import TrainedTokens
-from openenv_pipe.viewer.episodes import show_tokens
-from openenv_pipe.viewer.run_store import RunStore
 
 
 def trained(policy, samples, **changes) -> list[TrainedTokens]:

@@ -11,7 +11,7 @@ from openenv_pipe.cli.main import main
 from openenv_pipe.config.compose import load_values, open_loader
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.reports.compare.load import find_runs
+from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system import user_key

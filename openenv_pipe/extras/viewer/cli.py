@@ -1,0 +1,104 @@
+"""The commands `view` and `compare`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from openenv_pipe.cli.arguments import RunsDir, Trust
+from openenv_pipe.cli.completion import complete_run
+from openenv_pipe.cli.progress import notify_user
+
+
+def view(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|SWEEP|DIR]",
+            help="A run, a sweep, or a folder of runs.  [default: the folder of runs]",
+            autocompletion=complete_run,
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 lets other machines in, with the link that is printed.")
+    ] = "127.0.0.1",
+    no_token: Annotated[
+        bool,
+        typer.Option(
+            "--no-token",
+            help="Let every user of this machine read these runs, and play them as you.",
+        ),
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write the pages into this new folder, to send or to host them."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    trust: Trust = False,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
+
+    Prints a link with a token, which the pages need, and serves until Ctrl-C. Loads nothing from
+    elsewhere.
+
+    \b
+    openenv-pipe view
+    openenv-pipe view runs/wordle/latest --port 8091
+    openenv-pipe view runs/wordle/0007 --bundle wordle_0007
+    """
+    from openenv_pipe.extras.viewer import view as viewing
+
+    if bundle is not None:
+        print(viewing.bundle(target, bundle, runs_dir=runs_dir, trust=trust))
+        return
+
+    viewing.view(
+        target,
+        runs_dir=runs_dir,
+        host=host,
+        port=port,
+        needs_token=not no_token,
+        trust=trust,
+        notify=notify_user,
+    )
+
+
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...|SWEEP",
+            help="Runs, by folder or id, or the folder of a sweep.",
+            autocompletion=complete_run,
+        ),
+    ],
+    form: Annotated[
+        Literal["table", "json", "csv", "md"],
+        typer.Option("--format", help="What is printed: a table, or its data."),
+    ] = "table",
+    runs_dir: RunsDir = None,
+) -> None:
+    """Compare runs: the settings that differ, and the results.
+
+    Runs that differ only in the seed are one row, with an interval over the seeds. `openenv-pipe
+    view` shows the same with the learning curves.
+
+    \b
+    openenv-pipe compare wordle/0003 wordle/0004
+    openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
+    """
+    from openenv_pipe.cli.console import print_table
+    from openenv_pipe.extras.viewer.compare.grouping import compare_settings
+    from openenv_pipe.extras.viewer.compare.load import find_runs
+    from openenv_pipe.extras.viewer.compare.text import as_table, as_text
+
+    comparison = compare_settings(find_runs(targets, runs_dir))
+    if form == "table":
+        print_table(as_table(comparison))
+    else:
+        print(as_text(comparison, form), end="")

@@ -1,0 +1,269 @@
+"""Group runs by settings: runs that differ only in the seed are one setting, with intervals.
+
+With several seeds an interval is over seeds (Student's t over the runs' means), else over the eval
+tasks of the one run. Runs without a final evaluation are listed but not counted.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.intervals import (
+    FRACTIONS,
+    Interval,
+    interval_over_runs,
+    paired_difference,
+)
+
+CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
+NUM_RESAMPLES = 2000
+TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is averaged
+TIME = "minutes"
+DIFFERENT_TASKS = (
+    "the runs were evaluated on different tasks, so none is called the best; "
+    "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A mean; low and high are None if there is no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    over: str  # seeds or tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """All runs of one setting. `values` has the keys in which the settings differ."""
+
+    name: str
+    values: Mapping[str, Any]
+    runs: Sequence[FoundRun]
+    figures: Mapping[str, Figure]  # by measure
+
+    @property
+    def counted(self) -> list[FoundRun]:
+        """The runs that are counted: for each seed the last one with a final evaluation."""
+        return _counted(self.runs)
+
+    @property
+    def statuses(self) -> str:
+        names = [run.status for run in self.runs]
+        return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The result of `compare`: the best setting first, then by rank, then those without means."""
+
+    title: str
+    keys: Sequence[str]
+    labels: Mapping[str, str]  # for the keys, shortened while they stay different
+    measures: Sequence[str]
+    settings: Sequence[Setting]
+    best: Setting | None
+    best_run: FoundRun | None
+    not_told_apart: Sequence[Setting]  # those whose difference to the best may be chance
+    notes: Sequence[str]
+    unreadable: Sequence[FoundRun]
+    lost_jobs: Sequence[str]
+
+    @property
+    def unfinished(self) -> list[FoundRun]:
+        runs = [run for setting in self.settings for run in setting.runs]
+        return [*(run for run in runs if run.status != "finished"), *self.unreadable]
+
+
+def compare_settings(found: Found) -> Comparison:
+    """Group the runs, measure the groups, and rank them."""
+    readable = [run for run in found.runs if run.status != "unreadable"]
+    keys = _differing([run.settings for run in readable])
+    labels = _short_names(keys)
+    groups: dict[str, list[FoundRun]] = {}
+    for run in readable:
+        values = {key: run.settings[key] for key in keys if key in run.settings}
+        groups.setdefault(json.dumps(values, sort_keys=True), []).append(run)
+    settings = [_measure(runs, keys, labels) for runs in groups.values()]
+    settings.sort(key=_rank)
+    alike = _have_the_same_tasks(settings)
+    first = settings[0] if settings and "success" in settings[0].figures else None
+    best = first if alike and first is not None and _is_representative(first) else None
+    present = {name for setting in settings for name in setting.figures}
+    return Comparison(
+        title=found.title,
+        keys=keys,
+        labels=labels,
+        measures=[name for name in _measures(readable) if name in present],
+        settings=settings,
+        best=best,
+        best_run=_best_run(best) if best else None,
+        not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
+        notes=[*([] if alike else [DIFFERENT_TASKS]), *_partly_scored(settings)],
+        unreadable=[run for run in found.runs if run.status == "unreadable"],
+        lost_jobs=found.lost_jobs,
+    )
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys with more than one value, in the order of the configuration."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [
+        key
+        for key in keys
+        if len({json.dumps(each[key]) if key in each else None for each in settings}) > 1
+    ]
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Shorten each key to as many last words as tell it from the others."""
+    names = {}
+    for key in keys:
+        words = key.split(".")
+        for count in range(1, len(words) + 1):
+            name = ".".join(words[-count:])
+            if sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
+                break
+        names[key] = name
+    return names
+
+
+def _measure(runs: Sequence[FoundRun], keys: Sequence[str], labels: Mapping[str, str]) -> Setting:
+    values = {key: runs[0].settings[key] for key in keys if key in runs[0].settings}
+    name = ", ".join(f"{labels[key]}={value_text(value)}" for key, value in values.items())
+    counted = _counted(runs)
+    figures = {}
+    for measure, of_run in _measures(counted).items():
+        found = [figure for figure in map(of_run, counted) if figure is not None]
+        if found and len(found) == len(counted):
+            figures[measure] = _over_seeds(measure, found)
+    return Setting(name=name or "all alike", values=values, runs=runs, figures=figures)
+
+
+def _counted(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    return list({run.seed: run for run in runs if run.final}.values())
+
+
+def value_text(value: Any) -> str:
+    """Format a value as on the command line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure | None]]:
+    """Return the measures of a run by name."""
+    passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
+    return {
+        "success": lambda run: _of_tasks(run, lambda report: report.success),
+        **{f"pass@{k}": partial(_pass_at, k=k) for k in passes},
+        "reward": lambda run: _of_tasks(run, lambda report: report.reward),
+        "turns": lambda run: _of_tasks(run, lambda report: report.turns),
+        "train reward": _train_reward,
+        TIME: lambda run: None if run.duration_s is None else _plain(run.duration_s / 60),
+    }
+
+
+def _of_tasks(run: FoundRun, of: Callable[[EvalReport], Interval | None]) -> Figure | None:
+    interval = of(run.final) if run.final else None
+    if interval is None:
+        return None
+    return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="tasks")
+
+
+def _pass_at(run: FoundRun, k: int) -> Figure | None:
+    return _of_tasks(run, lambda report: report.pass_at.get(k))
+
+
+def _train_reward(run: FoundRun) -> Figure | None:
+    last = run.steps[-max(1, round(TRAIN_SHARE * len(run.steps))) :]
+    rewards = [step["reward/mean"] for step in last if step.get("reward/mean") is not None]
+    return _plain(fmean(rewards)) if rewards else None
+
+
+def _plain(value: float) -> Figure:
+    return Figure(mean=value, low=None, high=None, over="tasks")
+
+
+def _over_seeds(measure: str, figures: Sequence[Figure]) -> Figure:
+    if len(figures) == 1:
+        return figures[0]
+    if measure == TIME:  # It depends on the machine.
+        return _plain(fmean(figure.mean for figure in figures))
+    bounds = FRACTIONS if measure == "success" or measure.startswith("pass@") else None
+    interval = interval_over_runs([figure.mean for figure in figures], CONFIDENCE, bounds)
+    assert interval is not None
+    return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="seeds")
+
+
+def _rank(setting: Setting) -> tuple[bool, bool, float, float]:
+    """Sort by success, then by reward; those that were scored on too few tasks come last."""
+    success, reward = setting.figures.get("success"), setting.figures.get("reward")
+    is_partial = not _is_representative(setting)
+    means = -(success.mean if success else 0), -(reward.mean if reward else 0)
+    return success is None, is_partial, *means
+
+
+def _is_representative(setting: Setting) -> bool:
+    return all(run.final.is_representative for run in setting.counted if run.final)
+
+
+def _partly_scored(settings: Sequence[Setting]) -> list[str]:
+    """Name the runs whose means are over a part of their tasks."""
+    finals = [(run.id, run.final) for setting in settings for run in setting.counted if run.final]
+    return [
+        f"{name}: on {final.on_tasks}"
+        + ("" if final.is_representative else ", too few for an interval or a comparison")
+        for name, final in finals
+        if final.num_scored_tasks < final.num_tasks
+    ]
+
+
+def _best_run(best: Setting) -> FoundRun:
+    def worth(run: FoundRun) -> tuple[float, float]:
+        assert run.final
+        success, reward = run.final.success, run.final.reward
+        return success.mean if success else -1.0, reward.mean if reward else -1.0
+
+    return max(best.counted, key=worth)
+
+
+def _have_the_same_tasks(settings: Sequence[Setting]) -> bool:
+    finals = [run.final for setting in settings for run in setting.counted]
+    return len({frozenset(task.key for task in final.tasks) for final in finals if final}) <= 1
+
+
+def _may_equal(best: Setting, other: Setting) -> bool:
+    """Return whether the best setting's lead in success may be chance.
+
+    Two single runs are paired by task; otherwise the intervals over seeds must not overlap.
+    """
+    ours, theirs = best.figures.get("success"), other.figures.get("success")
+    if ours is None or theirs is None:
+        return False
+    if not _is_representative(other):
+        return True
+    if len(best.counted) == len(other.counted) == 1:
+        difference = _paired(best.counted[0], other.counted[0])
+        return difference is None or not difference.excludes_zero
+    return theirs.high is None or ours.low is None or theirs.high >= ours.low
+
+
+def _paired(first: FoundRun, second: FoundRun) -> Interval | None:
+    assert first.final and second.final
+    theirs = {task.key: task.successes for task in second.final.tasks}
+    return paired_difference(
+        [theirs[task.key] for task in first.final.tasks],
+        [task.successes for task in first.final.tasks],
+        num_resamples=NUM_RESAMPLES,
+        confidence=CONFIDENCE,
+        seed=0,
+        bounds=FRACTIONS,
+    )

@@ -1,0 +1,1 @@
+"""Recorded episodes: their index, what is asked of it, and formats of export."""

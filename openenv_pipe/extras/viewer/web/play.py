@@ -1,0 +1,217 @@
+"""Play a checkpoint in its environment: what the pages send, and what they are shown of a session.
+
+The viewer has one session at a time. It is played by a `PlaySession`, which `view.py`
+hands over, because it builds the parts of a run, which are rooms above this one.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from openenv_pipe.environments.images import find_references, reference_of
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.extras.viewer.web.answers import Answer
+from openenv_pipe.extras.viewer.web.episodes import content_of
+from openenv_pipe.extras.viewer.web.events import stream_changes
+from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.runs.episodes import RecordedEpisode
+from openenv_pipe.system.http_server import BodyError, read_body
+from openenv_pipe.system.untrusted_json import parse_request
+from openenv_pipe.types import Episode, Image, Message
+
+MAX_SENT_BYTES = 64 * 1024
+MAX_INDEX = 10**9
+POLL_S = 0.2  # how often a page's connection looks whether the session has changed
+
+
+class PlayStatus(StrEnum):
+    """What a session waits for."""
+
+    STARTING = "starting"  # the servers and the model
+    CHOOSING = "choosing"  # the person: who replies, and with what
+    WORKING = "working"  # the model, or the environment
+    OVER = "over"  # the person: the episode has ended, and another one can begin
+    ENDED = "ended"  # nothing: the servers and the model are gone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayRequest:
+    """What a person wants to play."""
+
+    run: str  # the key of the run
+    checkpoint: str  # its step, `best` or `start`; empty: the newest
+    split: Literal["train", "eval"]
+    index: int  # of the task
+
+
+@dataclass(kw_only=True, slots=True)
+class PlayState:
+    """What is known of a session."""
+
+    request: PlayRequest
+    status: PlayStatus = PlayStatus.STARTING
+    note: str = ""  # what is done now, or why the session or the episode has ended
+    model: str = ""  # the run and the checkpoint that plays
+    num_tasks: int | None = None  # of the split
+    episode: Episode | None = None
+    opening: Sequence[Message] = ()  # the first messages that the model gets
+    max_turns: int | None = None
+    authors: list[str] = field(default_factory=list)  # who gave the reply of each turn
+    scripted: list[dict[str, str]] = field(default_factory=list)  # replies by player, for each turn
+
+
+class PlaySession(Protocol):
+    """Plays one session at a time. All calls come from one event loop."""
+
+    version: int  # grows with every change of the state
+    state: PlayState | None  # of the session that goes on, or of the last one
+
+    async def start(self, request: PlayRequest) -> None:
+        """Start a session, or another episode in it. Raises ConfigError if another goes on."""
+
+    async def reply(self, text: str | None) -> None:
+        """Give the next reply; None: the model gives it. Raises ConfigError if none is wanted."""
+
+    async def end(self) -> None:
+        """End the session, and wait until its servers are gone."""
+
+
+def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
+    """Return the addresses by which pages play."""
+
+    async def state(_: Request) -> Response:
+        return Answer(shown_state(session))
+
+    async def start(request: Request) -> Response:
+        async def begin(sent: Mapping[str, Any]) -> None:
+            wanted = _request_of(sent)
+            store.path(wanted.run)
+            await session.start(wanted)
+
+        return await _done(request, begin)
+
+    async def reply(request: Request) -> Response:
+        async def give(sent: Mapping[str, Any]) -> None:
+            text = sent.get("text")
+            if text is not None and not isinstance(text, str):
+                raise ConfigError(f"text is {text!r:.80}; expected a string, or null")
+            await session.reply(text)
+
+        return await _done(request, give)
+
+    async def end(request: Request) -> Response:
+        async def stop(_: Mapping[str, Any]) -> None:
+            await session.end()
+
+        return await _done(request, stop)
+
+    async def _done(
+        request: Request, act: Callable[[Mapping[str, Any]], Awaitable[None]]
+    ) -> Response:
+        try:
+            await act(await _sent(request))
+        except PipeError as error:
+            return Answer({"error": str(error)}, status_code=400)
+        return Answer(shown_state(session))
+
+    async def image(request: Request) -> Response:
+        png = _image(session, request.query_params.get("name", ""))
+        if png is None:
+            return Answer({"error": "the session has no such image"}, status_code=404)
+        return Response(png, media_type="image/png")
+
+    async def version() -> int:
+        return session.version
+
+    def events(request: Request) -> Response:
+        return stream_changes(request, version, poll_s=POLL_S)
+
+    return [
+        Route("/api/play", state),
+        Route("/api/play/start", start, methods=["POST"]),
+        Route("/api/play/reply", reply, methods=["POST"]),
+        Route("/api/play/end", end, methods=["POST"]),
+        Route("/api/play/image", image),
+        Route("/api/play/events", events),
+    ]
+
+
+def shown_state(session: PlaySession) -> dict[str, Any]:
+    """Return what a page shows of the session; its status is null if there was none."""
+    state = session.state
+    if state is None:
+        return {"status": None}
+    episode = state.episode
+    return {
+        "run": state.request.run,
+        "checkpoint": state.request.checkpoint,
+        "split": state.request.split,
+        "index": state.request.index,
+        "status": state.status,
+        "note": state.note,
+        "model": state.model,
+        "num_tasks": state.num_tasks,
+        "max_turns": state.max_turns,
+        "opening": [{"role": each["role"], "content": each["content"]} for each in state.opening],
+        "authors": state.authors,
+        "scripted": state.scripted,
+        "episode": episode and _shown_episode(episode),
+    }
+
+
+def _shown_episode(episode: Episode) -> dict[str, Any]:
+    recorded = RecordedEpisode(line=0, group="play", episode=episode, advantages=None)
+    return {
+        **content_of(recorded, _address_of_image, whole=False),
+        "reward": episode.reward,
+        "success": episode.success,
+        "status": episode.status,
+    }
+
+
+def _address_of_image(name: str) -> str:
+    return f"api/play/image?name={name}"
+
+
+def _image(session: PlaySession, name: str) -> bytes | None:
+    """Return the PNG file of an image that the episode has shown."""
+    episode = session.state and session.state.episode
+    for observation in episode.observations if episode else ():
+        for each in find_references(observation):
+            if isinstance(each, Image) and f"{reference_of(each)}.png" == name:
+                return each.png
+    return None
+
+
+async def _sent(request: Request) -> Mapping[str, Any]:
+    """Read what a page has sent. Raises ConfigError if it is not an object, or too long."""
+    try:
+        content = await read_body(request.scope, request.receive, max_bytes=MAX_SENT_BYTES)
+        value = parse_request(content or b"{}")
+    except BodyError as error:
+        raise ConfigError(f"{error}; write a shorter reply, or try again") from error
+    except ValueError as error:
+        raise ConfigError(f"what was sent is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"what was sent is {value!r:.80}; expected an object")
+    return value
+
+
+def _request_of(sent: Mapping[str, Any]) -> PlayRequest:
+    run, checkpoint, split = (sent.get(name, "") for name in ("run", "checkpoint", "split"))
+    index = sent.get("index", 0)
+    is_checkpoint = isinstance(checkpoint, str) and (
+        checkpoint in ("", "best", "start") or (checkpoint.isascii() and checkpoint.isdecimal())
+    )
+    if not is_checkpoint:
+        raise ConfigError(f"checkpoint is {checkpoint!r:.80}; expected a step, best or start")
+    if split not in ("train", "eval"):
+        raise ConfigError(f"split is {split!r:.80}; expected train or eval")
+    if type(index) is not int or not 0 <= index <= MAX_INDEX:
+        raise ConfigError(f"index is {index!r:.80}; expected the number of a task")
+    return PlayRequest(run=str(run), checkpoint=checkpoint, split=split, index=index)

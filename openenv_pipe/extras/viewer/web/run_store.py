@@ -1,0 +1,123 @@
+"""The run folders below one folder, found by keys such as `wordle/0007`, and read with memory.
+
+A key is a path of two names in the folder of runs. Nothing else is reachable.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex
+from openenv_pipe.extras.viewer.web.metrics_reader import MetricsRead, MetricsReader
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.files import read_json
+
+NAME = re.compile(r"[\w.@+-]+")
+MAX_KEPT = 16  # indexes of episodes that stay open
+Kept = TypeVar("Kept")
+
+
+class RunStore:
+    """The runs of one folder. Its methods may be called from any thread."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self.runs_dir = runs_dir
+        self._lock = Lock()
+        self._metrics: dict[Path, MetricsReader] = {}
+        self._indexes: OrderedDict[Path, EpisodeIndex] = OrderedDict()
+        self._openings: dict[Path, Lock] = {}
+        self._files: dict[tuple[str, Path], tuple[object, Any]] = {}
+
+    def all_keys(self) -> list[str]:
+        """Return the keys of all run folders, by name and number."""
+        found = [
+            path for path in self.runs_dir.glob("*/*") if path.name.isdecimal() and path.is_dir()
+        ]
+        found.sort(key=lambda path: (path.parent.name, int(path.name)))
+        return [f"{path.parent.name}/{path.name}" for path in found]
+
+    def path(self, key: str) -> Path:
+        """Return the folder of a run. Raises RunFolderError if there is none."""
+        parts = key.split("/")
+        if len(parts) != 2 or not all(
+            NAME.fullmatch(each) and set(each) != {"."} for each in parts
+        ):
+            raise RunFolderError(f"{key!r:.80} is not a run; expected one such as wordle/0007")
+        path = self.runs_dir / key
+        if not (path / "run.json").is_file():
+            raise RunFolderError(f"there is no run {key!r:.80} in {self.runs_dir}")
+        return path
+
+    def folder(self, key: str) -> RunFolder:
+        return RunFolder.open(self.path(key))
+
+    def metrics(self, key: str) -> MetricsRead:
+        """Return what metrics.jsonl has, of which only what is new is read."""
+        path = self.path(key) / "metrics.jsonl"
+        with self._lock:
+            reader = self._metrics.setdefault(path, MetricsReader(path))
+        return reader.read()
+
+    def config(self, key: str) -> dict[str, Any]:
+        """Return the configuration as it was written, without secrets; {} if it is damaged."""
+        path = self.path(key) / "config.json"
+
+        def read() -> dict[str, Any]:
+            try:
+                found = read_json(path)
+            except RunFolderError:
+                return {}
+            return found if isinstance(found, dict) else {}
+
+        return self._kept("config", path, read)
+
+    def reports(self, key: str) -> dict[str, EvalReport]:
+        """Return the evaluations of a run by the names of their files."""
+        folder = self.path(key)
+        return self._kept("reports", folder / "eval", lambda: read_reports(folder))
+
+    def during(self, key: str) -> list[EvalReport]:
+        """Return the evaluations between the steps of a run."""
+        folder = self.path(key)
+        return self._kept("during", folder / "eval", lambda: read_during(folder))
+
+    def index(self, key: str) -> EpisodeIndex:
+        """Return the index of a run's episodes, up to date."""
+        folder = self.path(key)
+        with self._lock:
+            opening = self._openings.setdefault(folder, Lock())
+        with opening:  # Only one thread reads all episodes of a run that has no index yet.
+            with self._lock:
+                index = self._indexes.pop(folder, None)
+            if index is None:
+                index = EpisodeIndex.opened(folder)
+            else:
+                index.refresh()
+            # One that makes room here closes itself when the last query of it has ended.
+            with self._lock:
+                self._indexes[folder] = index
+                while len(self._indexes) > MAX_KEPT:
+                    self._indexes.popitem(last=False)
+        return index
+
+    def _kept(self, what: str, path: Path, read: Callable[[], Kept]) -> Kept:
+        """Return what was read last if the file or folder has not changed since."""
+        try:
+            found = path.stat()
+            stamp: object = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except OSError:
+            stamp = None
+        with self._lock:
+            kept = self._files.get((what, path))
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        value = read()
+        with self._lock:
+            self._files[what, path] = (stamp, value)
+        return value

@@ -1,0 +1,98 @@
+"""What the table of runs and the head of a run's page say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer.web.metrics_reader import Record
+from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.tags import read_tags
+
+PACE_STEPS = 20  # last steps whose mean duration predicts the time that is left
+RECENT_STEPS = 10  # last steps over which reward and success are averaged
+
+
+def summarise_runs(store: RunStore) -> list[dict[str, Any]]:
+    """Return a row for each run; a folder that cannot be read has only its problem."""
+    return [summarise_run(store, key) for key in store.all_keys()]
+
+
+def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
+    """Return the row of one run. Values that are not known (yet) are None."""
+    try:
+        folder = store.folder(key)
+    except (RunFolderError, OSError) as error:
+        return {"key": key, "status": "unreadable", "problem": str(error)}
+    config, metrics = store.config(key), store.metrics(key)
+    records = metrics.records
+    reports = {report.label: report for report in store.reports(key).values()}
+    steps = [record for record in records if record["stage"] == "grpo"]
+    stage, step, num_steps = _progress(config, records)
+    status = folder.status
+    return {
+        "key": key,
+        "status": status,
+        "problem": folder.record.cause or metrics.problem,
+        "created": folder.record.created.timestamp(),
+        "duration_s": folder.duration_s,
+        "stage": stage,
+        "step": step,
+        "num_steps": num_steps,
+        "left_s": _left_s(records, stage, step, num_steps) if status == "running" else None,
+        "reward": _mean(steps, "reward/mean"),
+        "success": _mean(steps, "success/rate"),
+        "success_start": _success(reports.get("start")),
+        "success_trained": _success(reports.get("trained")),
+        "num_tokens": sum(int(record.get("tokens/sampled") or 0) for record in records),
+        "tokens_per_s": _mean(steps, "time/tokens_per_s"),
+        "env": _value(config, "env", "name"),
+        "model": _value(config, "model", "path") or _value(config, "model", "type"),
+        "loss": _value(config, "trainer", "loss", "type"),
+        "seed": _value(config, "seed"),
+        "sweep": folder.record.sweep,
+        "tags": read_tags(folder.path),
+        "lineage": folder.record.lineage and folder.record.lineage.model_dump(mode="json"),
+    }
+
+
+def _progress(config: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, int, int | None]:
+    """Return the stage that wrote the last line, its step, and how many steps it has."""
+    last: Record = records[-1] if records else {"stage": "start", "step": 0}
+    stage = last["stage"]
+    where = ("trainer", "warm_start", "steps") if stage == "warm_start" else ("trainer", "steps")
+    num_steps = _value(config, *where)
+    return stage, last["step"], num_steps if isinstance(num_steps, int) else None
+
+
+def _left_s(
+    records: Sequence[Record], stage: str, step: int, num_steps: int | None
+) -> float | None:
+    paces = [
+        record["time/step_s"]
+        for record in records[-PACE_STEPS:]
+        if record["stage"] == stage and record.get("time/step_s") is not None
+    ]
+    if not paces or num_steps is None:
+        return None
+    return fmean(paces) * max(num_steps - step, 0)
+
+
+def _mean(steps: Sequence[Record], name: str) -> float | None:
+    values = [record[name] for record in steps[-RECENT_STEPS:] if record.get(name) is not None]
+    return fmean(values) if values else None
+
+
+def _success(report: EvalReport | None) -> dict[str, Any] | None:
+    if report is None or report.success is None:
+        return None
+    return {**asdict(report.success), "on": report.on_tasks}
+
+
+def _value(config: Any, *names: str) -> Any:
+    """Return a value of a configuration that may be damaged; None if it is not there."""
+    for name in names:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config

@@ -1,0 +1,217 @@
+"""`compare`: which settings differ, the results, and each output format."""
+
+import csv
+import io
+import json
+
+import pytest
+import run_samples
+
+from openenv_pipe.cli.completion import complete_run, complete_subject
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer import cli
+from openenv_pipe.extras.viewer.compare.grouping import compare_settings
+from openenv_pipe.extras.viewer.compare.load import find_runs
+from openenv_pipe.runs.folder import RunFolder
+
+STAMP = "2026-11-20_14-03-11"
+
+
+def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None):
+    """Create a run of two steps; with `success`, it is finished and evaluated."""
+    config = run_samples.config(runs_dir)
+    optimizer = config.trainer.optimizer.model_copy(update={"lr": lr})
+    changes = {
+        "seed": seed,
+        "model": config.model.model_copy(update={"seed": seed}),
+        "trainer": config.trainer.model_copy(update={"optimizer": optimizer}),
+    }
+    config = config.model_copy(update=changes)
+    folder = RunFolder.create(config, overrides=[], command=["openenv-pipe"], sweep=sweep)
+    run_samples.train(folder)
+    run_samples.evaluate(folder, "start", 0.0)
+    if success is not None:
+        run_samples.evaluate(folder, "trained", success, step=2)
+        folder.finish("finished")
+    return folder
+
+
+def compared(*folders):
+    return compare_settings(find_runs([str(folder.path) for folder in folders]))
+
+
+def shown(capsys, form, *folders):
+    cli.compare([str(folder.path) for folder in folders], form)
+    return capsys.readouterr().out
+
+
+def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_path):
+    runs = [make(tmp_path, 1e-5, seed, rate) for seed, rate in enumerate((0.2, 0.3, 0.1))]
+    runs += [make(tmp_path, 1e-4, seed, rate) for seed, rate in enumerate((0.8, 0.9, 0.7))]
+    result = compared(*runs)
+    assert result.keys == ["trainer.optimizer.lr"]
+    assert [setting.name for setting in result.settings] == ["lr=0.0001", "lr=1e-05"]
+    success = result.settings[0].figures["success"]
+    # Student's t with two degrees of freedom; the three values have a standard deviation of 0.1
+    half = 4.303 * 0.1 / 3**0.5
+    assert success.mean == pytest.approx(0.8) and success.over == "seeds"
+    assert (success.low, success.high) == (pytest.approx(0.8 - half, abs=1e-4), 1.0)  # clipped to 1
+    assert result.best is result.settings[0]
+    assert result.best_run.id == "smoke/0005"
+    assert result.not_told_apart == []
+
+
+def test_a_run_whose_configuration_is_invalid_is_listed_with_the_key(tmp_path):
+    other, new = make(tmp_path, seed=0, success=0.2), make(tmp_path, seed=1, success=0.4)
+    config = json.loads((other.path / "config.json").read_text())
+    config["reward"] = {"terms": None, "later": True}
+    (other.path / "config.json").write_text(json.dumps(config))
+    result = compared(other, new)
+    (unreadable,) = result.unreadable
+    assert len(result.settings) == 1 and "reward.later" in unreadable.cause
+
+
+def test_a_seed_that_was_run_twice_counts_once(tmp_path):
+    runs = [make(tmp_path, success=0.2), make(tmp_path, success=0.6), make(tmp_path, seed=1)]
+    (setting,) = compared(*runs).settings
+    assert [run.id for run in setting.counted] == ["smoke/0002"]
+    assert (setting.figures["success"].mean, setting.figures["success"].over) == (0.6, "tasks")
+
+
+def test_two_single_runs_are_told_apart_by_their_tasks(tmp_path):
+    best, near, far = (make(tmp_path, lr, 0, r) for lr, r in ((1, 0.9), (2, 0.8), (3, 0.1)))
+    result = compared(far, near, best)
+    assert [setting.runs[0].id for setting in result.settings] == [
+        best.record.id,
+        near.record.id,
+        far.record.id,
+    ]
+    assert [setting.runs[0].id for setting in result.not_told_apart] == [near.record.id]
+
+
+def test_runs_that_failed_or_still_run_are_shown_and_not_counted(tmp_path, capsys):
+    done, failed, running, broken = (make(tmp_path, seed=seed) for seed in range(4))
+    run_samples.evaluate(done, "trained", 0.5, step=2)
+    done.finish("finished")
+    failed.finish("failed", cause="HostError: it died\nits log")
+    (broken.path / "config.json").write_text("{")
+    result = compared(done, failed, running, broken)
+    (setting,) = result.settings
+    assert setting.statuses == "1 finished, 1 failed, 1 running"
+    assert (setting.figures["success"].mean, setting.figures["success"].over) == (0.5, "tasks")
+    out = shown(capsys, "table", done, failed, running, broken)
+    assert "smoke/0002 failed at step 2 of 2: HostError: it died\n" in out
+    assert "smoke/0003 running at step 2 of 2\n" in out
+    assert "smoke/0004 unreadable" in out
+
+
+def test_nothing_is_best_while_nothing_is_measured(tmp_path, capsys):
+    out = shown(capsys, "table", make(tmp_path, 1), make(tmp_path, 2))
+    assert "best" not in out and "smoke/0002 running" in out
+
+
+def test_runs_of_different_tasks_have_no_best(tmp_path):
+    first, second = make(tmp_path, 1, 0, 0.5), make(tmp_path, 2, 0, 0.9)
+    path = second.path / "eval" / "trained.json"
+    path.write_text(path.read_text().replace('"task_seed": 10', '"task_seed": 20'))
+    result = compared(first, second)
+    assert (result.best, result.best_run) == (None, None)
+    assert "different tasks" in result.notes[0]
+
+
+def test_a_run_is_taken_once_whatever_it_is_called(tmp_path):
+    made = make(tmp_path, success=0.5)
+    found = find_runs([str(made.path), str(made.path.parent / "latest")])
+    assert [run.id for run in found.runs] == ["smoke/0001"]
+
+
+def test_an_evaluation_without_training_is_compared_too(tmp_path):
+    made = run_samples.create(tmp_path)
+    run_samples.evaluate(made, "scripted", 0.4, step=None)
+    made.finish("finished")
+    assert compared(made).settings[0].figures["success"].mean == 0.4
+
+
+# --- sweeps ------------------------------------------------------------------------------------
+
+
+def test_the_runs_of_a_sweep_are_found_by_its_stamp(tmp_path):
+    sweep = tmp_path / "sweeps" / STAMP
+    sweep.mkdir(parents=True)
+    for seed, stamp in enumerate((STAMP, "another", STAMP, None)):
+        make(tmp_path, seed=seed, sweep=stamp)
+    jobs = [
+        {"index": 0, "run": "smoke/0001"},
+        {"index": 1, "run": None, "overrides": ["seed=x"], "status": "failed", "cause": "no"},
+    ]
+    (sweep / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    found = find_runs([str(sweep)])
+    assert [run.id for run in found.runs] == ["smoke/0001", "smoke/0003"]
+    assert found.lost_jobs == ["job 1 (seed=x): failed, no"]
+    assert found.title == f"Sweep {STAMP}"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["nowhere"], "no folder .*nowhere"),
+        (["smoke"], "not a run folder.*try .*smoke/latest"),
+        (["sweeps/empty"], "empty has no runs.*name run folders"),
+        (["smoke/0001", "sweeps/empty"], "is a sweep; name it alone"),
+    ],
+)
+def test_what_is_no_run_and_no_sweep_is_rejected(tmp_path, names, expected):
+    make(tmp_path)
+    (tmp_path / "sweeps" / "empty").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=expected):
+        find_runs([str(tmp_path / name) for name in names])
+
+
+# --- forms -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path):
+    return make(tmp_path, 1e-5, 0, 0.2), make(tmp_path, 1e-4, 0, 0.9)
+
+
+def test_the_table_has_the_best_first(two, capsys):
+    lines = shown(capsys, "table", *two).splitlines()
+    assert lines[1].startswith("*smoke/0002") and lines[2].startswith("smoke/0001")
+    assert "best: smoke/0002, of lr=0.0001: success 90%" in "\n".join(lines)
+
+
+def test_json_says_it_all(two, capsys):
+    values = json.loads(shown(capsys, "json", *two))
+    assert (values["best"], values["keys"]) == ("smoke/0002", ["trainer.optimizer.lr"])
+    best = values["settings"][0]
+    assert best["values"] == {"trainer.optimizer.lr": 1e-4}
+    assert best["figures"]["success"]["mean"] == 0.9
+    assert best["runs"][0]["status"] == "finished"
+
+
+def test_csv_has_a_row_a_setting_and_numbers(two, capsys):
+    rows = list(csv.DictReader(io.StringIO(shown(capsys, "csv", *two))))
+    assert [row["trainer.optimizer.lr"] for row in rows] == ["0.0001", "1e-05"]
+    assert float(rows[0]["success low"]) < float(rows[0]["success"]) == 0.9
+
+
+def test_markdown_is_a_table(two, capsys):
+    lines = shown(capsys, "md", *two).splitlines()
+    assert lines[0].startswith("|  | lr | runs | seeds | success |")
+    assert lines[2].startswith("| smoke/0002 | 0.0001 | 1 finished | 1 | 90% [")
+
+
+def test_the_shell_is_offered_runs_and_sweeps(tmp_path, monkeypatch):
+    make(tmp_path / "runs")
+    (tmp_path / "runs" / "sweeps" / STAMP).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert complete_run("runs/smoke/0") == ["runs/smoke/0001"]
+    assert complete_run("") == ["runs/smoke/0001", "runs/smoke/latest", f"runs/sweeps/{STAMP}"]
+    assert complete_run(f"{tmp_path}/runs/smoke/l") == [f"{tmp_path}/runs/smoke/latest"]
+    assert complete_subject("ru") == [*complete_run("ru"), "runs_dir="]
+    assert "model=tiny" in complete_subject("model=t")
+
+
+def test_one_run_is_the_best_of_itself(tmp_path, capsys):
+    assert "best: smoke/0001: success 50% [" in shown(capsys, "table", make(tmp_path, success=0.5))

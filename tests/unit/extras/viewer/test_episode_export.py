@@ -1,0 +1,246 @@
+"""`episodes export`: the tools that the data sets are for read them back."""
+
+import json
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import pytest
+import run_samples
+from pydantic import BaseModel, ConfigDict, Field
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.viewer.episodes.export import export_episodes
+from openenv_pipe.extras.viewer.episodes.listing import Selection, find_episodes
+from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
+from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
+from openenv_pipe.types import Group, Step, Turn
+from tests.fakes import all_episodes, made_up_episode, made_up_turn
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m \ud800\u202e "
+SYSTEM = "You guess a word."
+
+
+def wordle_turn(reply, marks, unusable=None):
+    step = Step(action={"guess": reply}, observation={"marks": marks})
+    steps = [] if unusable else [step]
+    return made_up_turn([1, 2], [3, 4, 5], reply=reply, steps=steps, unusable=unusable)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with one group: a win in two guesses, and a loss with an unusable reply."""
+    folder = run_samples.create(tmp_path)
+    win = [wordle_turn("crane", "..g.y"), wordle_turn("slate", "ggggg")]
+    loss = [wordle_turn("???", "", unusable="no word"), wordle_turn(HOSTILE, "yyyyy")]
+    won, lost = made_up_episode(1.0, turns=win), made_up_episode(0.0, member=1, turns=loss)
+    for episode, success in ((won, True), (lost, False)):
+        episode.success, episode.reward_terms = success, {"win": float(success)}
+        episode.first_observation = {"marks": "", "message": "Guess"}
+    group = Group(id="1/0", task=won.task, episodes=[won, lost])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    return folder
+
+
+def exported(run, form, path, **limits):
+    selection = Selection(wanted=EpisodeFilter(source=TRAIN, **limits), first=None)
+    return export_episodes(run, find_episodes(run, selection), form, path)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_trl_takes_the_conversations_for_supervised_training(run, tmp_path):
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl.data_utils")
+    path = tmp_path / "wins.jsonl"
+    assert exported(run, "trl", path, success=True) == 1
+    data = datasets.load_dataset("json", data_files=str(path), cache_dir=str(tmp_path))["train"]
+    assert trl.is_conversational(data[0])
+    assert data[0]["messages"] == [
+        {"role": "user", "content": ""},  # the template `first` of the experiment
+        {"role": "assistant", "content": "crane"},
+        {"role": "user", "content": "--+-?"},
+        {"role": "assistant", "content": "slate"},
+    ]
+
+
+def test_messages_are_those_that_the_model_was_given(run, tmp_path):
+    """An unusable reply is answered, and what follows the last reply is not part of it."""
+    exported(run, "trl", tmp_path / "all.jsonl")
+    _, lost = lines_of(tmp_path / "all.jsonl")
+    assert [message["role"] for message in lost["messages"]] == ["user", "assistant"] * 2
+    assert lost["messages"][2]["content"] == "!!!!!"
+
+
+def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert exported(run, "parquet", tmp_path / "all.parquet") == 2
+    assert exported(run, "jsonl", tmp_path / "all.jsonl") == 2
+    rows = parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    won, lost = lines_of(tmp_path / "all.jsonl")
+    for row, line in zip(rows, (won, lost), strict=True):
+        messages = [{k: v for k, v in each.items() if v is not None} for each in row["messages"]]
+        assert {**row, "messages": messages} == line
+    assert won["token_ids"] == [1, 2, 3, 4, 5] * 2
+    assert won["loss_mask"] == [0, 0, 1, 1, 1] * 2
+    assert won["logprobs"] == [0.0, 0.0, -1.0, -1.0, -1.0] * 2
+    assert (won["success"], won["reward"]) == (True, 1.0)
+    assert json.loads(won["reward_terms"]) == {"win": 1.0}
+    assert (won["run"], won["step"], won["group"]) == ("smoke/0001", 1, "1/0")
+
+
+def test_hostile_text_is_data_and_can_be_stored(run, tmp_path):
+    exported(run, "jsonl", tmp_path / "all.jsonl")
+    text = (tmp_path / "all.jsonl").read_text()
+    assert text.isascii()
+    reply = lines_of(tmp_path / "all.jsonl")[1]["messages"][-1]["content"]
+    assert reply == HOSTILE.replace("\ud800", "?")
+
+
+def test_verifiers_lines_have_a_trace_of_messages_with_tokens(run, tmp_path):
+    assert exported(run, "verifiers", tmp_path / "verifiers") == 2
+    won, lost = lines_of(tmp_path / "verifiers" / "traces.jsonl")
+    (trace,) = won["traces"]
+    assert [each["message"]["role"] for each in trace["nodes"]] == ["user", "assistant"] * 2
+    assert [each["parent"] for each in trace["nodes"]] == [None, 0, 1, 2]
+    assert [each["token_ids"] for each in trace["nodes"]] == [[1, 2], [3, 4, 5]] * 2
+    assert [each["mask"] for each in trace["nodes"]] == [[False] * 2, [True] * 3] * 2
+    assert [each["node"] for each in trace["calls"]] == [1, 3]
+    assert trace["calls"][1]["usage"] == {"prompt_tokens": 7, "completion_tokens": 3}
+    assert trace["rewards"] == {"reward": {"score": 1.0}}
+    assert trace["metrics"] == {"success": 1.0, "win": 1.0}
+    assert (won["env"]["id"], won["group"]["id"], won["run"]["id"]) == (
+        *("wordle", "1/0"),
+        "smoke/0001",
+    )
+    assert won["run"]["work"] == {"type": "train", "step": 1, "policy": {"start": 0, "end": 0}}
+    assert (won["ok"], lost["ok"], lost["errors"]) == (True, True, [])
+
+
+def test_verifiers_reads_the_episodes(run, tmp_path):
+    if find_spec("verifiers") is None:
+        # It requires other versions than this project's packages, so CI does not install it.
+        pytest.skip("verifiers is absent; it needs an environment of its own")
+    from verifiers.v1.configs.agent import WireAgentConfig
+    from verifiers.v1.state import State
+    from verifiers.v1.task import WireTaskData
+    from verifiers.v1.trace import Trace
+    from verifiers.v1.utils.trace_store import read_episodes as read_with_verifiers
+
+    exported(run, "verifiers", tmp_path / "verifiers")
+    trace_type = Trace[WireTaskData, State, WireAgentConfig]
+    won, lost = read_with_verifiers(tmp_path / "verifiers", trace_type)
+    assert (won.ok, won.num_turns, won.run.work.step) == (True, 2, 1)
+    (branch,) = won.traces[0].branches
+    assert branch.token_ids == [1, 2, 3, 4, 5] * 2
+    assert branch.sampled_mask == [False, False, True, True, True] * 2
+    assert branch.logprobs == [0.0, 0.0, -1.0, -1.0, -1.0] * 2
+    assert [each.content for each in won.traces[0].assistant_messages] == ["crane", "slate"]
+    assert (won.traces[0].reward, lost.traces[0].reward) == (1.0, 0.0)
+    assert won.traces[0].task.data.id == won.task.key
+    assert (won.num_input_tokens, won.num_output_tokens) == (4, 6)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _ToolCall(_Part):
+    tool_call_id: str
+    function_name: str
+    arguments: dict[str, Any]
+
+
+class _Result(_Part):
+    source_call_id: str | None = None
+    content: str | None = None
+
+
+class _Observation(_Part):
+    results: list[_Result]
+
+
+class _Metrics(_Part):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+class _AtifStep(_Part):
+    step_id: int = Field(ge=1)
+    source: Literal["system", "user", "agent"]
+    message: str
+    tool_calls: list[_ToolCall] | None = None
+    observation: _Observation | None = None
+    metrics: _Metrics | None = None
+
+
+class _Agent(_Part):
+    name: str
+    version: str
+    model_name: str | None = None
+
+
+class _FinalMetrics(_Part):
+    total_prompt_tokens: int
+    total_completion_tokens: int
+    total_steps: int
+
+
+class _Trajectory(_Part):
+    """The parts of Harbor's ATIF 1.4 that are written, as its RFC 0001 describes them."""
+
+    schema_version: Literal["ATIF-v1.4"]
+    session_id: str
+    agent: _Agent
+    steps: list[_AtifStep] = Field(min_length=1)
+    final_metrics: _FinalMetrics
+    extra: dict[str, Any]
+
+
+def test_atif_files_follow_the_format(run, tmp_path):
+    assert exported(run, "atif", tmp_path / "atif") == 2
+    files = sorted((tmp_path / "atif").iterdir())
+    won, lost = (_Trajectory.model_validate_json(file.read_text()) for file in files)
+    assert [step.step_id for step in won.steps] == [1, 2, 3, 4]
+    assert [step.source for step in won.steps] == ["user", "agent"] * 2
+    for step in (*won.steps, *lost.steps):
+        if step.source != "agent":
+            assert (step.tool_calls, step.metrics) == (None, None)
+    (call,) = won.steps[1].tool_calls
+    assert (call.function_name, call.arguments) == ("step", {"guess": "crane"})
+    (result,) = won.steps[1].observation.results
+    assert result.source_call_id == call.tool_call_id
+    assert json.loads(result.content) == {"marks": "..g.y"}
+    assert won.steps[1].metrics.completion_token_ids == [3, 4, 5]
+    assert won.final_metrics.total_completion_tokens == 6
+    assert won.extra["reward"] == 1.0
+
+
+def test_recorded_messages_are_taken_as_they_are(tmp_path):
+    folder = run_samples.create(tmp_path)
+    told = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "begin"}]
+    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    exported(folder, "trl", tmp_path / "all.jsonl")
+    (row,) = lines_of(tmp_path / "all.jsonl")
+    assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
+
+
+def test_nothing_is_overwritten(run, tmp_path):
+    exported(run, "jsonl", tmp_path / "all.jsonl")
+    with pytest.raises(RunFolderError, match="exists already"):
+        exported(run, "jsonl", tmp_path / "all.jsonl")
+
+
+def test_the_sample_run_is_exported_whole(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder, num_steps=2)
+    assert exported(folder, "jsonl", tmp_path / "all.jsonl") == 12
+    episodes = all_episodes(read_episodes(episodes_path(folder.path, 1)))
+    turns: list[Turn] = [turn for episode in episodes for turn in episode.turns]
+    expected = sum(turn.num_completion_tokens for turn in turns)
+    rows = [row for row in lines_of(tmp_path / "all.jsonl") if row["step"] == 1]
+    assert sum(sum(row["loss_mask"]) for row in rows) == expected

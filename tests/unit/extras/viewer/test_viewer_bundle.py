@@ -1,0 +1,111 @@
+"""The viewer as files: what is written, and that it has everything that a page asks for."""
+
+import json
+import re
+
+import pytest
+import run_samples
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.viewer import view
+from openenv_pipe.extras.viewer.web import bundle as bundles
+from openenv_pipe.extras.viewer.web.bundle import EXPORT, IMPORT, MODULES, STATIC, joined_modules
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = run_samples.create(tmp_path_factory.mktemp("runs"))
+    run_samples.train(folder, num_steps=2)
+    run_samples.evaluate(folder, "trained", 0.6, step=2)
+    (folder.logs / "env-0.log").write_text("</script>\u2028\n")
+    folder.finish("finished")
+    return folder
+
+
+def read_data(path) -> dict:
+    """Return what the scripts of a bundle put, as a page would get it."""
+    found = {}
+    for file in sorted((path / "data").glob("0*.js")):
+        content = re.fullmatch(r"bundle\.put\((\".*?[^\\]\"), (.*)\);\n", file.read_text("ascii"))
+        found[json.loads(content[1])] = json.loads(content[2])
+    return found
+
+
+def test_a_bundle_has_what_the_pages_ask_for(folder, tmp_path):
+    index = view.bundle(str(folder.path), tmp_path / "out" / "made", trust=False)
+    assert index == tmp_path / "out" / "made" / "index.html"
+    data = read_data(index.parent)
+    run = "/runs/smoke/0001"
+    assert set(data) == {
+        "/runs",
+        "/sweeps",
+        run,
+        *(f"{run}/{name}" for name in ("curves", "evaluations", "episodes")),
+        *(f"{run}/file/train/{step}" for step in (1, 2)),
+        f"{run}/file/eval/trained/None",
+        f"{run}/log/attempt_1/env-0.log",
+    }
+    listed = data[f"{run}/episodes"]
+    assert len(listed["entries"]) == 2 * 6 + 10 and listed["problems"] == []
+    for entry in listed["entries"]:
+        step = "None" if entry["step"] is None else entry["step"]
+        shown = data[f"{run}/file/{entry['source']}/{step}"][str(entry["line"])]
+        assert shown["content"]["task"]["id"] == entry["task"]
+        assert len(shown["tokens"]["ids"]) == entry["num_tokens"]
+    files = (index.parent / "data" / "index.js").read_text()
+    assert set(json.loads(files.removeprefix("bundle.files = ").removesuffix(";\n"))) == set(data)
+    assert [path.name for path in index.parent.parent.iterdir()] == ["made"], "no other file stays"
+
+
+def test_the_page_of_a_bundle_loads_files_of_it_only(folder, tmp_path):
+    index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
+    text = index.read_text()
+    assert 'type="module"' not in text
+    for name in re.findall(r'(?:src|href)="([^"]*)"', text):
+        assert (index.parent / name).is_file(), name
+
+
+def test_only_the_last_episodes_are_part_of_a_bundle(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "MAX_EPISODES", 3)
+    index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
+    listed = read_data(index.parent)["/runs/smoke/0001/episodes"]
+    assert {each["step"] for each in listed["entries"]} == {2}
+    assert "16 of earlier steps are left out" in listed["problems"][0]
+
+
+def test_why_a_group_was_skipped_is_part_of_a_bundle(folder, tmp_path):
+    groups = run_samples.groups(num_groups=1, size=2)
+    for each in groups[0].episodes:
+        each.reward = 0.5
+    path = episodes_path(folder.path, 9)
+    write_episodes(path, groups)
+    index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
+    path.unlink()
+    entries = read_data(index.parent)["/runs/smoke/0001/episodes"]["entries"]
+    said = {each["skipped"] for each in entries if each["step"] == 9}
+    assert said == {"all its episodes have the reward 0.5, so none is better than another"}
+
+
+def test_a_folder_with_files_is_left_alone(folder, tmp_path):
+    (tmp_path / "mine").mkdir()
+    view.bundle(str(folder.path), tmp_path / "mine", trust=False)
+    with pytest.raises(ConfigError, match="exists already"):
+        view.bundle(str(folder.path), tmp_path / "mine", trust=False)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        view.bundle(str(folder.path), tmp_path / "mine" / "index.html" / "x", trust=False)
+
+
+def test_all_modules_are_joined_in_an_order_in_which_each_finds_what_it_imports():
+    own = {path.name for path in STATIC.glob("*.js")}
+    assert own - {*MODULES} == {"bundle.js", "once_more.js", "uPlot.iife.min.js"}
+    exports: dict[str, set[str]] = {}
+    for name in MODULES:
+        text = (STATIC / name).read_text()
+        for wanted, module in IMPORT.findall(text):
+            assert module in exports, f"{name} imports {module}, which comes later"
+            assert set(re.findall(r"\w+", wanted)) <= exports[module], f"{name} from {module}"
+        exports[name] = {match[2] for match in EXPORT.finditer(text)}
+        assert text.count("import ") == len(IMPORT.findall(text)), name
+        assert len(re.findall(r"^export ", text, re.MULTILINE)) == len(exports[name]), name
+    assert not re.search(r"^(import|export) ", joined_modules(), re.MULTILINE)
