@@ -19,7 +19,6 @@ from openenv_pipe.cli import (
     engine,
     judge,
     models,
-    profile,
     results,
 )
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
@@ -223,7 +222,6 @@ def check(overrides: Overrides) -> None:
     print_findings(lines)
 
 
-app.command("profile")(profile.profile)
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)
 

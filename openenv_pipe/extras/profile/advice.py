@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from openenv_pipe.commands.profile.activities import (
+from openenv_pipe.extras.profile.activities import (
     CHECKPOINT,
     ENVIRONMENT,
     FILES,
@@ -12,7 +12,7 @@ from openenv_pipe.commands.profile.activities import (
     SAMPLING,
     UPDATE,
 )
-from openenv_pipe.commands.profile.command import Profiled
+from openenv_pipe.extras.profile.command import Profiled
 from openenv_pipe.system.process import usable_cores
 
 LARGE = 0.2  # of the measured time, from which a wait is worth a change

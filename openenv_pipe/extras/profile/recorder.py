@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from openenv_pipe.commands.profile.activities import (
+from openenv_pipe.extras.profile.activities import (
     COROUTINE_RULES,
     PYTHON,
     THREAD_RULES,

@@ -1,4 +1,4 @@
-"""The command `profile`: help and arguments. The work is in commands/profile/."""
+"""The command `profile`: help and arguments. The work is in the modules beside it."""
 
 from typing import Annotated
 
@@ -27,10 +27,12 @@ def profile(
     composed = compose(overrides)
     with controlled() as control:
         from openenv_pipe.cli.console import print_table
-        from openenv_pipe.commands import profile as profiling
+        from openenv_pipe.extras.profile.advice import advice
+        from openenv_pipe.extras.profile.command import profile as profile_steps
+        from openenv_pipe.extras.profile.text import as_table, summary
 
-        profiled = profiling.profile(composed, steps, command_line(), control)
-    print(profiling.summary(profiled))
-    print_table(profiling.as_table(profiled))
-    for text in profiling.advice(profiled):
+        profiled = profile_steps(composed, steps, command_line(), control)
+    print(summary(profiled))
+    print_table(as_table(profiled))
+    for text in advice(profiled):
         print(f"- {text}")

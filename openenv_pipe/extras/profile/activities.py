@@ -51,6 +51,7 @@ THREAD_RULES = (
     Rule(PUBLISHING, "models/weights.py"),
     Rule(REWARDS, "rewards/"),
     Rule(FILES, "runs/"),
+    Rule(FILES, "pipeline/grpo_stage.py", "_run_hooks"),
 )
 # Of coroutines: what they wait for, beyond this process or in another of its tasks.
 COROUTINE_RULES = (

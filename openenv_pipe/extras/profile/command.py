@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.profile.recorder import Moment, Recorder
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.extras.profile.recorder import Moment, Recorder
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn

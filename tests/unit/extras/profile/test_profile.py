@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from fakes import run_config
 
-from openenv_pipe.commands.profile import advice
-from openenv_pipe.commands.profile.activities import (
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema_keys import known_keys
+from openenv_pipe.extras.profile.activities import (
     COROUTINE_RULES,
     MEANINGS,
     PACKAGE,
@@ -19,11 +20,9 @@ from openenv_pipe.commands.profile.activities import (
     THREAD_RULES,
     Rule,
 )
-from openenv_pipe.commands.profile.advice import CAUSES
-from openenv_pipe.commands.profile.command import Profiled, Share
-from openenv_pipe.commands.profile.recorder import Moment, Recorder
-from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema_keys import known_keys
+from openenv_pipe.extras.profile.advice import CAUSES, advice
+from openenv_pipe.extras.profile.command import Profiled, Share
+from openenv_pipe.extras.profile.recorder import Moment, Recorder
 
 
 def moment(at_s: float, working: dict[str, str], *waited_for: str) -> Moment:

@@ -1,7 +1,7 @@
 """A profile as a table, and as a line about its steps."""
 
-from openenv_pipe.commands.profile.activities import MEANINGS
-from openenv_pipe.commands.profile.command import Profiled
+from openenv_pipe.extras.profile.activities import MEANINGS
+from openenv_pipe.extras.profile.command import Profiled
 from openenv_pipe.system.tables import Column, Fit, Table
 
 
