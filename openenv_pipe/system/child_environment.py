@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.secrets import is_secret_name, remember_secrets
+from openenv_pipe.system.secrets import is_secret_name, remember_secrets, url_secrets
 
 # A name that ends with `*` stands for all names with that beginning.
 PROCESS = (
@@ -53,7 +53,7 @@ SHARED = (*PROCESS, *PYTHON, *LIBRARIES, *NETWORK, *HUB)
 # What a shell sets for itself. Nobody misses it in a program.
 OF_A_SHELL = re.compile(r"_|SHLVL|PWD|OLDPWD|PS\d|LS_COLORS|LESS\w*|MAIL|BASH_.*|DEBIAN_.*")
 # Of these variables, those with the name of a secret or with such a value are not passed: user
-# information in a URL (a proxy's may lack the scheme), or a JSON Web Token.
+# information or a key in a URL (a proxy's may lack the scheme), or a JSON Web Token.
 CREDENTIALS = re.compile(r"://\S*@|eyJ[\w-]{5,}\.eyJ[\w-]{5,}\.")
 MAX_NAMES = 20  # in a message
 
@@ -81,7 +81,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 def _is_secret(name: str, value: str) -> bool:
     has_credentials = CREDENTIALS.search(value) is not None or (name in PROXIES and "@" in value)
-    return is_secret_name(name) or has_credentials
+    return is_secret_name(name) or has_credentials or any(url_secrets(value))
 
 
 def given_variables(variables: Mapping[str, str | None], key: str) -> dict[str, str]:

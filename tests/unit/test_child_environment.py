@@ -43,6 +43,7 @@ CREDENTIALS = {
     "http_proxy": "me:pass-word@proxy:3128",
     "ALL_PROXY": "socks5h://me:pass/word-pass-word@proxy",
     "HF_ENDPOINT": "https://me:pass-word@mirror.example",
+    "HF_HUB_URL": "https://mirror.example/models?token=pass-word",
     "HF_HUB_TOKEN": "pass-word",
     "OMP_PASSWORD": "pass-word",
     "XDG_SESSION": "eyJhbGciOi.eyJzdWIiOi.pass-word",

@@ -23,6 +23,8 @@ from openenv_pipe.system.resources import short_path
 # Keys that do not affect a run's result.
 NO_SETTINGS = ("seed", "name", "runs_dir")
 
+MAX_LOST_JOBS = 100  # that are listed; a sweep.json of somebody else may have 100,000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRun:
@@ -77,12 +79,14 @@ def _find_sweep(path: Path) -> Found:
     file = path / "sweep.json"
     jobs = _jobs(file) if file.is_file() else []
     runs = [_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp]
+    without = [job for job in jobs if job.get("run") is None]
     lost = [
         f"job {job.get('index')} ({_words(job.get('overrides'))}): {job.get('status')}"
         f"{', ' + str(job['cause']) if job.get('cause') else ''}"
-        for job in jobs
-        if job.get("run") is None
+        for job in without[:MAX_LOST_JOBS]
     ]
+    if len(without) > len(lost):
+        lost.append(f"{len(without) - len(lost):,} more jobs without a run: see {file}")
     if not runs and not lost:
         raise RunFolderError(
             f"{path} has no runs: below {short_path(runs_dir)} no run.json has sweep={stamp!r}; "

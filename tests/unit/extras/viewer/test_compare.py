@@ -151,6 +151,16 @@ def test_the_runs_of_a_sweep_are_found_by_its_stamp(tmp_path):
     assert found.title == f"Sweep {STAMP}"
 
 
+def test_of_many_jobs_without_a_run_some_are_listed(tmp_path):
+    sweep = tmp_path / "sweeps" / STAMP
+    sweep.mkdir(parents=True)
+    jobs = [{"index": number, "status": "failed", "run": None} for number in range(100_000)]
+    (sweep / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    *listed, last = find_runs([str(sweep)]).lost_jobs
+    assert len(listed) == 100
+    assert last.startswith("99,900 more jobs without a run")
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
