@@ -210,6 +210,29 @@ async def test_what_is_left_of_a_rejected_body_is_limited(open_raw, monkeypatch)
         await raw.end()
 
 
+async def test_what_is_no_http_behind_a_rejected_request_is_no_error_of_the_server(open_raw):
+    """Or anybody could fill its log with tracebacks."""
+    errors = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    async with served(Replies("yes"), key=KEY) as (url, _):
+        begun = head(authorization=None, content_length=None, transfer_encoding="chunked")
+        raw = await open_raw(url, begun)
+        assert (await raw.answer())[0] == 401
+        raw.writer.write(b"no length\r\n")
+        await raw.end()
+    assert errors == []
+
+
+async def test_a_websocket_that_is_never_accepted_nor_rejected_is_closed(open_raw, monkeypatch):
+    """The library of WebSockets rejects long headers without a word."""
+    monkeypatch.setattr(limits, "WAIT_S", 0.05)
+    async with served(Replies("yes"), key=KEY) as (url, _):
+        begun = head(method="GET", length=0, authorization=None, **UPGRADE)
+        raw = await open_raw(url, begun[:-2] + b"x: " + b"a" * 12_000 + b"\r\n\r\n")
+        await raw.end()
+
+
 async def test_a_rejected_request_leaves_its_connection_usable():
     """A client with a wrong key reads why, also when it has sent a body."""
     async with served(Replies("yes"), key=KEY) as (url, _), httpx.AsyncClient(base_url=url) as http:
