@@ -20,13 +20,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.control_tokens import ControlTokens
 from openenv_pipe.models.reply_reader import ReplyReader, reader_for
 from openenv_pipe.models.template_checks import (
-    check_append_only,
+    HistoryChoice,
+    choose_history,
     template_takes_tools,
     text_shows_calls,
 )
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from openenv_pipe.models.image_format import ImageFormat
 
 _log = logging.getLogger(__name__)
-HistoryMode = Literal["append", "rerender"]
 
 # Around the text of a message in `rendered_ids`: its index before it, and the end.
 _MARKED = re.compile("\ue000(\\d+)\ue001(.*?)\ue002", re.DOTALL)
@@ -78,12 +78,13 @@ class ChatFormat:
     def __init__(
         self,
         tokenizer: Any,
-        history: HistoryMode = "append",
+        history: HistoryChoice = "append",
         images: "ImageFormat | None" = None,
         eos_ids: Iterable[int] = (),
     ) -> None:
-        """images: None if the model reads text alone.
+        """history: auto is `append`, or `rerender` if the template rewrites earlier turns.
 
+        images: None if the model reads text alone
         eos_ids: end tokens of the model's settings, beside the one that the template writes
         """
         if not getattr(tokenizer, "chat_template", None):
@@ -97,7 +98,6 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self.history: HistoryMode = history
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [token.content for token in added if token.special]
         self.images = images
@@ -126,14 +126,13 @@ class ChatFormat:
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
         self._cached_short_ids = lru_cache(_NUM_CACHED)(self.encode)
         self._cached_long_ids = lru_cache(_NUM_FIRST)(self.encode)
+        self.takes_tools = True
+        self.has_fields = False  # the template reads calls and thoughts in fields of their own
+        self.history = choose_history(self, history)
         self._find_tool_support()
 
     def _find_tool_support(self) -> None:
-        """Try the template with tools. Raises ConfigError if it rewrites earlier turns."""
-        self.takes_tools = True
-        self.has_fields = False  # the template reads calls and thoughts in fields of their own
-        if self.history == "append":
-            check_append_only(self)
+        """Try the template with tools."""
         in_text = template_takes_tools(self, assistant(CALL))
         in_fields = self.history == "rerender" and template_takes_tools(self, CALL_IN_FIELD)
         self.takes_tools = in_text or in_fields

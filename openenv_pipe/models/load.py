@@ -186,7 +186,9 @@ def load_chat(config: ModelConfig) -> ChatFormat:
     """Load the chat format, without the model. Raises ConfigError."""
     tokenizer = load_tokenizer(config)
     images = load_image_format(config, tokenizer)
-    return ChatFormat(tokenizer, config.history, images, _eos_ids(config, tokenizer))
+    # A prompt with images is not rendered again (`reject_unsupported_vision`).
+    history = "append" if images and config.history == "auto" else config.history
+    return ChatFormat(tokenizer, history, images, _eos_ids(config, tokenizer))
 
 
 def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:

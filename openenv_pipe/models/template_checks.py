@@ -1,7 +1,7 @@
 """What a chat template can do: whether it only appends, and whether it shows tools."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.template_probes import (
@@ -20,18 +20,31 @@ from openenv_pipe.types import Message, Tool
 if TYPE_CHECKING:
     from openenv_pipe.models.chat_template import ChatFormat
 
+HistoryMode = Literal["append", "rerender"]
+HistoryChoice = Literal["auto", "append", "rerender"]
 
-def check_append_only(chat: "ChatFormat") -> None:
-    """Raise ConfigError if the template rewrites earlier turns."""
+
+def choose_history(chat: "ChatFormat", wanted: HistoryChoice) -> HistoryMode:
+    """Return whether prompts are appended to or rendered anew.
+
+    Raises:
+        ConfigError: `append` is wanted, and the template rewrites earlier turns.
+    """
+    if wanted == "rerender":
+        return "rerender"
     for reply in REPLIES:
-        if not _only_grows(chat, reply, [[user("second")], [user("third")]]):
-            raise ConfigError(
-                "the chat template rewrites earlier turns when the conversation goes on "
-                f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
-                "ones; set model.history=rerender, which begins a sample where the template "
-                "changes something, or model.chat_template to one that keeps earlier turns, as "
-                "in conf/model/qwen3_0_6b.yaml"
-            )
+        if _only_grows(chat, reply, [[user("second")], [user("third")]]):
+            continue
+        if wanted == "auto":
+            return "rerender"
+        raise ConfigError(
+            "the chat template rewrites earlier turns when the conversation goes on "
+            f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
+            "ones; set model.history=rerender, which begins a sample where the template "
+            "changes something, or model.chat_template to one that keeps earlier turns, as "
+            "in conf/model/qwen3_0_6b.yaml"
+        )
+    return "append"
 
 
 def template_takes_tools(chat: "ChatFormat", call: Message) -> bool:

@@ -244,6 +244,12 @@ def _load_checked(
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     reject_long_episodes(config, policy.model)
+    if config.model.history == "auto" and policy.chat.history == "rerender":
+        notify(
+            "the chat template rewrites earlier turns, so it renders every prompt anew "
+            "(model.history=rerender), and a sample begins wherever it changes something; a "
+            "model.chat_template that keeps earlier turns is cheaper"
+        )
     return policy
 
 

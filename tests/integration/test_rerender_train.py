@@ -15,7 +15,7 @@ from tests.fakes import DROPS_THOUGHTS
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("rerender")
     changes = [
-        "model.history=rerender",
+        "model.history=auto",
         f"model.chat_template={json.dumps(DROPS_THOUGHTS)}",
         *(
             "trainer.steps=1",
@@ -26,6 +26,7 @@ def trained(tmp_path_factory) -> Path:
     ]
     code, _, err = run(folder, "train", "conf=smoke", *SMALL, *changes)
     assert code == 0, err
+    assert "the chat template rewrites earlier turns" in err
     return folder / "runs" / "smoke" / "0001"
 
 

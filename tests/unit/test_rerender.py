@@ -5,6 +5,7 @@ models for comparison; the tokenizers are small ones with the templates' special
 """
 
 import importlib.util
+import pickle
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -256,6 +257,18 @@ def test_results_without_a_call_are_messages_of_the_user_where_a_template_reject
 def test_the_rejection_of_a_rewriting_template_names_the_way_out():
     with pytest.raises(ConfigError, match=r"model\.history=rerender"):
         ChatFormat(stock_tokenizer("qwen3"))
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_the_history_auto_rejects_no_template_and_rewrites_only_where_it_has_to(name):
+    tokenizer = stock_tokenizer(name)
+    try:
+        expected = ChatFormat(tokenizer, "append").history
+    except ConfigError:
+        expected = "rerender"
+    chat = ChatFormat(tokenizer, "auto")
+    assert chat.history == expected
+    assert pickle.loads(pickle.dumps(chat)).history == expected
 
 
 def test_users_who_say_two_things_are_merged_where_a_template_rejects_runs():

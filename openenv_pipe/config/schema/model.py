@@ -65,10 +65,10 @@ class _Model(Block):
         "of a run; null: when the run was created, in UTC (run.json), or for a fork or a "
         "reproduction that of the run it comes from"
     )
-    history: Literal["append", "rerender"] = Field(
+    history: Literal["auto", "append", "rerender"] = Field(
         description="append: prompts only grow, by the template's text between two replies; "
         "rerender: the template renders all messages for each prompt, and what it changes begins "
-        "a sample of its own"
+        "a sample of its own; auto: append, or rerender if the template rewrites earlier turns"
     )
 
 
