@@ -2,48 +2,72 @@
 
 from openenv_pipe.registry import BlockType, Extra
 
+
+def _type(block: str, name: str, config: str, build: str, check: str = "") -> BlockType:
+    """Make an entry whose targets leave out what all of them begin with."""
+    return BlockType(
+        block=block,
+        type=name,
+        config=f"openenv_pipe.config.schema.{config}",
+        build=f"openenv_pipe.{build}",
+        check=f"openenv_pipe.{check}" if check else "",
+    )
+
+
+_EPISODE_TERM = "rewards.terms:EpisodeTerm"
+
 CORE = Extra(
     name="core",
     blocks=(
-        BlockType(
-            block="host",
-            type="process",
-            config="openenv_pipe.config.schema.host:ProcessHostConfig",
-            build="openenv_pipe.environments.hosts.process:ProcessHost",
-            check="openenv_pipe.environments.hosts.process:check_process_host",
+        _type(
+            "host",
+            "process",
+            config="host:ProcessHostConfig",
+            build="environments.hosts.process:ProcessHost",
+            check="environments.hosts.process:check_process_host",
         ),
-        BlockType(
-            block="host",
-            type="attach",
-            config="openenv_pipe.config.schema.host:AttachHostConfig",
-            build="openenv_pipe.environments.hosts.attach:AttachHost",
+        _type("host", "attach", "host:AttachHostConfig", "environments.hosts.attach:AttachHost"),
+        _type(
+            "host",
+            "python",
+            config="host:PythonHostConfig",
+            build="environments.hosts.python:build_python_host",
+            check="environments.hosts.python:check_python_host",
         ),
-        BlockType(
-            block="host",
-            type="python",
-            config="openenv_pipe.config.schema.host:PythonHostConfig",
-            build="openenv_pipe.environments.hosts.python:build_python_host",
-            check="openenv_pipe.environments.hosts.python:check_python_host",
+        _type("host", "none", "host:NoHostConfig", "environments.hosts.none:NoHost"),
+        _type(
+            "agent.sandbox",
+            "none",
+            config="agent:NoSandboxConfig",
+            build="rollout.agents.sandbox:this_machine",
+            check="rollout.agents.program:check_program",
         ),
-        BlockType(
-            block="host",
-            type="none",
-            config="openenv_pipe.config.schema.host:NoHostConfig",
-            build="openenv_pipe.environments.hosts.none:NoHost",
+        _type("judge", "none", "judge:NoJudgeConfig", "rewards.scoring:no_judge"),
+        _type("reward.terms", "env", "reward_terms:EnvTerm", _EPISODE_TERM),
+        _type("reward.terms", "success", "reward_terms:SuccessTerm", _EPISODE_TERM),
+        _type("reward.terms", "turns", "reward_terms:TurnsTerm", _EPISODE_TERM),
+        _type("reward.terms", "unusable", "reward_terms:UnusableTerm", _EPISODE_TERM),
+        _type("reward.terms", "length", "reward_terms:LengthTerm", _EPISODE_TERM),
+        _type("reward.terms", "overlong", "reward_terms:OverlongTerm", _EPISODE_TERM),
+        _type("reward.terms", "regex", "reward_terms:RegexTerm", _EPISODE_TERM),
+        _type(
+            "reward.terms", "python", "reward_terms:PythonTerm", "rewards.python_term:FunctionTerm"
         ),
-        BlockType(
-            block="agent.sandbox",
-            type="none",
-            config="openenv_pipe.config.schema.agent:NoSandboxConfig",
-            build="openenv_pipe.rollout.agents.sandbox:this_machine",
-            check="openenv_pipe.rollout.agents.program:check_program",
+        _type(
+            "reward.terms", "rubric", "reward_reported:RubricTerm", "rewards.rubric:ReportedTerm"
         ),
-        BlockType(
-            block="tracker",
-            type="python",
-            config="openenv_pipe.config.schema.tracker:PythonTrackerConfig",
-            build="openenv_pipe.trackers.python:build_python_tracker",
-            check="openenv_pipe.trackers.python:check_python_tracker",
+        _type(
+            "reward.terms",
+            "verifier",
+            config="reward_reported:VerifierTerm",
+            build="rewards.verifier:opened_verifier",
+        ),
+        _type(
+            "tracker",
+            "python",
+            config="tracker:PythonTrackerConfig",
+            build="trackers.python:build_python_tracker",
+            check="trackers.python:check_python_tracker",
         ),
     ),
 )

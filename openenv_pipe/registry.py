@@ -52,6 +52,7 @@ class Extra:
     prepare: str = ""
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     multirun: str = ""  # `train -m` calls it with the options of `train`.
+    unused: str = ""  # further rules of `config.unused_keys`
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 from tests.judge_server import JudgeServer
 

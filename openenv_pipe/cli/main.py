@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 from openenv_pipe import __version__
 from openenv_pipe.cli import (
     engine,
-    judge,
     models,
     results,
 )
@@ -61,7 +60,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )
 app.add_typer(engine.app, name="engine")
-app.add_typer(judge.app, name="judge")
 
 
 def _print_version(is_wanted: bool) -> None:

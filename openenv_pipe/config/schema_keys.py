@@ -43,6 +43,10 @@ def locate(
     annotation: Any = schema
     for part in location:
         members = members_of(annotation)
+        tagged = [each for each in members if part in _tags(each)]
+        if tagged and (len(members) > 1 or _registered(annotation)):
+            annotation = tagged[0]
+            continue
         holders = [each for each in _blocks(annotation) if part in each.model_fields]
         if holders or (len(members) == 1 and _is_block(members[0])):
             block = holders[0] if holders else members[0]
@@ -52,8 +56,6 @@ def locate(
         elif len(members) == 1 and get_origin(members[0]) in (dict, list):
             keys.append(str(part))
             annotation = get_args(members[0])[-1]
-        else:
-            annotation = next((each for each in members if part in _tags(each)), annotation)
     return ".".join(keys), block, annotation
 
 
@@ -100,12 +102,16 @@ def members_of(annotation: Any) -> list[Any]:
     """Return the types that a value may have, without null."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        inner, *metadata = get_args(annotation)
-        registered = [each for each in metadata if isinstance(each, Registered)]
-        return [*registered[0].classes.values()] if registered else members_of(inner)
+        registered = _registered(annotation)
+        inner = get_args(annotation)[0]
+        return [*registered.classes.values()] if registered else members_of(inner)
     if origin in (Union, UnionType):
         return [member for each in get_args(annotation) for member in members_of(each)]
     return [] if annotation is NoneType else [annotation]
+
+
+def _registered(annotation: Any) -> Registered | None:
+    return next((each for each in get_args(annotation) if isinstance(each, Registered)), None)
 
 
 def _is_block(annotation: Any) -> bool:

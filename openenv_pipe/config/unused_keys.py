@@ -13,7 +13,6 @@ from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import (
     AttachHostConfig,
     GroupRelativeAdvantageConfig,
-    NoJudgeConfig,
     OptimizerConfig,
     ProcessHostConfig,
     RayClusterConfig,
@@ -21,6 +20,7 @@ from openenv_pipe.config.schema import (
     VllmEngineConfig,
 )
 from openenv_pipe.config.yaml_files import EXPERIMENTS
+from openenv_pipe.registry import extras, load
 from openenv_pipe.system.resources import shipped_dir
 
 
@@ -231,32 +231,10 @@ RULES = (
         keys=("judge",),
         because=("reward.terms",),
         applies=lambda config: (
-            not isinstance(config.judge, NoJudgeConfig)
+            config.judge.answers
             and not any(term.asks_judge for term in config.reward.terms.values())
         ),
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
-    ),
-    Rule(
-        keys=("judge.max_cost",),
-        because=_keys(
-            "judge", "price_per_million_prompt_tokens", "price_per_million_answer_tokens"
-        ),
-        applies=lambda config: (
-            not isinstance(config.judge, NoJudgeConfig)
-            and config.judge.max_cost is not None
-            and not config.judge.price_per_million_prompt_tokens
-            and not config.judge.price_per_million_answer_tokens
-        ),
-        advice="what costs nothing is never spent; set the prices",
-    ),
-    Rule(
-        keys=("judge.when_spent",),
-        because=_keys("judge", "max_calls", "max_tokens", "max_cost"),
-        applies=lambda config: (
-            not isinstance(config.judge, NoJudgeConfig)
-            and config.judge.max_calls is config.judge.max_tokens is config.judge.max_cost is None
-        ),
-        advice="set one of them",
     ),
     Rule(
         keys=("cluster.cpus_per_rank",),
@@ -273,6 +251,11 @@ RULES = (
 )
 
 
+def all_rules() -> list[Rule]:
+    """Return the rules of the core and of the extras."""
+    return [*RULES, *(rule for extra in extras() if extra.unused for rule in load(extra.unused))]
+
+
 def unused_keys(composed: Composed) -> list[str]:
     """Return a sentence for each key of a composed configuration that has no effect."""
     return find_unused(composed.config, composed.origins)
@@ -287,9 +270,10 @@ def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[st
     origins: by dotted key, the file or the override that sets it
     """
     found: dict[str, str] = {}
+    rules = all_rules()
     for key, origin in origins.items():
         rule = next(
-            (each for each in RULES if _is_below(key, each.keys) and each.applies(config)), None
+            (each for each in rules if _is_below(key, each.keys) and each.applies(config)), None
         )
         if rule is None or not _is_chosen(origin):
             continue

@@ -26,11 +26,10 @@ from openenv_pipe.config.schema import (
     RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
-    VllmJudgeConfig,
 )
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
-from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
+from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import check_host
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
@@ -200,8 +199,8 @@ def _engine(config: RunConfig) -> str:
 
 def _vllm(config: RunConfig) -> str:
     """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
-    if isinstance(config.judge, VllmJudgeConfig):
-        require_installed(find_build())
+    if check := block_types("judge")[config.judge.type].check:
+        load(check)(config.judge)
     if isinstance(config.engine, VllmEngineConfig):
         if config.vllm_nodes is not None:
             return ""  # each node has its own installation, and checks it

@@ -5,7 +5,7 @@ import math
 from openenv_pipe.config.schema import PythonTerm
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.terms import at_the_end
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, value_each
+from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, value_each
 from openenv_pipe.system.python_targets import call_problem
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.user_code import LIMIT_S, UserCode, UserCodeError
@@ -19,7 +19,7 @@ class FunctionTerm:
     For one episode it may take `LIMIT_S`; a verifier has a limit of its own.
     """
 
-    def __init__(self, name: str, term: PythonTerm) -> None:
+    def __init__(self, name: str, term: PythonTerm, sources: TermSources) -> None:
         """Raises ConfigError if the function does not accept an episode and the keywords."""
         self._target = f"reward.terms.{name}.target={term.target!r}"
         self._term = term

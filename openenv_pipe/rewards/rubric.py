@@ -2,14 +2,21 @@
 
 from openenv_pipe.config.schema import RubricTerm
 from openenv_pipe.rewards.reported_numbers import last_number, last_rubric_scores
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, check_number, weighted
+from openenv_pipe.rewards.values import (
+    NoValue,
+    TermSources,
+    TermValue,
+    Values,
+    check_number,
+    weighted,
+)
 from openenv_pipe.types import Episode, Group
 
 
 class ReportedTerm:
     """A `rewards.values.GroupTerm` whose numbers the environment reports."""
 
-    def __init__(self, name: str, term: RubricTerm) -> None:
+    def __init__(self, name: str, term: RubricTerm, sources: TermSources) -> None:
         self._name = name
         self._term = term
 

@@ -5,24 +5,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from openenv_pipe.config.schema import (
-    JudgeTerm,
-    PythonTerm,
-    RewardConfig,
-    RubricTerm,
-    RulerTerm,
-    RunConfig,
-    TermConfig,
-    VerifierTerm,
-)
+from openenv_pipe.config.schema import NoJudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import JudgeError
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
-from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler, open_judge
-from openenv_pipe.rewards.python_term import FunctionTerm
-from openenv_pipe.rewards.rubric import ReportedTerm
-from openenv_pipe.rewards.terms import EpisodeTerm
-from openenv_pipe.rewards.values import GroupTerm
-from openenv_pipe.rewards.verifier import Verifier, check_verifier, open_verifiers
+from openenv_pipe.rewards.values import GroupTerm, Judge, TermSources
+from openenv_pipe.rewards.verifier import Verifier, open_verifiers
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
@@ -47,8 +35,11 @@ class Scorer:
         self._judge = judge
         self._judged = [name for name, term in config.terms.items() if term.asks_judge]
         self._verifiers = verifiers or {}
-        terms = {
-            name: _term(name, term, judge, self._verifiers) for name, term in config.terms.items()
+        sources = TermSources(judge=judge, verifiers=self._verifiers)
+        types = block_types("reward.terms")
+        terms: dict[str, GroupTerm | None] = {
+            name: load(types[term.type].build)(name, term, sources)
+            for name, term in config.terms.items()
         }
         self._terms = {name: term for name, term in terms.items() if term is not None}
         kept = {name: config.terms[name] for name in self._terms}
@@ -105,11 +96,15 @@ async def open_scorer(
 ) -> AsyncIterator[Scorer]:
     """Open the scorer of a run, with its judge and its verifiers.
 
+    The `build` of a judge's type is called with its configuration and the arguments below, and
+    gives the judge in an asynchronous context manager.
+
     Args:
         folder: of their answers, which is made if there is one to ask.
         others: such folders of other runs, which are read only.
         log: of the judge's own server.
     """
+    open_judge = load(block_types("judge")[config.judge.type].build)
     async with (
         open_judge(config.judge, folder, *others, log=log) as judge,
         open_verifiers(config.reward, folder, *others) as verifiers,
@@ -123,20 +118,9 @@ def _reasons(episodes: Sequence[Episode], *names: str) -> list[str]:
     return [e.unscored for e in episodes if e.unscored and e.unscored.startswith(starts)]
 
 
-def _term(
-    name: str, term: TermConfig, judge: Judge | None, verifiers: Mapping[str, Verifier]
-) -> GroupTerm | None:
-    match term:
-        case RulerTerm():
-            return Ruler(term, judge) if judge else None
-        case JudgeTerm():
-            return CriteriaTerm(name, term, judge) if judge else None
-        case VerifierTerm():
-            check_verifier(name, term)
-            return verifiers.get(name)
-        case PythonTerm():
-            return FunctionTerm(name, term)
-        case RubricTerm():
-            return ReportedTerm(name, term)
-        case _:
-            return EpisodeTerm(name, term)
+@asynccontextmanager
+async def no_judge(
+    config: NoJudgeConfig, folder: Path, *others: Path, log: Path | None = None
+) -> AsyncIterator[None]:
+    """Give no judge, as `judge=none` says."""
+    yield

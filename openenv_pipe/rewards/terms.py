@@ -19,7 +19,7 @@ from openenv_pipe.config.schema import (
     UnusableTerm,
 )
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.rewards.values import TermValue, check_number
+from openenv_pipe.rewards.values import TermSources, TermValue, check_number
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.types import Episode, Group
 
@@ -77,7 +77,7 @@ def at_the_end(episode: Episode, value: float) -> list[float]:
 class EpisodeTerm:
     """A term that is computed from each episode alone; a `rewards.values.GroupTerm`."""
 
-    def __init__(self, name: str, term: EpisodeTermConfig) -> None:
+    def __init__(self, name: str, term: EpisodeTermConfig, sources: TermSources) -> None:
         """Raises ConfigError if the term's function or pattern cannot be used."""
         self._name = name
         self._term = term

@@ -45,6 +45,29 @@ class GroupTerm(Protocol):
         ...
 
 
+class Judge(Protocol):
+    """What the scorer asks of a judge; the terms that it decides know more."""
+
+    @property
+    def max_failed_share(self) -> float:
+        """The largest share of a rollout batch's episodes that may have no verdict."""
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far, so that a resumed run repeats them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TermSources:
+    """What terms get their values from.
+
+    The `build` of a term's type is called with the term's name, its configuration and these. It
+    returns None if what the term needs is missing, and the term is left out.
+    """
+
+    judge: Judge | None
+    verifiers: Mapping[str, GroupTerm]  # by the names of their terms
+
+
 async def value_each(
     group: Group, value: Callable[[Episode], Coroutine[Any, Any, TermValue | NoValue]]
 ) -> Values:

@@ -13,9 +13,17 @@ from typing import Any, Protocol
 
 from openenv_pipe.config.schema import HttpVerifier, PythonVerifier, RewardConfig, VerifierTerm
 from openenv_pipe.errors import ConfigError, JudgeError
-from openenv_pipe.rewards.judges.trajectories import conversation_of
-from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, value_each, weighted
+from openenv_pipe.rewards.trajectories import conversation_of
+from openenv_pipe.rewards.values import (
+    GroupTerm,
+    NoValue,
+    TermSources,
+    TermValue,
+    Values,
+    value_each,
+    weighted,
+)
+from openenv_pipe.rewards.verdicts import FAILED, Verdicts
 from openenv_pipe.system.http import Access, HttpClient
 from openenv_pipe.system.http_retries import (
     MAX_QUOTED,
@@ -197,10 +205,14 @@ class FunctionSource:
         """Do nothing: the function of a resumed run is called again."""
 
 
-def check_verifier(name: str, term: VerifierTerm) -> None:
-    """Raise ConfigError if the function of a verifier cannot be used."""
+def opened_verifier(name: str, term: VerifierTerm, sources: TermSources) -> GroupTerm | None:
+    """Return the verifier that `open_verifiers` has opened; None if there is none.
+
+    Raises ConfigError if its function cannot be used.
+    """
     if isinstance(term.source, PythonVerifier):
         FunctionSource(name, term, term.source)
+    return sources.verifiers.get(name)
 
 
 @asynccontextmanager

@@ -6,9 +6,9 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import JudgeError
+from openenv_pipe.extras.judges.judge import open_judge
+from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
 from openenv_pipe.models.weights import PolicyWeights
-from openenv_pipe.rewards.judges import open_judge
-from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
 from tests.vllm_server import installed_vllm, small_config, small_policy
 
 MESSAGES = [

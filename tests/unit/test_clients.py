@@ -18,8 +18,8 @@ from openenv_pipe.client import (
     RolloutEndedError,
     TrainingEndedError,
 )
+from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.agents import client_player
 from openenv_pipe.types import Status
 from tests.judge_server import JudgeServer

@@ -13,7 +13,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.images import with_references
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rewards.judges.trajectories import conversation_of
+from openenv_pipe.rewards.trajectories import conversation_of
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 
 NOTES = [f"[image {number}: 40 x 32 pixels]" for number in (1, 2)]

@@ -25,10 +25,10 @@ def test_each_folder_of_extras_is_an_extra_of_its_name():
 def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
     blocks = [target for each in extra.blocks for target in (each.config, each.build, each.check)]
     commands = [command.target for command in extra.commands]
-    hooks = [*extra.functions, extra.prepare, extra.on_episodes, extra.multirun]
+    hooks = [*extra.functions, extra.prepare, extra.on_episodes, extra.multirun, extra.unused]
     for target in filter(None, [*blocks, *commands, *hooks]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
-        assert callable(load(target))
+        assert load(target)
 
 
 def test_the_command_line_has_the_commands_of_extras():

@@ -110,14 +110,6 @@ BROKEN = [
         [term("type: ruler, per_turn: false, rubric: good, num_orders: 1, max_group: 4")],
         "reward.terms.it judge",
     ),
-    (
-        [term("type: python, target: 'a:b', keywords: {}, use: mean, per_turn: true")],
-        "reward.terms.it.use reward.terms.it.per_turn",
-    ),
-    (
-        [term("type: rubric, per_turn: false, weights: {a: 1.0}, gates: [a], when_missing: null")],
-        "reward.terms.it.gates reward.terms.it.weights",
-    ),
     (["+reward.transforms.nothing=[]"], "reward.transforms.nothing"),
     (
         [term("type: turns, per_turn: true"), "+reward.transforms.it=[{type: multiply}]"],
@@ -265,6 +257,23 @@ def test_settings_that_do_not_go_together_are_rejected_by_key_and_value(override
     start = "=.* (?:with|and) ".join(re.escape(key) for key in keys.split()) + "=.*: .+"
     found = [each for each in violations(overrides) if re.fullmatch(rf"[ -]*{start}", each)]
     assert found, violations(overrides)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (
+            "type: python, target: 'a:b', keywords: {}, use: mean, per_turn: true",
+            "use=mean with per_turn=true: ",
+        ),
+        (
+            "type: rubric, per_turn: false, weights: {a: 1.0}, gates: [a], when_missing: null",
+            "gates=['a'] with weights=['a']: ",
+        ),
+    ],
+)
+def test_keys_of_a_term_that_do_not_go_together_are_rejected(keys, problem):
+    assert violations([term(keys)])[0].startswith(f"reward.terms.it: {problem}")
 
 
 # Neighbours of the samples above.

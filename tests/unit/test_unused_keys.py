@@ -4,7 +4,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.render import as_yaml
-from openenv_pipe.config.unused_keys import RULES, find_unused, unused_keys
+from openenv_pipe.config.unused_keys import all_rules, find_unused, unused_keys
 from openenv_pipe.system.resources import group_options, shipped_dir
 
 ECHO = "conf=echo"
@@ -130,8 +130,8 @@ def test_a_key_without_an_effect_is_said(key, cause, overrides):
 
 def test_each_rule_is_tried():
     configs = [compose([ECHO, *overrides]) for _, _, overrides in UNUSED]
-    applied = {rule.keys for each in configs for rule in RULES if rule.applies(each.config)}
-    assert applied == {rule.keys for rule in RULES}
+    applied = {rule.keys for each in configs for rule in all_rules() if rule.applies(each.config)}
+    assert applied == {rule.keys for rule in all_rules()}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.extras.containers.docker import vllm_server as vllm_container
-from openenv_pipe.rewards.judges import vllm_server
+from openenv_pipe.extras.judges import vllm_server
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.server_key import SERVER_SIDE
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun

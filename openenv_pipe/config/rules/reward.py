@@ -14,25 +14,7 @@ def _begins_too_late(config: "RunConfig") -> list[str]:
     return [
         name
         for name, term in config.reward.terms.items()
-        if term.type == "overlong"
-        and (1.0 - term.buffer_share) * term.limit_tokens >= config.env.max_episode_tokens
-    ]
-
-
-def _means_of_turns(config: "RunConfig") -> list[str]:
-    return [
-        name
-        for name, term in config.reward.terms.items()
-        if term.type == "python" and term.use == "mean" and term.per_turn
-    ]
-
-
-def _gates_with_weight(config: "RunConfig") -> list[str]:
-    return [
-        name
-        for name, term in config.reward.terms.items()
-        if (term.type == "rubric" or term.type == "verifier")
-        and (set(term.gates) & set(term.weights or {}) or len(set(term.gates)) < len(term.gates))
+        if term.first_token >= config.env.max_episode_tokens
     ]
 
 
@@ -77,23 +59,12 @@ RULES = (
     Rule(
         keys=("reward.terms.*", "judge"),
         breaks=lambda c: (
-            [name for name, term in c.reward.terms.items() if term.asks_judge]
-            if c.judge.type == "none"
-            else []
+            []
+            if c.judge.answers
+            else [name for name, term in c.reward.terms.items() if term.asks_judge]
         ),
         advice="it asks a judge, and there is none; set judge=openai, judge.base_url and "
         "judge.model",
-    ),
-    Rule(
-        keys=("reward.terms.*.use", "reward.terms.*.per_turn"),
-        breaks=_means_of_turns,
-        advice="turns are credited with their own values, whose sum is the episode's reward; set "
-        "use=sum, or per_turn=false",
-    ),
-    Rule(
-        keys=("reward.terms.*.gates", "reward.terms.*.weights"),
-        breaks=_gates_with_weight,
-        advice="a gate multiplies the sum of the others; name each gate once, and none in weights",
     ),
     Rule(
         keys=("reward.transforms.*",),

@@ -41,8 +41,6 @@ from openenv_pipe.config.schema.host import (
 from openenv_pipe.config.schema.judge import (
     JudgeConfig,
     NoJudgeConfig,
-    OpenAIJudgeConfig,
-    VllmJudgeConfig,
 )
 from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
@@ -55,7 +53,6 @@ from openenv_pipe.config.schema.reward import (
     TermConfig,
     TransformConfig,
 )
-from openenv_pipe.config.schema.reward_judged import Criterion, JudgeTerm, RulerTerm
 from openenv_pipe.config.schema.reward_reported import (
     HttpVerifier,
     NumbersTerm,
@@ -114,7 +111,6 @@ __all__ = [
     "ClipTransform",
     "ClippedLossConfig",
     "ClusterConfig",
-    "Criterion",
     "EndpointBlock",
     "EngineCapabilities",
     "EnvConfig",
@@ -127,7 +123,6 @@ __all__ = [
     "HubModelConfig",
     "JsonAdapterConfig",
     "JudgeConfig",
-    "JudgeTerm",
     "LengthTerm",
     "ListedTasks",
     "LocalClusterConfig",
@@ -140,7 +135,6 @@ __all__ = [
     "NumbersTerm",
     "OnlySuccessTransform",
     "OpenAIEngineConfig",
-    "OpenAIJudgeConfig",
     "OptimizerConfig",
     "OrderConfig",
     "OverlongTerm",
@@ -160,7 +154,6 @@ __all__ = [
     "RegexTerm",
     "RewardConfig",
     "RubricTerm",
-    "RulerTerm",
     "RunConfig",
     "SamplingConfig",
     "ScriptedEngineConfig",
@@ -187,6 +180,5 @@ __all__ = [
     "UnusableTerm",
     "VerifierTerm",
     "VllmEngineConfig",
-    "VllmJudgeConfig",
     "WarmStartConfig",
 ]

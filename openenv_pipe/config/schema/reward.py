@@ -5,14 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from openenv_pipe.config.schema.base import Block, Number
-from openenv_pipe.config.schema.reward_judged import JudgeTerm, RulerTerm
-from openenv_pipe.config.schema.reward_reported import RubricTerm, VerifierTerm
-from openenv_pipe.config.schema.reward_terms import EpisodeTermConfig, PythonTerm
+from openenv_pipe.config.schema.registered import Registered
+from openenv_pipe.config.schema.reward_terms import Term
 
-TermConfig = Annotated[
-    EpisodeTermConfig | PythonTerm | RubricTerm | RulerTerm | JudgeTerm | VerifierTerm,
-    Field(discriminator="type"),
-]
+TermConfig = Annotated[Term, Registered("reward.terms")]
 
 
 class ClipTransform(Block):
@@ -87,5 +83,5 @@ class RewardConfig(Block):
     @property
     def relative(self) -> list[str]:
         """The names of counted terms that say only how the episodes of a group compare."""
-        rulers = [name for name in self.counted if isinstance(self.terms[name], RulerTerm)]
-        return list(dict.fromkeys([*rulers, *self.standardised]))
+        relative = [name for name in self.counted if self.terms[name].is_relative]
+        return list(dict.fromkeys([*relative, *self.standardised]))

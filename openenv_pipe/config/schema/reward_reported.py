@@ -1,9 +1,9 @@
 """The types of reward terms whose numbers have names: of the environment, or of a verifier."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -33,6 +33,15 @@ class NumbersTerm(Term):
         description="the numbers that are added up, with their factors; null: all, each with 1.0"
     )
     gates: list[str] = Field(description="the numbers that multiply the sum of the others")
+
+    @model_validator(mode="after")
+    def _gates_have_no_weight(self) -> Self:
+        if set(self.gates) & set(self.weights or {}) or len(set(self.gates)) < len(self.gates):
+            raise ValueError(
+                f"gates={self.gates} with weights={[*(self.weights or {})]}: a gate multiplies the "
+                "sum of the others; name each gate once, and none in weights"
+            )
+        return self
 
 
 class RubricTerm(NumbersTerm):

@@ -1,8 +1,8 @@
 """The types of reward terms that are computed from one episode."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, PositiveShare
 
@@ -10,12 +10,22 @@ from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveC
 class Term(Block):
     """Base of the reward terms."""
 
+    type: str
     weight: Number = Field(description="factor of the term in the reward; below 0 it is a penalty")
     per_turn: bool = Field(
         description="true: each turn is credited with its own value; false: the episode is "
         "credited with their sum, as a whole"
     )
     asks_judge: ClassVar[bool] = False  # the `judge` block says which model that is
+    is_relative: ClassVar[bool] = False  # it says only how the episodes of a group compare
+
+    @property
+    def first_token(self) -> float:
+        """The length in tokens up to which an episode's value is always 0.
+
+        A term that has one above 0 has the key `limit_tokens`, which an error message shows.
+        """
+        return 0.0
 
 
 class EnvTerm(Term):
@@ -65,6 +75,10 @@ class OverlongTerm(Term):
         description="fraction of limit_tokens below it at which the penalty starts to fall"
     )
 
+    @property
+    def first_token(self) -> float:
+        return (1.0 - self.buffer_share) * self.limit_tokens
+
 
 class PythonTerm(Term):
     """A function `target(episode, **keywords)` that returns one number, or one number per turn.
@@ -78,6 +92,15 @@ class PythonTerm(Term):
     use: Literal["sum", "mean"] = Field(
         description="how the turns' values become the episode's; mean needs per_turn=false"
     )
+
+    @model_validator(mode="after")
+    def _turns_are_not_averaged(self) -> Self:
+        if self.use == "mean" and self.per_turn:
+            raise ValueError(
+                "use=mean with per_turn=true: turns are credited with their own values, whose sum "
+                "is the episode's reward; set use=sum, or per_turn=false"
+            )
+        return self
 
 
 EpisodeTermConfig = (  # computed from one episode

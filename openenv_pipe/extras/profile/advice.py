@@ -68,7 +68,7 @@ def _rewards(profiled: Profiled) -> str | None:
     if share < LARGE:
         return None
     text = f"for {share:.0%} of the time everything waits for rewards"
-    if profiled.config.judge.type != "none":
+    if profiled.config.judge.answers:
         text += ": raise judge.max_concurrent"
     if not profiled.config.trainer.max_staleness:
         text += "; trainer.max_staleness=1 lets the learner work meanwhile"

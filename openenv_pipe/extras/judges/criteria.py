@@ -11,18 +11,18 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.config.schema import Criterion, JudgeTerm
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.rewards.judges.answers import json_object, number_of, score_of
-from openenv_pipe.rewards.judges.judge import (
+from openenv_pipe.extras.judges.answers import json_object, number_of, score_of
+from openenv_pipe.extras.judges.judge import (
     BudgetSpentError,
     Judge,
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
 )
-from openenv_pipe.rewards.judges.trajectories import Conversation, distinct_conversations, quoted
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, weighted
+from openenv_pipe.extras.judges.schema import Criterion, JudgeTerm
+from openenv_pipe.rewards.trajectories import Conversation, distinct_conversations, quoted
+from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, weighted
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Group, Judgement, Task
@@ -249,3 +249,9 @@ def _numbered(conversation: Conversation) -> Conversation:
         {"turn": next(numbers), **message} if message["role"] == "assistant" else message
         for message in conversation
     ]
+
+
+def build_criteria(name: str, term: JudgeTerm, sources: TermSources) -> CriteriaTerm | None:
+    """Build the term; None without a judge."""
+    judge = sources.judge
+    return CriteriaTerm(name, term, judge) if isinstance(judge, Judge) else None

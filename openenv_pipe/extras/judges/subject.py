@@ -8,8 +8,8 @@ from pathlib import Path
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
@@ -87,7 +87,7 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
     else:
         folder = find_run(runs[0], runs_dir)
         config = amend(folder.config_to_run(trust=trust), split_runs_dir(overrides)[1])
-    if config.judge.type == "none":
+    if not config.judge.answers:
         raise ConfigError(
             "there is no judge; name one and the reward that asks it, as in: reward=ruler "
             "judge=openai judge.model=gpt-5-mini"

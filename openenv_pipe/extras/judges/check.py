@@ -9,9 +9,10 @@ from typing import Any
 
 from openenv_pipe.algorithms.agreement import agreement_of, environment_reward, rank_correlation
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.judge.subject import Recorded, judged_terms, score_again
-from openenv_pipe.config.schema import RewardConfig, RulerTerm
+from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.judges.schema import RulerTerm
+from openenv_pipe.extras.judges.subject import Recorded, judged_terms, score_again
 from openenv_pipe.system.intervals import FRACTIONS, Bounds, Interval, bootstrap_interval
 from openenv_pipe.types import Episode, Group, Judgement
 

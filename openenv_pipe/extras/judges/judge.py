@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from openenv_pipe.config.schema import JudgeConfig, OpenAIJudgeConfig, VllmJudgeConfig
+from openenv_pipe.config.schema import JudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.errors import EngineError, JudgeError, RequestRejectedError
-from openenv_pipe.rewards.judges.spending import Price, Spending
-from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
-from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
+from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VllmJudgeConfig
+from openenv_pipe.extras.judges.spending import Price, Spending
+from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
+from openenv_pipe.rewards.verdicts import FAILED, Verdicts
 from openenv_pipe.system.http_retries import SETTINGS_STATUSES
 from openenv_pipe.types import Message
 
@@ -179,8 +180,8 @@ class Judge:
 @asynccontextmanager
 async def open_judge(
     config: JudgeConfig, folder: Path, *others: Path, log: Path | None = None, repeat: int = 0
-) -> AsyncIterator[Judge | None]:
-    """Open the judge that the configuration names; None without one.
+) -> AsyncIterator[Judge]:
+    """Open the judge that the configuration names.
 
     Args:
         folder: of its answers, which is made.
@@ -188,12 +189,10 @@ async def open_judge(
         log: of a server that is started for the judge; None: `server.log` in `folder`.
         repeat: above 0: ask again what was asked with another number.
     """
-    if config.type == "none":
-        yield None
-        return
+    assert isinstance(config, OpenAIJudgeConfig | VllmJudgeConfig)
     verdicts = Verdicts(folder, others)
     client: ChatClient | VllmJudgeClient
-    if config.type == "vllm":
+    if isinstance(config, VllmJudgeConfig):
         client = VllmJudgeClient(config, log or folder / "server.log")
     else:
         client = ChatClient(config, block="judge")

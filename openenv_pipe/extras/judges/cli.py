@@ -79,18 +79,19 @@ def check(
     openenv-pipe judge check latest --min-auc 0.9 --format json
     """
     from openenv_pipe.cli.console import print_findings
-    from openenv_pipe.commands import judge as judging
+    from openenv_pipe.extras.judges.check import Limits, check_judge
+    from openenv_pipe.extras.judges.subject import find_recorded
 
-    limits = judging.Limits(
+    limits = Limits(
         min_auc=min_auc,
         min_self_correlation=min_self,
         max_position_bias=max_position_bias,
         max_length_bias=max_length_bias,
         max_failed_share=max_failed,
     )
-    recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
+    recorded = find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
     notify_user(f"episodes of {recorded.folder.path}; answers in {recorded.output}")
-    work = judging.check_judge(
+    work = check_judge(
         recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
     )
     print_findings(asyncio.run(work), form)
@@ -114,10 +115,11 @@ def score(
     openenv-pipe judge score wordle/0007 --step 40 reward=ruler judge=openai judge.model=gpt-5
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands import judge as judging
+    from openenv_pipe.extras.judges.score import score_step
+    from openenv_pipe.extras.judges.subject import find_recorded
 
-    recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
-    rescored = asyncio.run(judging.score_step(recorded, step))
+    recorded = find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
+    rescored = asyncio.run(score_step(recorded, step))
     if form == "json":
         values = {name: {"run": before, "now": now} for name, before, now in rescored.rows}
         print(json.dumps({"episodes": str(rescored.path), "values": values}, indent=2))

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import VllmJudgeConfig
 from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
 from openenv_pipe.engines.vllm.install import find_build, require_installed
 from openenv_pipe.errors import EngineError, JudgeError
+from openenv_pipe.extras.judges.schema import VllmJudgeConfig
 from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.process import ManagedProcess, free_port
 from openenv_pipe.system.server_key import new_key
@@ -19,6 +19,11 @@ from openenv_pipe.system.server_key import new_key
 HOST = "127.0.0.1"
 VARIABLES = "judge.variables"
 _log = logging.getLogger(__name__)
+
+
+def check_judge_server(config: VllmJudgeConfig) -> None:
+    """Raise ConfigError if vLLM is not installed."""
+    require_installed(find_build())
 
 
 class VllmJudgeClient:

@@ -4,9 +4,9 @@ import json
 import re
 from typing import Any
 
+from openenv_pipe.extras.judges.judge import UnusableAnswerError
 from openenv_pipe.models.reply_formats import THINK
 from openenv_pipe.models.reply_json import START
-from openenv_pipe.rewards.judges.judge import UnusableAnswerError
 
 MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
 _START = re.compile(START)

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean
 
 from openenv_pipe.algorithms.agreement import agreement_of, rank_correlation
-from openenv_pipe.commands.judge.subject import Recorded, judged_terms, score_again
 from openenv_pipe.errors import JudgeError
+from openenv_pipe.extras.judges.subject import Recorded, judged_terms, score_again
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.types import Group
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_pipe.config.schema.judge import VerdictsBlock
 from openenv_pipe.engines.openai import num_reported_tokens
+from openenv_pipe.extras.judges.schema import VerdictsBlock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,22 +12,22 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.config.schema import RulerTerm
-from openenv_pipe.rewards.judges.answers import json_object, number_of, score_of
-from openenv_pipe.rewards.judges.judge import (
+from openenv_pipe.extras.judges.answers import json_object, number_of, score_of
+from openenv_pipe.extras.judges.judge import (
     BudgetSpentError,
     Judge,
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
 )
-from openenv_pipe.rewards.judges.trajectories import (
+from openenv_pipe.extras.judges.schema import RulerTerm
+from openenv_pipe.rewards.trajectories import (
     Conversation,
     distinct_conversations,
     quoted,
     shared_beginning,
 )
-from openenv_pipe.rewards.values import NoValue, TermValue, Values
+from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group, Judgement
 
@@ -205,3 +205,9 @@ def _join(parts: Sequence[Scores]) -> Scores:
             moved = min(1.0, max(0.0, score.value + shift))
             joined.setdefault(index, replace(score, value=moved))
     return joined
+
+
+def build_ruler(name: str, term: RulerTerm, sources: TermSources) -> Ruler | None:
+    """Build the term; None without a judge."""
+    judge = sources.judge
+    return Ruler(term, judge) if isinstance(judge, Judge) else None
