@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 
 SETTING = "model.quantization=nf4"
 BLOCK_SIZE = 64  # the only size that bitsandbytes reads back correctly on a CPU

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, FailureError, HostError
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.ray_join import answers, join
 
 SHUTDOWN_LIMIT_S = 15.0

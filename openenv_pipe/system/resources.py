@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]

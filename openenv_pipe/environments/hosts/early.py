@@ -11,8 +11,8 @@ from pathlib import Path
 from openenv_pipe.config.schema import EnvConfig, ProcessHostConfig, RunConfig
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import PipeError
-from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.files import temporary_folder
+from openenv_pipe.system.optional_packages import reject_missing_requirements
 from openenv_pipe.system.resources import find_env
 
 

@@ -22,8 +22,8 @@ from openenv_pipe.system.child_environment import (
     given_variables,
     names_left_out,
 )
-from openenv_pipe.system.extras import reject_missing_requirements
 from openenv_pipe.system.http import bearer
+from openenv_pipe.system.optional_packages import reject_missing_requirements
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import (
     NotReadyError,

@@ -20,7 +20,7 @@ from typing import Any
 from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 
 Row = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ from openenv_pipe.extras.sweeps.multirun import MultirunRequest, read_request
 from openenv_pipe.extras.sweeps.schema import RayJobs
 from openenv_pipe.extras.sweeps.watch import SweepProgress, Watch
 from openenv_pipe.extras.sweeps.worker import Worker
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Table

@@ -13,7 +13,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.extras.trackers.schema import MlflowTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 
 SQLITE = "sqlite:///"

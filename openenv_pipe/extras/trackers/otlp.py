@@ -23,7 +23,7 @@ from openenv_pipe.extras.trackers.langfuse_scores import send_scores, server_of
 from openenv_pipe.extras.trackers.schema import OtlpTrackerConfig
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 from openenv_pipe.types import Episode, Group
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.schema import TensorboardTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig

@@ -13,7 +13,7 @@ from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.messages import Messages, messages_reader
 from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, replies_in, verifiers_episode
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Episode, Sample, Turn

@@ -1,4 +1,4 @@
-"""The packages that only some features need: the extras of pyproject.toml, and how to get them."""
+"""Packages that only some features need, the optional dependencies: how to install each."""
 
 import functools
 import re
