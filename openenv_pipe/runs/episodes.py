@@ -38,6 +38,7 @@ from openenv_pipe.system.budgets import EPISODE, MAX_TURNS, BudgetError
 from openenv_pipe.system.files import parse_json
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import (
+    IMAGE_IDS,
     PREVIOUS,
     Episode,
     Finish,
@@ -274,7 +275,7 @@ def _advantages_of_row(row: Mapping[str, Any]) -> list[float] | None:
 
 
 def _check_types(episode: Episode) -> None:
-    """Raise TypeError if a text, a number or an observation of the episode is something else."""
+    """Raise TypeError or ValueError if a value of the episode is not of its kind."""
     steps = [step for turn in episode.turns for step in turn.steps]
     texts = [turn.reply for turn in episode.turns]
     texts += [
@@ -296,6 +297,9 @@ def _check_types(episode: Episode) -> None:
             if not isinstance(value, kind):
                 raise TypeError(f"{value!r:.80} is not of the type {kind}")
     list(map(float, numbers))  # An int may be too large for a float.
+    for ids in (each for turn in episode.turns for each in (turn.prompt_ids, turn.completion_ids)):
+        if not all(type(each) is int and 0 <= each < 2 * IMAGE_IDS for each in ids):
+            raise ValueError("a token id is not a number of a token or of an image")
     _check_parents(episode.parents)
 
 

@@ -106,6 +106,15 @@ def test_a_damaged_file_is_a_user_error(path, damage):
         read_episodes(path)
 
 
+@pytest.mark.parametrize("number", [10**100, 2**53, -1, 1.5, True, "1", None])
+def test_token_ids_are_numbers_of_tokens(path, number):
+    (group,) = run_samples.groups(1, 1)
+    group.episodes[0].turns[0].prompt_ids = [1, number]
+    write_episodes(path, [group])
+    with pytest.raises(RunFolderError, match=r"damaged episode.*a token id"):
+        read_episodes(path)
+
+
 def test_the_last_file_is_found_and_none_without_any(path, tmp_path):
     assert last_episodes_path(tmp_path) is None
     for step in (2, 12, 7):

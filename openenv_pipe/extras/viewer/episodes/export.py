@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from openenv_pipe import __version__
 from openenv_pipe.algorithms.samples import episode_samples
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import ConfigError, RunFolderError, TrainingError
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.messages import Messages, messages_reader
 from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, replies_in, verifiers_episode
@@ -78,7 +78,10 @@ class RowMaker:
         episode, group = found.recorded.episode, found.recorded.group
         samples: list[Sample] = []
         if all(turn.usage is None for turn in episode.turns):
-            samples = episode_samples(group, episode, [0.0] * len(episode.turns))
+            try:
+                samples = episode_samples(group, episode, [0.0] * len(episode.turns))
+            except TrainingError as error:
+                raise RunFolderError(f"an episode of {self._run} is damaged: {error}") from error
         facts = self._all_facts(found)
         if not samples:
             return [{**facts, "sample": 0, "token_ids": [], "loss_mask": [], "logprobs": []}]

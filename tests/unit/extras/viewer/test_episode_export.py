@@ -13,7 +13,7 @@ from openenv_pipe.extras.viewer.episodes.export import export_episodes
 from openenv_pipe.extras.viewer.episodes.listing import Selection, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.types import Group, Step, Turn
+from openenv_pipe.types import IMAGE_IDS, Group, Step, Turn
 from tests.fakes import all_episodes, made_up_episode, made_up_turn
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m \ud800\u202e "
@@ -87,6 +87,14 @@ def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
     assert (won["success"], won["reward"]) == (True, 1.0)
     assert json.loads(won["reward_terms"]) == {"win": 1.0}
     assert (won["run"], won["step"], won["group"]) == ("smoke/0001", 1, "1/0")
+
+
+def test_an_image_that_no_observation_has_is_damage(run, tmp_path):
+    episode = made_up_episode(1.0, turns=[made_up_turn([IMAGE_IDS], [3])])
+    path = episodes_path(run.path, 1)
+    write_episodes(path, [Group(id="1/0", task=episode.task, episodes=[episode])])
+    with pytest.raises(RunFolderError, match="an episode of smoke/0001 is damaged: 1 images"):
+        exported(run, "jsonl", tmp_path / "all.jsonl")
 
 
 def test_hostile_text_is_data_and_can_be_stored(run, tmp_path):
