@@ -59,7 +59,7 @@ class Optimizer:
         Raises:
             TrainingError: the norm is not finite. The weights are unchanged.
         """
-        norm = self._clip()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"the gradient's norm is {norm.item()} at optimizer step "
@@ -73,9 +73,6 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
         self.num_steps_taken += 1
         return norm.item()
-
-    def _clip(self) -> torch.Tensor:
-        return torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all state by `<part>.<parameter>.<name>`, for a checkpoint."""

@@ -27,7 +27,7 @@ def reject_unsupported(model: Any) -> None:
         raise ConfigError(
             f"model.path: {name} has attention that is not causal, which is not supported; {ADVICE}"
         )
-    for rope_type in _rope_types(config):
+    for rope_type in [each.get("rope_type") or "default" for each in _rope_parameters(config)]:
         if rope_type not in (*STATIC_ROPE, *CHANGING_ROPE):
             raise ConfigError(
                 f"model.path: rope_type={rope_type} of {name} is not supported; expected one of "
@@ -71,7 +71,3 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
     found = getattr(config, "rope_parameters", None) or {}
     is_nested = found and all(isinstance(each, dict) or each is None for each in found.values())
     yield from (each for each in found.values() if each) if is_nested else [found]
-
-
-def _rope_types(config: Any) -> list[str]:
-    return [each.get("rope_type") or "default" for each in _rope_parameters(config)]

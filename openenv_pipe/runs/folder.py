@@ -174,7 +174,7 @@ class RunFolder:
     @property
     def written_config(self) -> RunConfig:
         """The configuration to read, not to run: secrets stay hidden."""
-        return self._validate(self._read_config())
+        return self._validate(read_json(self.path / "config.json"))
 
     @property
     def status(self) -> str:
@@ -328,9 +328,6 @@ class RunFolder:
         record = RunRecord.model_validate({**dict(self.record), **changes})
         write_json(self.path / "run.json", record.model_dump(mode="json"))
         self.record = record
-
-    def _read_config(self) -> Any:
-        return read_json(self.path / "config.json")
 
     def _validate(self, values: Any) -> RunConfig:
         if not isinstance(values, dict):

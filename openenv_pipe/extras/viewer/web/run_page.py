@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,9 @@ def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
     records = store.metrics(key).records
     return {
         **summarise_run(store, key),
-        "memory_gib": _last(records, MEMORY),
+        "memory_gib": next(
+            (each[MEMORY] for each in reversed(records) if each.get(MEMORY) is not None), None
+        ),
         "alarms": [asdict(alarm) for alarm in find_alarms(records, _max_mismatch(store, key))],
     }
 
@@ -63,10 +64,6 @@ def _max_mismatch(store: RunStore, key: str) -> float:
         return float(store.config(key)["trainer"]["max_mismatch"])
     except (LookupError, TypeError, ValueError):
         return LOOSEST_MISMATCH
-
-
-def _last(records: Sequence[Record], name: str) -> float | None:
-    return next((each[name] for each in reversed(records) if each.get(name) is not None), None)
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
