@@ -5,7 +5,10 @@ Each is a program for `env.command`, made of the code that answers a message.
 
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 SOURCE = """
 import asyncio, json, os, sys
@@ -62,3 +65,13 @@ def write_stub_block(folder: Path, name: str, code: str, block: str) -> Path:
         f"{block}"
     )
     return folder
+
+
+@asynccontextmanager
+async def started(host: Any) -> AsyncIterator[Any]:
+    """Start a host, and close it at the end of the block."""
+    try:
+        await host.start()
+        yield host
+    finally:
+        await host.close()

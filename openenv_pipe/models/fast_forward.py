@@ -18,6 +18,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from openenv_pipe.models.packed_decoder import PackedDecoder
 from openenv_pipe.models.row_attention import RowAttention, SharedPrefixes
+from openenv_pipe.models.row_forward import Rows
 from openenv_pipe.models.row_store import RowStore
 from openenv_pipe.types import NO_IMAGES, Images
 
@@ -81,10 +82,7 @@ class FastForward:
         return self._weights.head(hidden)
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from openenv_pipe.models.row_forward import Rows
 from openenv_pipe.types import NO_IMAGES, Images
 
 
@@ -53,10 +54,7 @@ class WholeForward:
             self._rows[target] = row
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         assert not images, "this model reads text alone"
         for row, ids, start in zip(self._rows, new_ids, starts, strict=False):
@@ -75,7 +73,7 @@ class WholeForward:
 class _Part:
     """Rows that are computed together, padded on the left, and their cache."""
 
-    def __init__(self, model: PlainModel, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: PlainModel, rows: Rows) -> None:
         self._model = model
         self._cache = model.new_cache()
         self._num_rows = len(rows)
@@ -130,10 +128,7 @@ class PlainForward:
                 self._slots[target] = slots[source]
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         assert not images, "this model reads text alone"
         equal: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the numbers of equal rows

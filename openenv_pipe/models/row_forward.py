@@ -13,6 +13,8 @@ from openenv_pipe.models.attention.reach import Reach, layer_masks
 from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.types import NO_IMAGES, Images
 
+Rows = Sequence[Sequence[int]]  # token ids of each row
+
 
 class Sampler(StrEnum):
     """The forward passes for sampling, fastest first. `forward_check` chooses one by measuring."""
@@ -34,10 +36,7 @@ class RowForward(Protocol):
         """Overwrite the target rows with the source rows as they were before the call."""
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 
@@ -84,10 +83,7 @@ class TransformersForward:
         self._cache.copy_rows(self._tensor(sources), self._tensor(targets))
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         assert not images, "this model reads text alone"
         return self._forward(*self._in_rows(new_ids, starts))
@@ -96,7 +92,7 @@ class TransformersForward:
         return self._forward(token_ids_R[:, None], positions_R[:, None], positions_R.new_zeros(1))
 
     def _in_rows(
-        self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]
+        self, new_ids: Rows, starts: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return padded ids [R, Q], their places in the cache, and each row's last one [R]."""
         width = max(map(len, new_ids))
@@ -122,5 +118,5 @@ class TransformersForward:
     def _last_logits(self, hidden_RQ: torch.Tensor, last_R: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden_RQ[self._tensor(range(len(hidden_RQ))), last_R])
 
-    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+    def _tensor(self, values: Sequence[int] | Rows) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._model.device)

@@ -16,7 +16,7 @@ from openenv_pipe.models.attention.packed import own_attention
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
+from openenv_pipe.models.row_forward import RowForward, Rows, Sampler, TransformersForward
 from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Batch, Images
 
 
@@ -127,10 +127,7 @@ class VisionForward(TransformersForward):
             self._shifts[target] = before[source]
 
     def feed(
-        self,
-        new_ids: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        images: Images = NO_IMAGES,
+        self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
         ids_RQ, places_RQ, last_R = self._in_rows(new_ids, starts)
         positions_3RQ = self._policy.positions_of(ids_RQ, images)

@@ -22,6 +22,7 @@ from openenv_pipe.system import readiness
 from openenv_pipe.system.http import bearer
 from openenv_pipe.system.readiness import check_health
 from tests.ports import lasting_port
+from tests.stub_server import started
 
 TOKEN = "a-token-of-the-tests"
 LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
@@ -83,14 +84,8 @@ def settings(*urls, **changes):
     return config.env, config.host
 
 
-@asynccontextmanager
-async def attached(*urls, **changes):
-    host = AttachHost(*settings(*urls, **changes), Path("logs"))
-    try:
-        await host.start()
-        yield host
-    finally:
-        await host.close()
+def attached(*urls, **changes):
+    return started(AttachHost(*settings(*urls, **changes), Path("logs")))
 
 
 async def rejection(*urls, **changes):

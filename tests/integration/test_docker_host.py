@@ -27,7 +27,7 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process_id import ProcessId
 from tests.commands import SMALL, Command, run, wait_until
 from tests.docker_daemon import BASE_IMAGE
-from tests.stub_server import stub_command
+from tests.stub_server import started, stub_command
 
 pytestmark = pytest.mark.docker
 
@@ -89,14 +89,8 @@ def probe(at_start="pass", env=None, **host):
     )
 
 
-@contextlib.asynccontextmanager
-async def running(parts, log_dir):
-    host = DockerHost(*parts, log_dir)
-    try:
-        await host.start()
-        yield host
-    finally:
-        await host.close()
+def running(parts, log_dir):
+    return started(DockerHost(*parts, log_dir))
 
 
 async def evaluated(session, text):

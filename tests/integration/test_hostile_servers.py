@@ -9,7 +9,6 @@ import asyncio
 import random
 import traceback
 import unicodedata
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,7 @@ from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.system.untrusted_text import for_people
 from tests.hostile_server import HostileServer
+from tests.stub_server import started
 
 CHAT = ChatFormat(build_tokenizer())
 WAIT_S = 1.0  # of the client, for each answer
@@ -84,28 +84,19 @@ def reply_at_random(observations, draw, *, opening):
     return "hello"
 
 
-@asynccontextmanager
-async def attached(url, env):
+def attached(url, env):
     """A host of two sessions with the server at `url`."""
-    host = AttachHost(
-        env,
-        AttachHostConfig(
-            type="attach",
-            urls=[url],
-            sessions_per_server=2,
-            headers={},
-            verify_tls=True,
-            ca_file=None,
-            connect_timeout_s=WAIT_S,
-            max_outage_s=0.0,
-        ),
-        Path("logs"),
+    config = AttachHostConfig(
+        type="attach",
+        urls=[url],
+        sessions_per_server=2,
+        headers={},
+        verify_tls=True,
+        ca_file=None,
+        connect_timeout_s=WAIT_S,
+        max_outage_s=0.0,
     )
-    try:
-        await host.start()
-        yield host
-    finally:
-        await host.close()
+    return started(AttachHost(env, config, Path("logs")))
 
 
 async def play(url, adapter, folder):

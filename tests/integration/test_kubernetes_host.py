@@ -26,7 +26,7 @@ from openenv_pipe.extras.containers.kubernetes.manifests import has_expired, pod
 from openenv_pipe.extras.containers.prune import prune
 from tests.fake_cluster import FakeCluster, kubeconfig, old_lease
 from tests.integration.test_process_host import LIMIT_S, STUB, within
-from tests.stub_server import stub_command
+from tests.stub_server import started, stub_command
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +50,8 @@ async def running(tmp_path, mood="fine", **changes):
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(kubeconfig(url)))
         env, config = settings(kubeconfig=path, sessions_per_server=2, **changes)
-        host = KubernetesHost(env, config, tmp_path)
-        try:
-            await host.start()
+        async with started(KubernetesHost(env, config, tmp_path)) as host:
             yield SimpleNamespace(cluster=cluster, host=host, config=config)
-        finally:
-            await host.close()
     assert not any(cluster.objects.values())
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +27,7 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.system.process import free_port
 from tests.ports import lasting_port
-from tests.stub_server import stub_command
+from tests.stub_server import started, stub_command
 
 LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
 
@@ -130,14 +129,8 @@ def write_package(folder):
     return str(folder)
 
 
-@asynccontextmanager
-async def running(parts, log_dir):
-    host = ProcessHost(*parts, log_dir)
-    try:
-        await host.start()
-        yield host
-    finally:
-        await host.close()
+def running(parts, log_dir):
+    return started(ProcessHost(*parts, log_dir))
 
 
 async def within(condition):

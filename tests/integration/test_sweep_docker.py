@@ -1,7 +1,6 @@
 """Shared servers in containers: jobs use one after another, a dead one restarts, and none is
 left."""
 
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,20 +9,15 @@ from openenv_pipe.errors import SessionClosedError
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
 from openenv_pipe.extras.sweeps.shared_servers import sharing
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
+from tests.stub_server import started
 
 pytestmark = pytest.mark.docker
 __all__ = ["nothing_is_left"]  # pytest applies this fixture to every test here
 
 
-@asynccontextmanager
-async def leased(provider, parts):
+def leased(provider, parts):
     env, config = parts
-    host = provider.host(SimpleNamespace(env=env, host=config), None)
-    try:
-        await host.start()
-        yield host
-    finally:
-        await host.close()
+    return started(provider.host(SimpleNamespace(env=env, host=config), None))
 
 
 @pytest.mark.parametrize("network", ["none-outbound", "bridge"])
