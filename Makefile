@@ -18,11 +18,12 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test test-lowest vllm engine-locks lint docs gpu-acceptance
+.PHONY: help install train test check test-lowest vllm engine-locks lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
+	@echo "make check     check style and types, and run the fast tests: less than a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/engines/vllm/locks)"
@@ -37,6 +38,9 @@ train: $(USER_STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+check: lint
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
 
 # All but torch, whose oldest build for CPUs is not on every index: that of .venv is used.
 LOWEST := .venv/lowest

@@ -21,7 +21,7 @@ from openenv_pipe.models.served_template import (
     reject_other_prompts,
     served_template,
 )
-from openenv_pipe.models.template_probes import Probe
+from openenv_pipe.models.template_probes import TemplateProbe
 from openenv_pipe.models.template_rendering import TemplateRenderer
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.reports.model_card import model_card
@@ -97,7 +97,7 @@ def _compare_prompts(folder: Path, chat: ChatFormat) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     renderer = TemplateRenderer(tokenizer)
 
-    def ids_of(probe: Probe) -> list[int]:
+    def ids_of(probe: TemplateProbe) -> list[int]:
         text = renderer.render(
             probe.messages, prompt=True, tools=probe.tools, template=renderer.template
         )

@@ -20,7 +20,7 @@ from openenv_pipe.models.served_template import (
     reject_other_prompts,
     served_template,
 )
-from openenv_pipe.models.template_probes import Probe, probes
+from openenv_pipe.models.template_probes import TemplateProbe, probes
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import write_text
@@ -98,7 +98,7 @@ async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -
         except EngineError as error:
             found[probe.name] = error
 
-    def ids_of(probe: Probe) -> list[int]:
+    def ids_of(probe: TemplateProbe) -> list[int]:
         ids = found[probe.name]
         if isinstance(ids, EngineError):
             raise ConfigError(str(ids))

@@ -11,7 +11,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.served_template import reject_other_prompts
-from openenv_pipe.models.template_probes import Probe
+from openenv_pipe.models.template_probes import TemplateProbe
 from openenv_pipe.pipeline.build import prepare_thread
 from openenv_pipe.rollout.agents.chat_completions import read_request
 from openenv_pipe.rollout.agents.served_model import ModelEndpoint, ServedModel
@@ -53,7 +53,7 @@ def serve_locally(
     asyncio.run(_serve(subject, policy, host, port, key, max_tokens, notify))
 
 
-def _prompt_ids(model: ServedModel, probe: Probe) -> list[int]:
+def _prompt_ids(model: ServedModel, probe: TemplateProbe) -> list[int]:
     body = {"messages": [*probe.messages], "tools": [*probe.tools]}
     return model.prompt_ids(read_request(body))
 

@@ -25,7 +25,7 @@ from openenv_pipe.system.resources import shipped_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class IneffectiveKeys:
     """Keys without an effect: these, and all keys below them."""
 
     keys: tuple[str, ...]
@@ -34,7 +34,7 @@ class Rule:
     advice: str
 
 
-def _optimizer_rules(block: str, steps: str) -> Iterator[Rule]:
+def _optimizer_rules(block: str, steps: str) -> Iterator[IneffectiveKeys]:
     """Return the rules of an optimizer. steps: the key with the number of its steps."""
 
     def optimizer(config: RunConfig) -> OptimizerConfig:
@@ -47,7 +47,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[Rule]:
             return trainer.warm_start.steps
         return trainer.steps * trainer.updates_per_step
 
-    yield Rule(
+    yield IneffectiveKeys(
         keys=(f"{block}.final_lr_share",),
         because=(f"{block}.schedule",),
         applies=lambda config: (
@@ -56,7 +56,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[Rule]:
         ),
         advice="set schedule to linear or cosine",
     )
-    yield Rule(
+    yield IneffectiveKeys(
         keys=(f"{block}.schedule",),
         because=(f"{block}.final_lr_share",),
         applies=lambda config: (
@@ -64,7 +64,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[Rule]:
         ),
         advice="set final_lr_share to null, or below 1",
     )
-    yield Rule(
+    yield IneffectiveKeys(
         keys=tuple(f"{block}.{key}" for key in ("lr", "schedule", "final_lr_share")),
         because=(f"{block}.lr_warmup_steps", steps),
         applies=lambda config: 0 < num_steps(config) <= optimizer(config).lr_warmup_steps,
@@ -112,7 +112,7 @@ def _ray(config: RunConfig) -> RayClusterConfig | None:
 RULES = (
     *_optimizer_rules("trainer.optimizer", "trainer.steps"),
     *_optimizer_rules("trainer.warm_start.optimizer", "trainer.warm_start.steps"),
-    Rule(
+    IneffectiveKeys(
         keys=_keys(
             "trainer.warm_start", "policy", "num_episodes", "episodes_per_step", "optimizer"
         ),
@@ -120,74 +120,74 @@ RULES = (
         applies=lambda config: config.trainer.warm_start.steps == 0,
         advice="set trainer.warm_start.steps above 0",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("trainer.loss.kl", "estimator", "importance_weights"),
         because=("trainer.loss.kl.coef",),
         applies=lambda config: config.trainer.loss.kl.coef == 0,
         advice="set trainer.loss.kl.coef above 0",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("trainer.loss.correction.high",),
         because=("trainer.loss.correction.type",),
         applies=lambda config: config.trainer.loss.correction.type == "none",
         advice="set trainer.loss.correction.type to truncate, mask or geometric",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("trainer.loss.correction.low",),
         because=("trainer.loss.correction.type",),
         applies=lambda config: config.trainer.loss.correction.type != "mask",
         advice="only trainer.loss.correction.type=mask has a lower bound",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("trainer.loss", "clip_low", "clip_high"),
         because=("trainer.updates_per_step",),
         applies=_clip_is_idle,
         advice="the first update of a step has ratios of 1, which no clip changes; set "
         "trainer.updates_per_step above 1 to have more",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("trainer.advantage.discount",),
         because=("reward.terms",),
         applies=_has_no_turn_reward,
         advice="set per_turn=true for a term of the reward",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("trainer.parallel",),
         because=("trainer.devices",),
         applies=lambda config: config.trainer.devices == 1 and config.trainer.parallel == "fsdp",
         advice="set trainer.devices above 1",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("eval.during", "num_tasks", "samples_per_task", "stop"),
         because=("eval.during.every",),
         applies=lambda config: config.eval.during.every == 0,
         advice="set eval.during.every to a number of steps",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("eval.during.stop", "measure", "bound"),
         because=("eval.during.stop.at",),
         applies=lambda config: config.eval.during.stop.at is None,
         advice="set eval.during.stop.at",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("eval.during",),
         because=("eval.during.every", "trainer.steps"),
         applies=_evaluates_never,
         advice="training ends before the first evaluation; lower eval.during.every",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("model.lora", "alpha", "dropout", "target_modules"),
         because=("model.lora.rank",),
         applies=lambda config: config.model.lora.rank == 0,
         advice="set model.lora.rank above 0",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("env", "command", "python", "variables"),
         because=("host.type",),
         applies=lambda config: isinstance(config.host, AttachHostConfig),
         advice="the run starts no server; start the server itself with it",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("env.python",),
         because=("env.command",),
         applies=lambda config: (
@@ -197,13 +197,13 @@ RULES = (
         ),
         advice="env.command says what is started",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("host", "dockerfile", "build_args"),
         because=("host.image",),
         applies=lambda config: "image" in config.host.servers,
         advice="set host.image to null to build an image",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("engine.image",),
         because=("engine.launch",),
         applies=lambda config: (
@@ -211,13 +211,13 @@ RULES = (
         ),
         advice="set engine.launch=docker",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("engine", "url", "api_key"),
         because=("engine.launch",),
         applies=lambda config: _vllm(config, attached=False),
         advice="set engine.launch=attach",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys(
             "engine",
             *("port", "gpu_memory_share", "cpu_cache_gb", "arguments", "variables"),
@@ -227,7 +227,7 @@ RULES = (
         applies=lambda config: _vllm(config, attached=True),
         advice="the run starts no server; start the server itself with it",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("judge",),
         because=("reward.terms",),
         applies=lambda config: (
@@ -236,13 +236,13 @@ RULES = (
         ),
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("cluster.cpus_per_rank",),
         because=("cluster.learner_nodes",),
         applies=lambda config: (ray := _ray(config)) is not None and ray.learner_nodes == 1,
         advice="set cluster.learner_nodes above 1",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=_keys("cluster", "cpus_per_vllm_server", "gpus_per_vllm_server"),
         because=("cluster.vllm_on_nodes",),
         applies=lambda config: (ray := _ray(config)) is not None and not ray.vllm_on_nodes,
@@ -251,7 +251,7 @@ RULES = (
 )
 
 
-def all_rules() -> list[Rule]:
+def all_rules() -> list[IneffectiveKeys]:
     """Return the rules of the core and of the extras."""
     return [*RULES, *(rule for extra in extras() if extra.unused for rule in load(extra.unused))]
 

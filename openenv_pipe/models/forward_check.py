@@ -21,7 +21,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.architecture_check import ADVICE
 from openenv_pipe.models.attention.packed import OWN, UnsupportedAttentionError
-from openenv_pipe.models.forward_probe import Probe, build_probe, is_recurrent, probe_length
+from openenv_pipe.models.forward_probe import ForwardProbe, build_probe, is_recurrent, probe_length
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.system.out_of_memory import as_out_of_memory
@@ -64,7 +64,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]:.200}"
 
 
-def _check(policy: Policy, probe: Probe) -> str | None:
+def _check(policy: Policy, probe: ForwardProbe) -> str | None:
     own_N, own_KV = _own_logprobs(policy, probe)
     policy.packs_rows = False
     policy.left_out.pop("packed", None)
@@ -116,7 +116,9 @@ def _excess(policy: Policy, difference: float, bound: float | None = None) -> st
     )
 
 
-def _choose_sampler(policy: Policy, probe: Probe, own_KV: torch.Tensor, bound: float) -> None:
+def _choose_sampler(
+    policy: Policy, probe: ForwardProbe, own_KV: torch.Tensor, bound: float
+) -> None:
     """Set `policy.sampler` to the first that agrees with the model's own logprobs."""
     for sampler in policy.samplers[policy.samplers.index(policy.sampler) :]:
         policy.sampler = sampler
@@ -139,7 +141,7 @@ def _choose_sampler(policy: Policy, probe: Probe, own_KV: torch.Tensor, bound: f
     raise _rejection(policy, "engine=local's", problem)
 
 
-def _own_logprobs(policy: Policy, probe: Probe) -> tuple[torch.Tensor, torch.Tensor]:
+def _own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logprobs [N] of all targets, and those [K, V] of the vocabulary, of each row by
     itself, as the model's authors compute them."""
     of_targets, rows_TV = [], []
@@ -153,14 +155,16 @@ def _own_logprobs(policy: Policy, probe: Probe) -> tuple[torch.Tensor, torch.Ten
     return torch.cat(of_targets), probe.in_order_of_calls(rows_TV)
 
 
-def _learner_difference(policy: Policy, probe: Probe, own_N: torch.Tensor) -> float:
+def _learner_difference(policy: Policy, probe: ForwardProbe, own_N: torch.Tensor) -> float:
     """Return the largest difference of the learner's logprobs from the model's own."""
     samples = [_sample(row) for row in probe.rows]
     batch = pack(samples, share=policy.packs_rows, device=policy.device)
     return (policy.logprobs(batch, 1.0)[0] - own_N).abs().max().item()
 
 
-def _packing_problem(policy: Policy, probe: Probe, own_N: torch.Tensor, bound: float) -> str | None:
+def _packing_problem(
+    policy: Policy, probe: ForwardProbe, own_N: torch.Tensor, bound: float
+) -> str | None:
     """Return why the probe's rows cannot be computed as one that shares prefixes."""
     try:
         difference = _learner_difference(policy, probe, own_N)

@@ -41,7 +41,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ForwardProbe:
     """Rows of token ids, and the calls that sample them."""
 
     rows: list[list[int]]
@@ -108,7 +108,7 @@ def probe_length(policy: Policy, max_tokens: int | None) -> int:
     return max(MIN_TOKENS, min(max(lengths), MAX_TOKENS, *limits))
 
 
-def build_probe(length: int) -> Probe:
+def build_probe(length: int) -> ForwardProbe:
     """Build three rows, the longest of this length; the others begin as it does."""
     draw = torch.Generator().manual_seed(0)
     lengths = [length, length * 5 // 8, length * 7 // 8]
@@ -135,4 +135,4 @@ def build_probe(length: int) -> Probe:
     calls.append(_Call([2, 1, 0], starts, ends, False))
     done = [lengths[row] - 1 for row in range(3)]
     steps([2, 1, 0], 1)
-    return Probe(rows, calls)
+    return ForwardProbe(rows, calls)

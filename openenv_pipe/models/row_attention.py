@@ -109,7 +109,6 @@ class RowAttention:
         self._store = store
         self._rows = rows
         self._shape_PQ = num_pieces, longest = positions_PQ.shape
-        self._num_heads = num_heads
         self._scale = scale
         self._place_N = place_N
         self._shared = shared

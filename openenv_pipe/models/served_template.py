@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.template_messages import TOOLS_IN_WORDS
-from openenv_pipe.models.template_probes import Probe, probes, trained_ids
+from openenv_pipe.models.template_probes import TemplateProbe, probes, trained_ids
 
 TEMPLATE_FILE = "chat_template.jinja"  # as transformers names it
 _NUM_SHOWN = 12  # tokens of a difference
@@ -116,7 +116,7 @@ def served_template(chat: ChatFormat) -> str:
 
 
 def reject_other_prompts(
-    chat: ChatFormat, where: str, ids_of: Callable[[Probe], Sequence[int]]
+    chat: ChatFormat, where: str, ids_of: Callable[[TemplateProbe], Sequence[int]]
 ) -> None:
     """Raise ConfigError if a program gives the model other prompts than training.
 
@@ -128,12 +128,12 @@ def reject_other_prompts(
 
 
 def _first_difference(chat: ChatFormat, template: str) -> str | None:
-    def ids_of(probe: Probe) -> list[int]:
+    def ids_of(probe: TemplateProbe) -> list[int]:
         return chat.encode(
             chat.renderer.render(probe.messages, prompt=True, tools=probe.tools, template=template)
         )
 
-    def ids_of_served(probe: Probe) -> list[int]:
+    def ids_of_served(probe: TemplateProbe) -> list[int]:
         return ids_of(probe.as_served())
 
     found = (
@@ -145,7 +145,10 @@ def _first_difference(chat: ChatFormat, template: str) -> str | None:
 
 
 def _difference(
-    chat: ChatFormat, probe: Probe, where: str, ids_of: Callable[[Probe], Sequence[int]]
+    chat: ChatFormat,
+    probe: TemplateProbe,
+    where: str,
+    ids_of: Callable[[TemplateProbe], Sequence[int]],
 ) -> str | None:
     """Say where the two prompts of a probe differ first; None: they are equal."""
     trained, served = (

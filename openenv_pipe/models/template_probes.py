@@ -65,14 +65,14 @@ _ARGUMENTS = {"what": ['é "a"\n', 2, 0.5, None, {"z": True, "b": {}}], "exactly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class TemplateProbe:
     """A conversation as clients send it to a server: calls and tools are in fields of their own."""
 
     name: str  # in words
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
 
-    def as_served(self) -> "Probe":
+    def as_served(self) -> "TemplateProbe":
         """Return it as vLLM gives it to a template: the arguments of calls are no JSON text, and
         what a tool lacks is null."""
         fields = dict.fromkeys(("name", "description", "parameters"))
@@ -105,7 +105,7 @@ class Probe:
         return messages, self.tools, replies
 
 
-def probes(chat: "ChatFormat") -> Iterator[Probe]:
+def probes(chat: "ChatFormat") -> Iterator[TemplateProbe]:
     """Yield one conversation of each kind."""
     begin, tools = user("question"), (TOOL, _COUNT, _BARE)
     one = _called(1, "count", _ARGUMENTS)
@@ -119,8 +119,8 @@ def probes(chat: "ChatFormat") -> Iterator[Probe]:
         "two messages of the user in a row": [begin, user("more")],
     }
     for name, messages in conversations.items():
-        yield Probe(name=name, messages=messages)
-        yield Probe(name=f"{name} and tools", messages=messages, tools=tools)
+        yield TemplateProbe(name=name, messages=messages)
+        yield TemplateProbe(name=f"{name} and tools", messages=messages, tools=tools)
     called: Mapping[str, Sequence[Message]] = {
         "a call": [begin, _calling("", one), results[0]],
         "a system prompt and a call": [_SYSTEM, begin, _calling("", two), results[1]],
@@ -132,15 +132,15 @@ def probes(chat: "ChatFormat") -> Iterator[Probe]:
         ],
     }
     for name, messages in called.items():
-        yield Probe(name=name, messages=messages, tools=tools)
+        yield TemplateProbe(name=name, messages=messages, tools=tools)
     if chat.keeps_text:  # Else clients get replies without thoughts.
         thought = [begin, assistant(REPLIES[1]), user("more")]
-        yield Probe(name="a thought", messages=thought)
+        yield TemplateProbe(name="a thought", messages=thought)
         thought = [begin, _calling("<think>\nwhy\n</think>", one), results[0]]
-        yield Probe(name="a thought before a call", messages=thought, tools=tools)
+        yield TemplateProbe(name="a thought before a call", messages=thought, tools=tools)
 
 
-def trained_ids(chat: "ChatFormat", probe: Probe) -> list[int]:
+def trained_ids(chat: "ChatFormat", probe: TemplateProbe) -> list[int]:
     """Return the ids of a conversation as an episode of training builds them."""
     messages, tools, replies = probe.as_episode(chat)
     if chat.history == "rerender":

@@ -37,7 +37,7 @@ from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, ModelSource, open_engine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
@@ -330,14 +330,14 @@ def _local_engine(
         )
 
 
-def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
+def _base_model(config: RunConfig, checkpoint: Path | None) -> ModelSource | None:
     """Return the base model that a server can load; None: the run writes the model for it."""
     model = config.model
     if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
         return None
     if model.quantization != "none":  # the adapter is trained on top of the quantized weights
         return None
-    return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
+    return ModelSource(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:

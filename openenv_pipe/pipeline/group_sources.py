@@ -55,7 +55,7 @@ class GroupSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RolloutBatch:
+class _StepGroups:
     """The groups of a step that are being played."""
 
     version: int  # of the weights when the first episode began
@@ -85,7 +85,7 @@ class PlayedGroups:
         self._is_published = True  # False: `version` is not published to the engine yet
         self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
         self._num_taken: int | None = None  # see `OrderState`
-        self._batches: dict[int, _RolloutBatch] = {}  # by step
+        self._batches: dict[int, _StepGroups] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
 
@@ -116,7 +116,7 @@ class PlayedGroups:
 
     def _begin(self, step: int) -> None:
         if step not in self._batches and step not in self._restored:
-            self._batches[step] = _RolloutBatch(
+            self._batches[step] = _StepGroups(
                 version=self.version,
                 order=self._order_state(),
                 playing=asyncio.create_task(self._collect(step)),
@@ -192,7 +192,7 @@ class PlayedGroups:
             await asyncio.wait(older)
         await self._publish_late()
 
-    def _is_older(self, batch: _RolloutBatch) -> bool:
+    def _is_older(self, batch: _StepGroups) -> bool:
         """Return whether older weights began it; groups of current weights can be replayed."""
         return batch.version < self.version
 

@@ -48,7 +48,7 @@ class FailedVerifierError(Exception):
     """The verifier has no usable answer about an episode; the message says why."""
 
 
-class Source(Protocol):
+class VerifierSource(Protocol):
     """Where the answers come from."""
 
     async def ask(self, episode: Episode) -> Any:
@@ -68,7 +68,7 @@ class Source(Protocol):
 class Verifier:
     """A `rewards.values.GroupTerm` with the answers of a verifier."""
 
-    def __init__(self, name: str, term: VerifierTerm, source: Source) -> None:
+    def __init__(self, name: str, term: VerifierTerm, source: VerifierSource) -> None:
         self._name = name
         self._term = term
         self._source = source
@@ -230,7 +230,7 @@ async def open_verifiers(
         for name, term in config.terms.items():
             if not isinstance(term, VerifierTerm):
                 continue
-            source: Source
+            source: VerifierSource
             if isinstance(term.source, PythonVerifier):
                 source = FunctionSource(name, term, term.source)
             else:

@@ -25,7 +25,7 @@ from openenv_pipe.runs.provenance import (
     find_machine,
     find_versions,
 )
-from openenv_pipe.runs.record import Attempt, Lineage, RunRecord
+from openenv_pipe.runs.record import AttemptRecord, Lineage, RunRecord
 from openenv_pipe.runs.trust import local_code, signed_text, try_to_sign
 from openenv_pipe.system.files import digest_of_file, point_symlink, sync, write_json, write_text
 from openenv_pipe.system.process_id import ProcessId
@@ -69,7 +69,7 @@ def describe(
     open_logs(folder / "logs", after=0)
     words = [hide_assignments(word, secrets) for word in command]
     started = datetime.now(UTC)
-    first = Attempt(
+    first = AttemptRecord(
         number=1,
         command=words,
         started=started,

@@ -43,7 +43,7 @@ from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.places import note_runs_folder
 from openenv_pipe.runs.record import (
     FORMAT,
-    Attempt,
+    AttemptRecord,
     EndStatus,
     Lineage,
     LineageKind,
@@ -189,7 +189,7 @@ class RunFolder:
         return sum(each.total_seconds() for each in spent)
 
     @property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[AttemptRecord]:
         return self.record.attempts
 
     @property
@@ -293,7 +293,7 @@ class RunFolder:
             end = {"ended": self._last_sign_of_life(), "status": "died"}
             last = last.model_copy(update=end)
         number = open_logs(self.path / "logs", after=last.number)
-        attempt = Attempt(
+        attempt = AttemptRecord(
             number=number,
             command=[hide_assignments(word, secrets) for word in command],
             started=datetime.now(UTC),

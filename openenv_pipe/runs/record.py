@@ -17,7 +17,7 @@ LineageKind = Literal["fork", "reproduction", "recording"]
 Purpose = Literal["training", "evaluation"]
 
 
-class Attempt(Record):
+class AttemptRecord(Record):
     """One process that worked on a run: the first, or one for each resume."""
 
     number: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)]  # logs/attempt_<number>
@@ -62,7 +62,7 @@ class RunRecord(Record):
     machine: Machine
     facts: dict[str, JsonValue]
     lineage: Lineage | None = None
-    attempts: Annotated[list[Attempt], Field(min_length=1), FailFast()]
+    attempts: Annotated[list[AttemptRecord], Field(min_length=1), FailFast()]
     sweep: str | None = None  # the stamp of its sweep, whose folder is runs/sweeps/<stamp>
 
     @property

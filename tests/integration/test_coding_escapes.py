@@ -212,32 +212,29 @@ def test_programs_end_with_their_server():
     wait_until(lambda: not sandboxes(), "the program's end")
 
 
-def test_an_episode_over_the_wire(coding_port):
+async def test_an_episode_over_the_wire(coding_port):
     """The server gives feedback after each attempt, rewards improvements, and shows nothing
     hidden."""
     problem = problems.problems("train")[0]
 
-    async def scenario():
-        async with Session(coding_port) as session:
-            seen = [await session.send("reset", split="train", index=0, attempts=4)]
-            assert seen[0]["observation"]["statement"] == problem.statement
-            for code in ("not python", f"def {problem.function}(text): return ''", "x = 1"):
-                seen.append(await session.send("step", code=code))
-                assert not seen[-1]["done"]
-            assert [reply["reward"] for reply in seen] == [None, 0.0, seen[2]["reward"], 0.0]
-            assert 0.2 <= seen[2]["reward"] < 0.5
-            seen.append(await session.send("step", code=f"So:\n```python\n{problem.solution}```"))
-            assert seen[-1]["observation"]["status"] == "solved" and seen[-1]["done"]
-            assert sum(reply["reward"] for reply in seen[1:]) == pytest.approx(1.0)
-            late = await session.send("step", code=problem.solution)
-            assert (late["reward"], late["done"]) == (0.0, True)
-            assert (await session.send("state"))["step_count"] == 4
-            assert not any(secret in repr(seen) for secret in secrets(problem))
-
-    asyncio.run(scenario())
+    async with Session(coding_port) as session:
+        seen = [await session.send("reset", split="train", index=0, attempts=4)]
+        assert seen[0]["observation"]["statement"] == problem.statement
+        for code in ("not python", f"def {problem.function}(text): return ''", "x = 1"):
+            seen.append(await session.send("step", code=code))
+            assert not seen[-1]["done"]
+        assert [reply["reward"] for reply in seen] == [None, 0.0, seen[2]["reward"], 0.0]
+        assert 0.2 <= seen[2]["reward"] < 0.5
+        seen.append(await session.send("step", code=f"So:\n```python\n{problem.solution}```"))
+        assert seen[-1]["observation"]["status"] == "solved" and seen[-1]["done"]
+        assert sum(reply["reward"] for reply in seen[1:]) == pytest.approx(1.0)
+        late = await session.send("step", code=problem.solution)
+        assert (late["reward"], late["done"]) == (0.0, True)
+        assert (await session.send("state"))["step_count"] == 4
+        assert not any(secret in repr(seen) for secret in secrets(problem))
 
 
-def test_hidden_arguments_cannot_be_smuggled_out(coding_port):
+async def test_hidden_arguments_cannot_be_smuggled_out(coding_port):
     problem = problems.problems("train")[0]
     raised = f"def {problem.function}(*all): raise ValueError(repr(all))"
     named = f"def {problem.function}(*all): raise type(repr(all), (Exception,), {{}})()"
@@ -248,38 +245,29 @@ def test_hidden_arguments_cannot_be_smuggled_out(coding_port):
         problem.function, "import sys; sys.modules['conversation'].end(limit=repr(seen))"
     )
 
-    async def scenario():
-        async with Session(coding_port) as session:
-            await session.send("reset", split="train", index=0, attempts=8)
-            for code in (raised, named, said, imported):
-                reply = await session.send("step", code=code)
-                assert reply["observation"]["error"]
-                assert not any(secret in repr(reply) for secret in secrets(problem))
-
-    asyncio.run(scenario())
+    async with Session(coding_port) as session:
+        await session.send("reset", split="train", index=0, attempts=8)
+        for code in (raised, named, said, imported):
+            reply = await session.send("step", code=code)
+            assert reply["observation"]["error"]
+            assert not any(secret in repr(reply) for secret in secrets(problem))
 
 
-def test_sessions_at_once_stay_apart(coding_port):
+async def test_sessions_at_once_stay_apart(coding_port):
     async def one_session(index: int) -> None:
         async with Session(coding_port) as session:
             reply = await session.send("reset", split="eval", index=index)
             code = policies.reference([reply["observation"]], random.Random(0))
             assert (await session.send("step", code=code))["reward"] == 1.0
 
-    async def scenario():
-        await asyncio.gather(*(one_session(index) for index in range(12)))
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(one_session(index) for index in range(12)))
 
 
-def test_bad_reset_arguments_are_rejected(coding_port):
-    async def scenario():
-        async with Session(coding_port) as session:
-            early = await session.send("step", code="")
-            assert (early["reward"], early["done"]) == (0.0, True)
-            for reset in ({"split": "x"}, {"index": 10**6}, {"attempts": 0}, {"seed": "x"}):
-                error = await session.send("reset", **reset)
-                assert error["code"] == "EXECUTION_ERROR"
-                assert next(iter(reset)) in error["message"]
-
-    asyncio.run(scenario())
+async def test_bad_reset_arguments_are_rejected(coding_port):
+    async with Session(coding_port) as session:
+        early = await session.send("step", code="")
+        assert (early["reward"], early["done"]) == (0.0, True)
+        for reset in ({"split": "x"}, {"index": 10**6}, {"attempts": 0}, {"seed": "x"}):
+            error = await session.send("reset", **reset)
+            assert error["code"] == "EXECUTION_ERROR"
+            assert next(iter(reset)) in error["message"]

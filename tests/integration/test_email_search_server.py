@@ -43,110 +43,91 @@ def gold_of(index: int) -> tuple[str, str]:
     return str(text), question.source
 
 
-def test_an_episode_over_the_wire(email_port):
-    async def scenario():
-        async with Session(email_port) as session:
-            text, source = gold_of(3)
-            first = await session.send("reset", split="train", index=3, episode_id="third")
-            assert first["reward"] is None and not first["done"]
-            assert (first["observation"]["calls_left"], first["observation"]["num_messages"]) == (
-                10,
-                320,
-            )
-            found = await use(session, "search", query="lunch", limit=3)
-            assert len(found["observation"]["result"]["content"][0]["text"].splitlines()) == 6
-            message = await use(session, "read", message_id=source)
-            assert f"Id: {source}" in message["observation"]["result"]["data"]
-            assert (message["reward"], message["done"]) == (0.0, False)
-            last = await use(session, "answer", text=text, message_ids=[source])
-            assert (last["reward"], last["done"]) == (1.0, True)
-            assert last["metadata"] == {"verdict": "right", "citation": 1.0}
-            assert await session.send("state") == {"episode_id": "third", "step_count": 3}
-            late = await use(session, "answer", text=text, message_ids=[source])
-            assert (late["reward"], late["done"]) == (0.0, True)
-            assert "over" in late["observation"]["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_an_episode_over_the_wire(email_port):
+    async with Session(email_port) as session:
+        text, source = gold_of(3)
+        first = await session.send("reset", split="train", index=3, episode_id="third")
+        assert first["reward"] is None and not first["done"]
+        assert (first["observation"]["calls_left"], first["observation"]["num_messages"]) == (
+            10,
+            320,
+        )
+        found = await use(session, "search", query="lunch", limit=3)
+        assert len(found["observation"]["result"]["content"][0]["text"].splitlines()) == 6
+        message = await use(session, "read", message_id=source)
+        assert f"Id: {source}" in message["observation"]["result"]["data"]
+        assert (message["reward"], message["done"]) == (0.0, False)
+        last = await use(session, "answer", text=text, message_ids=[source])
+        assert (last["reward"], last["done"]) == (1.0, True)
+        assert last["metadata"] == {"verdict": "right", "citation": 1.0}
+        assert await session.send("state") == {"episode_id": "third", "step_count": 3}
+        late = await use(session, "answer", text=text, message_ids=[source])
+        assert (late["reward"], late["done"]) == (0.0, True)
+        assert "over" in late["observation"]["error"]["message"]
 
 
-def test_the_tools_can_be_listed_before_and_after_a_reset(email_port):
-    async def scenario():
-        async with Session(email_port) as session:
-            for _ in range(2):
-                listing = await session.send("step", type="list_tools")
-                tools = {tool["name"]: tool for tool in listing["observation"]["tools"]}
-                assert set(tools) == {"search", "read", "answer"}
-                assert tools["search"]["input_schema"]["required"] == ["query"]
-                assert (listing["reward"], listing["done"]) == (None, False)
-                await session.send("reset", index=0)
-
-    asyncio.run(scenario())
+async def test_the_tools_can_be_listed_before_and_after_a_reset(email_port):
+    async with Session(email_port) as session:
+        for _ in range(2):
+            listing = await session.send("step", type="list_tools")
+            tools = {tool["name"]: tool for tool in listing["observation"]["tools"]}
+            assert set(tools) == {"search", "read", "answer"}
+            assert tools["search"]["input_schema"]["required"] == ["query"]
+            assert (listing["reward"], listing["done"]) == (None, False)
+            await session.send("reset", index=0)
 
 
-def test_a_step_before_reset_is_answered(email_port):
-    async def scenario():
-        async with Session(email_port) as session:
-            early = await use(session, "search", query="lunch")
-            assert (early["reward"], early["done"]) == (0.0, True)
-            assert "Reset" in early["observation"]["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_a_step_before_reset_is_answered(email_port):
+    async with Session(email_port) as session:
+        early = await use(session, "search", query="lunch")
+        assert (early["reward"], early["done"]) == (0.0, True)
+        assert "Reset" in early["observation"]["error"]["message"]
 
 
-def test_bad_calls_are_errors_that_cost_a_call(email_port):
-    async def scenario():
-        async with Session(email_port) as session:
-            await session.send("reset", index=0, max_calls=4)
-            for name, arguments in (
-                ("search", {}),
-                ("delete", {}),
-                ("read", {"message_id": 7}),
-                ("search", {"query": "x", "limit": "many"}),
-            ):
-                reply = await use(session, name, **arguments)
-                assert reply["observation"]["error"]["message"]
-                assert not reply["done"]
-            reply = await use(session, "search", query="lunch")
-            assert (reply["reward"], reply["done"]) == (0.0, True)
-
-    asyncio.run(scenario())
+async def test_bad_calls_are_errors_that_cost_a_call(email_port):
+    async with Session(email_port) as session:
+        await session.send("reset", index=0, max_calls=4)
+        for name, arguments in (
+            ("search", {}),
+            ("delete", {}),
+            ("read", {"message_id": 7}),
+            ("search", {"query": "x", "limit": "many"}),
+        ):
+            reply = await use(session, name, **arguments)
+            assert reply["observation"]["error"]["message"]
+            assert not reply["done"]
+        reply = await use(session, "search", query="lunch")
+        assert (reply["reward"], reply["done"]) == (0.0, True)
 
 
-def test_calls_beside_the_steps_count_as_well(email_port):
+async def test_calls_beside_the_steps_count_as_well(email_port):
     """MCP requests reach the same tools, count for the limit, and earn no reward for an answer."""
 
     def request(name: str, **arguments: object) -> dict:
         params = {"name": name, "arguments": arguments}
         return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
-    async def scenario():
-        text, source = gold_of(0)
-        async with Session(email_port) as session:
-            await session.send("reset", index=0, max_calls=2)
-            for _ in range(3):
-                await session.send("mcp", **request("search", query="lunch"))
-            assert (await use(session, "answer", text=text, message_ids=[source]))["reward"] == 0.0
-            await session.send("reset", index=0)
-            await session.send("mcp", **request("answer", text=text, message_ids=[source]))
-            assert (await use(session, "search", query="lunch"))["done"]
-
-    asyncio.run(scenario())
+    text, source = gold_of(0)
+    async with Session(email_port) as session:
+        await session.send("reset", index=0, max_calls=2)
+        for _ in range(3):
+            await session.send("mcp", **request("search", query="lunch"))
+        assert (await use(session, "answer", text=text, message_ids=[source]))["reward"] == 0.0
+        await session.send("reset", index=0)
+        await session.send("mcp", **request("answer", text=text, message_ids=[source]))
+        assert (await use(session, "search", query="lunch"))["done"]
 
 
-def test_the_same_seed_gives_the_same_episode(email_port):
-    async def scenario():
-        async with Session(email_port) as one, Session(email_port) as other:
-            for seed in range(5):
-                episodes = [
-                    await play(session, policies.first_hit, seed=seed)
-                    for session in (one, other, one)
-                ]
-                assert episodes[0] == episodes[1] == episodes[2]
-
-    asyncio.run(scenario())
+async def test_the_same_seed_gives_the_same_episode(email_port):
+    async with Session(email_port) as one, Session(email_port) as other:
+        for seed in range(5):
+            episodes = [
+                await play(session, policies.first_hit, seed=seed) for session in (one, other, one)
+            ]
+            assert episodes[0] == episodes[1] == episodes[2]
 
 
-def test_sixteen_sessions_at_once_stay_apart(email_port):
+async def test_sixteen_sessions_at_once_stay_apart(email_port):
     async def one_session(index: int) -> None:
         text, source = gold_of(index)
         async with Session(email_port) as session:
@@ -155,31 +136,25 @@ def test_sixteen_sessions_at_once_stay_apart(email_port):
             reply = await use(session, "answer", text=text, message_ids=[source])
             assert reply["reward"] == 1.0
 
-    async def scenario():
-        await asyncio.gather(*(one_session(index) for index in range(16)))
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(one_session(index) for index in range(16)))
 
 
-def test_nothing_but_messages_has_the_answer(email_port):
+async def test_nothing_but_messages_has_the_answer(email_port):
     """Neither the reset, the list of tools, the state, nor the result of a wrong answer holds the
     answer."""
 
-    async def scenario():
-        async with Session(email_port) as session:
-            for index in range(24):
-                text, source = gold_of(index)
-                seen = [
-                    await session.send("reset", split="train", index=index),
-                    await session.send("step", type="list_tools"),
-                    await session.send("state"),
-                    await use(session, "answer", text="I don't know", message_ids=[]),
-                ]
-                # random digits of an episode's id could equal a short answer
-                shown = EPISODE_ID.sub("", json.dumps(seen))
-                assert text not in shown and source not in shown
-
-    asyncio.run(scenario())
+    async with Session(email_port) as session:
+        for index in range(24):
+            text, source = gold_of(index)
+            seen = [
+                await session.send("reset", split="train", index=index),
+                await session.send("step", type="list_tools"),
+                await session.send("state"),
+                await use(session, "answer", text="I don't know", message_ids=[]),
+            ]
+            # random digits of an episode's id could equal a short answer
+            shown = EPISODE_ID.sub("", json.dumps(seen))
+            assert text not in shown and source not in shown
 
 
 def test_the_baselines_earn_what_the_readme_says(email_port):

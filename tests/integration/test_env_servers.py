@@ -109,44 +109,34 @@ async def play(session: Session, policy, rng: random.Random, **reset: object) ->
     return answers
 
 
-def run(scenario) -> None:
-    asyncio.run(scenario)
+async def test_a_game_over_the_wire(wordle_port):
+    answer = words.answers("train")[3]
+    async with Session(wordle_port) as session:
+        first = await session.send("reset", split="train", index=3, episode_id="third")
+        assert first["reward"] is None and not first["done"]
+        assert first["observation"]["turns_left"] == 6
+        other = words.answers("train")[4]
+        second = await session.send("step", guess=other)
+        assert second["observation"]["board"][0]["guess"] == other
+        assert (second["reward"], second["done"]) == (0.0, False)
+        last = await session.send("step", guess=answer.upper())
+        assert (last["reward"], last["done"]) == (1.0, True)
+        assert last["observation"]["status"] == "won"
+        assert last["observation"]["answer"] == answer
+        assert await session.send("state") == {"episode_id": "third", "step_count": 2}
 
 
-def test_a_game_over_the_wire(wordle_port):
-    async def scenario():
-        answer = words.answers("train")[3]
-        async with Session(wordle_port) as session:
-            first = await session.send("reset", split="train", index=3, episode_id="third")
-            assert first["reward"] is None and not first["done"]
-            assert first["observation"]["turns_left"] == 6
-            other = words.answers("train")[4]
-            second = await session.send("step", guess=other)
-            assert second["observation"]["board"][0]["guess"] == other
-            assert (second["reward"], second["done"]) == (0.0, False)
-            last = await session.send("step", guess=answer.upper())
-            assert (last["reward"], last["done"]) == (1.0, True)
-            assert last["observation"]["status"] == "won"
-            assert last["observation"]["answer"] == answer
-            assert await session.send("state") == {"episode_id": "third", "step_count": 2}
-
-    run(scenario())
+async def test_the_same_seed_gives_the_same_game(wordle_port):
+    async with Session(wordle_port) as one, Session(wordle_port) as other:
+        for seed in range(20):
+            games = [
+                await play(session, policies.consistent, random.Random(seed), seed=seed)
+                for session in (one, other, one)
+            ]
+            assert games[0] == games[1] == games[2]
 
 
-def test_the_same_seed_gives_the_same_game(wordle_port):
-    async def scenario():
-        async with Session(wordle_port) as one, Session(wordle_port) as other:
-            for seed in range(20):
-                games = [
-                    await play(session, policies.consistent, random.Random(seed), seed=seed)
-                    for session in (one, other, one)
-                ]
-                assert games[0] == games[1] == games[2]
-
-    run(scenario())
-
-
-def test_thirty_two_sessions_at_once_stay_apart(wordle_port):
+async def test_thirty_two_sessions_at_once_stay_apart(wordle_port):
     async def one_session(index: int) -> None:
         rng = random.Random(index)
         async with Session(wordle_port) as session:
@@ -154,74 +144,59 @@ def test_thirty_two_sessions_at_once_stay_apart(wordle_port):
                 game = await play(session, policies.consistent, rng, split="train", index=index)
                 assert game[-1]["observation"]["answer"] == words.answers("train")[index]
 
-    async def scenario():
-        await asyncio.gather(*(one_session(index) for index in range(32)))
-
-    run(scenario())
+    await asyncio.gather(*(one_session(index) for index in range(32)))
 
 
-def test_the_answer_stays_secret_until_the_end(wordle_port):
-    async def scenario():
-        async with Session(wordle_port) as session:
-            for index in range(words.num_tasks("train")):
-                rng = random.Random(index)
-                policy = policies.random_word if index % 2 else policies.consistent
-                game = await play(session, policy, rng, split="train", index=index)
-                answer = words.answers("train")[index]
-                assert game[-1]["observation"]["answer"] == answer
-                for seen in game[:-1]:
-                    # Green letters of several guesses may correctly spell the answer.
-                    board = seen["observation"]["board"]
-                    assert seen["observation"].pop("pattern") == rules.pattern(board)
-                    assert answer not in json.dumps(seen)
-                assert answer not in json.dumps(await session.send("state"))
-
-    run(scenario())
+async def test_the_answer_stays_secret_until_the_end(wordle_port):
+    async with Session(wordle_port) as session:
+        for index in range(words.num_tasks("train")):
+            rng = random.Random(index)
+            policy = policies.random_word if index % 2 else policies.consistent
+            game = await play(session, policy, rng, split="train", index=index)
+            answer = words.answers("train")[index]
+            assert game[-1]["observation"]["answer"] == answer
+            for seen in game[:-1]:
+                # Green letters of several guesses may correctly spell the answer.
+                board = seen["observation"]["board"]
+                assert seen["observation"].pop("pattern") == rules.pattern(board)
+                assert answer not in json.dumps(seen)
+            assert answer not in json.dumps(await session.send("state"))
 
 
-def test_invalid_guesses_are_answered_and_cost_a_turn(wordle_port):
-    async def scenario():
-        async with Session(wordle_port) as session:
-            await session.send("reset", seed=1)
-            for turn, guess in enumerate(["", "zzzzz", "a" * 100_000, "\u0000", "12345"], start=1):
-                reply = await session.send("step", guess=guess)
-                assert reply["observation"]["turn"] == turn
-                assert reply["observation"]["message"].startswith("Invalid guess")
-                assert reply["observation"]["board"] == []
-            last = await session.send("step", guess="é")
-            assert (last["reward"], last["done"]) == (0.0, True)
-            assert last["observation"]["status"] == "lost"
-
-    run(scenario())
+async def test_invalid_guesses_are_answered_and_cost_a_turn(wordle_port):
+    async with Session(wordle_port) as session:
+        await session.send("reset", seed=1)
+        for turn, guess in enumerate(["", "zzzzz", "a" * 100_000, "\u0000", "12345"], start=1):
+            reply = await session.send("step", guess=guess)
+            assert reply["observation"]["turn"] == turn
+            assert reply["observation"]["message"].startswith("Invalid guess")
+            assert reply["observation"]["board"] == []
+        last = await session.send("step", guess="é")
+        assert (last["reward"], last["done"]) == (0.0, True)
+        assert last["observation"]["status"] == "lost"
 
 
-def test_a_step_before_reset_or_after_the_end_changes_nothing(wordle_port):
-    async def scenario():
-        answer = words.answers("train")[0]
-        async with Session(wordle_port) as session:
-            early = await session.send("step", guess=answer)
-            assert (early["reward"], early["done"]) == (0.0, True)
-            assert "Reset" in early["observation"]["message"]
-            await session.send("reset", index=0)
-            won = await session.send("step", guess=answer)
-            again = await session.send("step", guess=answer)
-            assert (won["reward"], again["reward"], again["done"]) == (1.0, 0.0, True)
-            assert again["observation"]["board"] == won["observation"]["board"]
-            assert (await session.send("state"))["step_count"] == 1
-
-    run(scenario())
+async def test_a_step_before_reset_or_after_the_end_changes_nothing(wordle_port):
+    answer = words.answers("train")[0]
+    async with Session(wordle_port) as session:
+        early = await session.send("step", guess=answer)
+        assert (early["reward"], early["done"]) == (0.0, True)
+        assert "Reset" in early["observation"]["message"]
+        await session.send("reset", index=0)
+        won = await session.send("step", guess=answer)
+        again = await session.send("step", guess=answer)
+        assert (won["reward"], again["reward"], again["done"]) == (1.0, 0.0, True)
+        assert again["observation"]["board"] == won["observation"]["board"]
+        assert (await session.send("state"))["step_count"] == 1
 
 
-def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(wordle_port):
-    async def scenario():
-        async with Session(wordle_port) as session:
-            for reset in ({"split": "test"}, {"words": ["full"]}, {"index": 200}, {"seed": "x"}):
-                error = await session.send("reset", **reset)
-                assert error["code"] == "EXECUTION_ERROR"
-                assert next(iter(reset)) in error["message"]
-            assert not (await session.send("reset", words="full", split="eval"))["done"]
-
-    run(scenario())
+async def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(wordle_port):
+    async with Session(wordle_port) as session:
+        for reset in ({"split": "test"}, {"words": ["full"]}, {"index": 200}, {"seed": "x"}):
+            error = await session.send("reset", **reset)
+            assert error["code"] == "EXECUTION_ERROR"
+            assert next(iter(reset)) in error["message"]
+        assert not (await session.send("reset", words="full", split="eval"))["done"]
 
 
 def test_the_task_routes_count_the_tasks(wordle_port, echo_port):
@@ -244,27 +219,24 @@ def test_the_task_routes_count_the_tasks(wordle_port, echo_port):
     assert len(call(echo_port, "/echo/tasks", {"split": "eval"})["tasks"]) == 100
 
 
-def test_echo_over_the_wire(echo_port):
-    async def scenario():
-        rng = random.Random(0)
-        async with Session(echo_port) as session:
-            early = await session.send("step", message="a")
-            assert (early["reward"], early["done"]) == (0.0, True)
-            for turns in (1, 4):
-                reply = await session.send("reset", seed=5, turns=turns)
-                assert (
-                    reply["observation"]
-                    == ((await session.send("reset", seed=5, turns=turns))["observation"])
-                )
-                total = 0.0
-                while not reply["done"]:
-                    message = echo_policies.perfect([reply["observation"]], rng)
-                    reply = await session.send("step", message=message)
-                    assert reply["observation"]["echoed"] == message
-                    total += reply["reward"]
-                assert total == pytest.approx(1.0)
-                assert reply["observation"]["turn"] == turns
-            assert (await session.send("step", message="a"))["reward"] == 0.0
-            assert "turns" in (await session.send("reset", turns=9))["message"]
-
-    run(scenario())
+async def test_echo_over_the_wire(echo_port):
+    rng = random.Random(0)
+    async with Session(echo_port) as session:
+        early = await session.send("step", message="a")
+        assert (early["reward"], early["done"]) == (0.0, True)
+        for turns in (1, 4):
+            reply = await session.send("reset", seed=5, turns=turns)
+            assert (
+                reply["observation"]
+                == ((await session.send("reset", seed=5, turns=turns))["observation"])
+            )
+            total = 0.0
+            while not reply["done"]:
+                message = echo_policies.perfect([reply["observation"]], rng)
+                reply = await session.send("step", message=message)
+                assert reply["observation"]["echoed"] == message
+                total += reply["reward"]
+            assert total == pytest.approx(1.0)
+            assert reply["observation"]["turn"] == turns
+        assert (await session.send("step", message="a"))["reward"] == 0.0
+        assert "turns" in (await session.send("reset", turns=9))["message"]

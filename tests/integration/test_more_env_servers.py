@@ -76,25 +76,22 @@ async def play(session: Session, env: Env, rng: random.Random, **reset: object) 
     return answers
 
 
-def test_the_same_seed_gives_the_same_episode_in_every_session(served):
+async def test_the_same_seed_gives_the_same_episode_in_every_session(served):
     env, port = served
 
-    async def scenario():
-        async with Session(port) as one, Session(port) as other:
-            episodes = []
-            for seed in range(10):
-                same = [
-                    await play(session, env, random.Random(seed), seed=seed)
-                    for session in (one, other, one)
-                ]
-                assert same[0] == same[1] == same[2]
-                episodes.append(json.dumps(same[0]))
-            assert len(set(episodes)) > 3
-
-    asyncio.run(scenario())
+    async with Session(port) as one, Session(port) as other:
+        episodes = []
+        for seed in range(10):
+            same = [
+                await play(session, env, random.Random(seed), seed=seed)
+                for session in (one, other, one)
+            ]
+            assert same[0] == same[1] == same[2]
+            episodes.append(json.dumps(same[0]))
+        assert len(set(episodes)) > 3
 
 
-def test_sixteen_sessions_at_once_stay_apart(served):
+async def test_sixteen_sessions_at_once_stay_apart(served):
     env, port = served
 
     async def one_session(index: int) -> list[list[dict]]:
@@ -104,59 +101,47 @@ def test_sixteen_sessions_at_once_stay_apart(served):
                 for _ in range(3)
             ]
 
-    async def scenario():
-        together = await asyncio.gather(*(one_session(index) for index in range(16)))
-        for index, episodes in enumerate(together):
-            assert episodes == await one_session(index)
-
-    asyncio.run(scenario())
+    together = await asyncio.gather(*(one_session(index) for index in range(16)))
+    for index, episodes in enumerate(together):
+        assert episodes == await one_session(index)
 
 
-def test_any_text_is_answered(served):
+async def test_any_text_is_answered(served):
     env, port = served
 
-    async def scenario():
-        async with Session(port) as session:
-            for text in ("", "north by northwest", "\0", "é" * 20_000, "1e999", "[[1], {}]"):
-                await session.send("reset", **env.reset, index=0)
-                reply = await session.send("step", **{env.field: text})
-                assert reply["observation"]["message"]
-                assert isinstance(reply["reward"], float)
-
-    asyncio.run(scenario())
+    async with Session(port) as session:
+        for text in ("", "north by northwest", "\0", "é" * 20_000, "1e999", "[[1], {}]"):
+            await session.send("reset", **env.reset, index=0)
+            reply = await session.send("step", **{env.field: text})
+            assert reply["observation"]["message"]
+            assert isinstance(reply["reward"], float)
 
 
-def test_a_step_before_reset_or_after_the_end_earns_nothing(served):
+async def test_a_step_before_reset_or_after_the_end_earns_nothing(served):
     env, port = served
 
-    async def scenario():
-        async with Session(port) as session:
-            early = await session.send("step", **{env.field: "left"})
-            assert (early["reward"], early["done"]) == (0.0, True)
-            assert "Reset" in early["observation"]["message"]
-            episode = await play(session, env, random.Random(0), index=0, episode_id="first")
-            num_steps = len(episode) - 1
-            again = await session.send("step", **{env.field: "left"})
-            assert (again["reward"], again["done"]) == (0.0, True)
-            state = await session.send("state")
-            assert state == {"episode_id": "first", "step_count": num_steps}
-
-    asyncio.run(scenario())
+    async with Session(port) as session:
+        early = await session.send("step", **{env.field: "left"})
+        assert (early["reward"], early["done"]) == (0.0, True)
+        assert "Reset" in early["observation"]["message"]
+        episode = await play(session, env, random.Random(0), index=0, episode_id="first")
+        num_steps = len(episode) - 1
+        again = await session.send("step", **{env.field: "left"})
+        assert (again["reward"], again["done"]) == (0.0, True)
+        state = await session.send("state")
+        assert state == {"episode_id": "first", "step_count": num_steps}
 
 
-def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(served):
+async def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(served):
     env, port = served
     bad_resets = ({"split": "test"}, {"split": []}, {"index": -1}, {"seed": "x"}, *env.bad_resets)
 
-    async def scenario():
-        async with Session(port) as session:
-            for reset in bad_resets:
-                error = await session.send("reset", **reset)
-                assert error["code"] == "EXECUTION_ERROR"
-                assert next(iter(reset)) in error["message"]
-            assert await play(session, env, random.Random(0), split="eval")
-
-    asyncio.run(scenario())
+    async with Session(port) as session:
+        for reset in bad_resets:
+            error = await session.send("reset", **reset)
+            assert error["code"] == "EXECUTION_ERROR"
+            assert next(iter(reset)) in error["message"]
+        assert await play(session, env, random.Random(0), split="eval")
 
 
 def test_the_task_routes_count_the_tasks(served):
@@ -181,20 +166,17 @@ def test_the_task_routes_count_the_tasks(served):
         caught.value.close()
 
 
-def test_the_dealers_hidden_card_and_right_answers_stay_secret(served):
+async def test_the_dealers_hidden_card_and_right_answers_stay_secret(served):
     env, port = served
 
-    async def scenario():
-        async with Session(port) as session:
-            for index in range(30):
-                episode = await play(session, env, random.Random(index), index=index)
-                seen = [answer["observation"] for answer in episode]
-                if env.name == "blackjack":
-                    hidden = seen[-1]["dealer_cards"][0]
-                    assert hidden not in json.dumps(seen[:-1])
-                if env.name == "reasoning":
-                    assert set(seen[0]) == {"task", "question", "message", "metadata"}
-                    assert not seen[0]["metadata"] and not seen[0]["message"]
-                    assert seen[-1] | {"message": ""} == seen[0]
-
-    asyncio.run(scenario())
+    async with Session(port) as session:
+        for index in range(30):
+            episode = await play(session, env, random.Random(index), index=index)
+            seen = [answer["observation"] for answer in episode]
+            if env.name == "blackjack":
+                hidden = seen[-1]["dealer_cards"][0]
+                assert hidden not in json.dumps(seen[:-1])
+            if env.name == "reasoning":
+                assert set(seen[0]) == {"task", "question", "message", "metadata"}
+                assert not seen[0]["metadata"] and not seen[0]["message"]
+                assert seen[-1] | {"message": ""} == seen[0]

@@ -1,9 +1,51 @@
-"""A virtual clock for tests of waits, and an end for tests that hang."""
+"""The choice of fast tests, a virtual clock for tests of waits, and an end for tests that hang."""
 
 import asyncio
+import re
 import signal
+from functools import cache
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = (ROOT, ROOT / "tests", ROOT / "envs")  # where imports are looked for
+# Those at the beginning of a line: others are of functions, or for type checkers alone.
+IMPORT = re.compile(r"^(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
+NAME = re.compile(r"\w+")
+HEAVY = {"torch", "transformers", "peft", "matplotlib"}  # each takes seconds to import
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that import heavy libraries where `-m "not slow"` chooses the fast tests."""
+    is_file = collection_path.suffix == ".py"
+    return (config.option.markexpr == "not slow" and is_file and _is_heavy(collection_path)) or None
+
+
+def _is_heavy(path: Path) -> bool:
+    """Return whether importing a file imports a heavy library."""
+    known, waiting = {path}, [path]
+    while waiting:
+        names, files = _imports(waiting.pop())
+        if names & HEAVY:
+            return True
+        waiting += files - known
+        known |= files
+    return False
+
+
+@cache
+def _imports(path: Path) -> tuple[set[str], set[Path]]:
+    """Return the names that a file imports when it is imported, and the files of this project."""
+    names: set[str] = set()
+    for module, imported in IMPORT.findall(path.read_text(encoding="utf-8")):
+        packages = module.split(".")
+        for length in range(1, len(packages) + 1):
+            package = ".".join(packages[:length])
+            names |= {package, f"{package}.__init__"}
+        names |= {f"{module}.{name}" for name in NAME.findall(imported)}
+    files = {folder / f"{name.replace('.', '/')}.py" for name in names for folder in FOLDERS}
+    return names, {file for file in files if file.is_file()}
 
 
 @pytest.fixture

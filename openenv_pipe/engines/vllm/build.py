@@ -40,7 +40,7 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class ModelSource:
     """A base model that servers load themselves."""
 
     path: str  # a folder, or an id on a model hub
@@ -52,7 +52,7 @@ async def open_engine(
     config: VllmEngineConfig,
     weights: "PolicyWeights",
     *,
-    source: Source | None,
+    source: ModelSource | None,
     footprint: LearnerFootprint,
     logs: Path,
     executor: Executor,
@@ -113,7 +113,7 @@ async def open_engine(
 def _server_spec(
     config: VllmEngineConfig,
     weights: "PolicyWeights",
-    source: Source | None,
+    source: ModelSource | None,
     footprint: LearnerFootprint,
     *,
     mode: PublishMode,

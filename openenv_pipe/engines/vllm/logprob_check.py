@@ -33,7 +33,7 @@ PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class AdapterProbe:
     """An adapter with made-up values, and the logprobs with it.
 
     It shows whether a server applies adapters at all, because an untrained one changes nothing.
@@ -59,7 +59,7 @@ class LogprobCheck:
             self.prompts.append(_image_prompt(weights, self.prompts[0]))
         self._encoder = ImageEncoder(weights)
 
-    def begin(self, root: Path, *, with_probe: bool) -> Probe | None:
+    def begin(self, root: Path, *, with_probe: bool) -> AdapterProbe | None:
         """Expect the policy as it is now, and write a probe's adapter into a folder in `root`.
 
         Call it in torch's thread. with_probe: whether servers get adapters at all
@@ -69,7 +69,7 @@ class LogprobCheck:
             return None
         folder, moves = root / "probe", PROBE_MOVES * self.bound
         expected_PV = self._weights.write_probe(folder, self.prompts, TEMPERATURE, moves=moves)
-        return Probe(name=f"{root.name}-probe", folder=folder, expected=expected_PV)
+        return AdapterProbe(name=f"{root.name}-probe", folder=folder, expected=expected_PV)
 
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
@@ -108,7 +108,7 @@ class LogprobCheck:
             )
         return difference
 
-    async def try_probe(self, client: VllmClient, probe: Probe, number: int) -> None:
+    async def try_probe(self, client: VllmClient, probe: AdapterProbe, number: int) -> None:
         """Check that the server with this number applies the probe's adapter as the trainer does.
 
         Raises:

@@ -23,7 +23,7 @@ from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
 from openenv_pipe.engines.vllm.client import Features, VllmClient
 from openenv_pipe.engines.vllm.connection import BASE, StatusError
 from openenv_pipe.engines.vllm.launch import VllmServer
-from openenv_pipe.engines.vllm.logprob_check import LogprobCheck, Probe
+from openenv_pipe.engines.vllm.logprob_check import AdapterProbe, LogprobCheck
 from openenv_pipe.engines.vllm.ownership import Claim, reject_other_run
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.transfer import PolicyVersion
@@ -55,7 +55,7 @@ class Replica:
         *,
         versions: Versions,
         logprob_check: LogprobCheck,
-        probe: Probe | None,
+        probe: AdapterProbe | None,
         exclusive: bool,
         vocabulary_size: int,
         notify: Callable[[str], None],

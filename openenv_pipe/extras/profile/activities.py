@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FrameRule:
     """Gives `label` to frames of the files below `path` whose function begins with `function`."""
 
     label: str
@@ -41,24 +41,24 @@ class Rule:
 
 # Of threads: what they compute. A thread that waits has no label.
 THREAD_RULES = (
-    Rule(SAMPLING, "engines/episode_batch.py", "EpisodeBatch.generate"),
-    Rule(UPDATE, "learner/learner.py", "Learner.update"),
-    Rule(UPDATE, "learner/parallel_batches.py"),
-    Rule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
-    Rule(CHECKPOINT, "pipeline/checkpoints.py"),
-    Rule(PUBLISHING, "models/policy.py", "Policy.follow"),
-    Rule(PUBLISHING, "engines/vllm/transfer"),
-    Rule(PUBLISHING, "models/weights.py"),
-    Rule(REWARDS, "rewards/"),
-    Rule(FILES, "runs/"),
-    Rule(FILES, "pipeline/grpo_stage.py", "_run_hooks"),
+    FrameRule(SAMPLING, "engines/episode_batch.py", "EpisodeBatch.generate"),
+    FrameRule(UPDATE, "learner/learner.py", "Learner.update"),
+    FrameRule(UPDATE, "learner/parallel_batches.py"),
+    FrameRule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
+    FrameRule(CHECKPOINT, "pipeline/checkpoints.py"),
+    FrameRule(PUBLISHING, "models/policy.py", "Policy.follow"),
+    FrameRule(PUBLISHING, "engines/vllm/transfer"),
+    FrameRule(PUBLISHING, "models/weights.py"),
+    FrameRule(REWARDS, "rewards/"),
+    FrameRule(FILES, "runs/"),
+    FrameRule(FILES, "pipeline/grpo_stage.py", "_run_hooks"),
 )
 # Of coroutines: what they wait for, beyond this process or in another of its tasks.
 COROUTINE_RULES = (
-    Rule(PUBLISHING, "pipeline/group_sources.py", "PlayedGroups.publish"),
-    Rule(ENVIRONMENT, "environments/client/session.py"),
-    Rule(REWARDS, "rewards/"),
-    Rule(SAMPLING, "engines/vllm/"),
+    FrameRule(PUBLISHING, "pipeline/group_sources.py", "PlayedGroups.publish"),
+    FrameRule(ENVIRONMENT, "environments/client/session.py"),
+    FrameRule(REWARDS, "rewards/"),
+    FrameRule(SAMPLING, "engines/vllm/"),
 )
 # The innermost frame of a thread that waits for work or for an event.
 IDLE = (
@@ -75,7 +75,7 @@ def is_idle(stack: Sequence[CodeType]) -> bool:
     )
 
 
-def find_label(stack: Iterable[CodeType], rules: Sequence[Rule]) -> str | None:
+def find_label(stack: Iterable[CodeType], rules: Sequence[FrameRule]) -> str | None:
     """Return the label of a stack, outermost frame first; None if no rule fits."""
     for code in stack:
         if not code.co_filename.startswith(PACKAGE):

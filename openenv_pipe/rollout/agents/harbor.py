@@ -18,7 +18,7 @@ MAX_LENGTH = 300  # characters of what Harbor says of an exception
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class TrialResult:
     """The numbers of a verifier."""
 
     reward: float | None  # None: there is none
@@ -26,38 +26,40 @@ class Verdict:
     problem: str = ""  # why there is no reward
 
 
-def take_verdict(results: Path) -> Verdict:
+def take_verdict(results: Path) -> TrialResult:
     """Read the verdict of the one trial in a folder of Harbor's jobs, and remove the folder."""
     try:
         found = list(results.glob(RESULTS))
         if len(found) != 1:
-            return Verdict(
+            return TrialResult(
                 reward=None, problem=f"Harbor left {len(found)} results of trials, expected 1"
             )
         with found[0].open("rb") as file:
             return read_verdict(file.read(MAX_BYTES))
     except OSError as error:
-        return Verdict(reward=None, problem=f"the result of Harbor's trial cannot be read: {error}")
+        return TrialResult(
+            reward=None, problem=f"the result of Harbor's trial cannot be read: {error}"
+        )
     finally:
         shutil.rmtree(results, ignore_errors=True)
 
 
-def read_verdict(data: bytes) -> Verdict:
+def read_verdict(data: bytes) -> TrialResult:
     """Return the verdict in a trial's `result.json`."""
     try:
         result = parse_untrusted(data)
     except ValueError as error:
-        return Verdict(reward=None, problem=f"the result of Harbor's trial is no JSON: {error}")
+        return TrialResult(reward=None, problem=f"the result of Harbor's trial is no JSON: {error}")
     numbers = _member(_member(result, "verifier_result"), "rewards")
     usable = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
     if REWARD in usable:
-        return Verdict(reward=usable[REWARD], numbers=usable)
+        return TrialResult(reward=usable[REWARD], numbers=usable)
     exception = _member(result, "exception_info")
     if exception:
         said = f"{exception.get('exception_type')}: {exception.get('exception_message')}"
-        return Verdict(reward=None, problem=shortened(said, MAX_LENGTH))
+        return TrialResult(reward=None, problem=shortened(said, MAX_LENGTH))
     seen = shortened(json.dumps(numbers), MAX_LENGTH)
-    return Verdict(
+    return TrialResult(
         reward=None,
         problem=f"the verifier wrote {seen}, expected a number named {REWARD}, "
         f"of at most {MAX_REWARD:g} in size",

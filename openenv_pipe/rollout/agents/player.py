@@ -19,7 +19,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
-from openenv_pipe.rollout.agents.harbor import Verdict, take_verdict
+from openenv_pipe.rollout.agents.harbor import TrialResult, take_verdict
 from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
     VARIABLES,
@@ -209,7 +209,7 @@ class ProgramPlayer(AgentPlayer):
             limit = self._program_status(rollout, process.returncode)
         return self._judged(limit, verdict)
 
-    def _judged(self, status: Status, verdict: Verdict | None) -> Status:
+    def _judged(self, status: Status, verdict: TrialResult | None) -> Status:
         """Return the status of an episode that counts only with a verdict, where one is due."""
         if verdict is None or verdict.reward is not None:
             return status

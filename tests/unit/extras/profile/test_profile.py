@@ -18,7 +18,7 @@ from openenv_pipe.extras.profile.activities import (
     PACKAGE,
     PYTHON,
     THREAD_RULES,
-    Rule,
+    FrameRule,
 )
 from openenv_pipe.extras.profile.advice import CAUSES, advice
 from openenv_pipe.extras.profile.command import Profiled, Share
@@ -36,7 +36,7 @@ def profiled(*moments: Moment, ended_s: float, config=None, **metrics: float) ->
 
 
 @pytest.mark.parametrize("rule", [*THREAD_RULES, *COROUTINE_RULES], ids=str)
-def test_rules_name_code_that_exists(rule: Rule):
+def test_rules_name_code_that_exists(rule: FrameRule):
     if not rule.path.endswith(".py"):
         assert list(Path(PACKAGE).glob(f"{rule.path}*"))
         return
