@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def room_of(path: str) -> str:
     return path.split("/")[0].removesuffix(".py")
 
 
+@cache
 def imported_modules(path: str) -> set[str]:
     """Return the full names of all modules that a file imports, at any depth of its code."""
     found: set[str] = set()

@@ -8,7 +8,6 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.web.meanings import meanings
-from openenv_pipe.extras.viewer.web.metrics_reader import Record
 from openenv_pipe.extras.viewer.web.panels import panels_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.summaries import summarise_run
