@@ -14,6 +14,8 @@ from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import shipped_dir
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ NUM_VALIDATED = 1900
 NUM_COMPOSED = 50  # with overrides, and as many with files
 LIMIT_S = 900  # of one test, so that a hang is a failure
 
-pytestmark = pytest.mark.usefixtures("no_hang")
+pytestmark = [pytest.mark.usefixtures("no_hang"), pytest.mark.slow]
 MAX_LINES = 30
 MAX_MESSAGE = 12_000
 CHARACTERS = st.characters(codec=None)  # half surrogate pairs and control characters too

@@ -15,6 +15,8 @@ from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import parse_frame, request_frame, step_result
 from openenv_pipe.errors import StepRejectedError
 
+pytestmark = pytest.mark.slow
+
 MAX_BYTES = 2**20
 TEXTS = {
     "empty": "",

@@ -17,6 +17,8 @@ from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 
+pytestmark = pytest.mark.slow
+
 SLOW = r"^(a|aa|b)+$"
 SLOW_TEXT = "a" * 60 + "!"
 DOUBLING = {

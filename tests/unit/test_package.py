@@ -9,6 +9,8 @@ from openenv_pipe.environments.hosts.factory import creation_error
 from openenv_pipe.environments.hosts.package import manifest_app
 from openenv_pipe.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 APP = """
 import os
 from openenv.core.env_server.http_server import HTTPEnvServer

@@ -29,6 +29,8 @@ from openenv_pipe.runs.episodes import (
 from openenv_pipe.system.budgets import MAX_TURNS
 from openenv_pipe.types import Status, Step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path):

@@ -18,6 +18,8 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import names_in, open_file, read_bytes
 
+pytestmark = pytest.mark.slow
+
 SECRET = "the-private-text"
 PRIVATE = "id_private.json"
 # Every place of a run folder from which something is read.

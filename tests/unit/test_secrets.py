@@ -20,6 +20,8 @@ from openenv_pipe.config.secrets import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.secrets import named_secrets, redact, remember_secrets
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "name",

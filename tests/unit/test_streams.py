@@ -66,7 +66,7 @@ def test_a_result_that_a_full_disk_loses_is_an_error(tmp_path):
 
 
 def test_a_command_whose_result_is_lost_says_so(tmp_path):
-    code = "from openenv_pipe.cli.main import main; main(['version'])"
+    code = "from openenv_pipe.cli.main import main; main(['--version'])"
     status, said = work(tmp_path, ">/dev/full", code)
     assert (status, said) == (
         1,

@@ -27,6 +27,8 @@ from openenv_pipe.system.process_id import ProcessId
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 from tests.ports import lasting_port
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 
 

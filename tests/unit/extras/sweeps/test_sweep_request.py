@@ -9,6 +9,8 @@ from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
 from openenv_pipe.extras.sweeps.schema import SweepSettings
 from openenv_pipe.system.resources import group_options
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", group_options("sweep"))
 def test_every_sweep_composes(name):
