@@ -1,7 +1,7 @@
 """Keys of a judge that have no effect."""
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.unused_keys import Rule
+from openenv_pipe.config.unused_keys import IneffectiveKeys
 from openenv_pipe.extras.judges.schema import VerdictsBlock
 
 
@@ -24,13 +24,13 @@ def _has_no_budget(config: RunConfig) -> bool:
 
 
 RULES = (
-    Rule(
+    IneffectiveKeys(
         keys=("judge.max_cost",),
         because=("judge.price_per_million_prompt_tokens", "judge.price_per_million_answer_tokens"),
         applies=_costs_nothing,
         advice="what costs nothing is never spent; set the prices",
     ),
-    Rule(
+    IneffectiveKeys(
         keys=("judge.when_spent",),
         because=("judge.max_calls", "judge.max_tokens", "judge.max_cost"),
         applies=_has_no_budget,
