@@ -73,13 +73,13 @@ def check_shape(value: Any, max_keys: int | None) -> None:
     """Check the depth of a JSON value, and how many keys each object has. Raises ValueError."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        if any(isinstance(each, dict) and max_keys and len(each) > max_keys for each in level):
+        if max_keys and any(type(each) is dict and len(each) > max_keys for each in level):
             raise ValueError(f"an object in it has more than {max_keys:,} keys")
         level = [
             inner
             for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in (dict, list)
         ]
         if not level:
             return
