@@ -7,7 +7,7 @@ import pytest
 
 from openenv_pipe.errors import SessionClosedError
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
-from openenv_pipe.extras.sweeps.shared_servers import sharing
+from openenv_pipe.extras.sweeps.leased_host import sharing
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 from tests.stub_server import started
 

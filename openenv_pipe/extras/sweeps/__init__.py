@@ -8,7 +8,7 @@ job             one job, from its overrides to its recorded end
 worker          the process that runs one job after another, as the sweep sees it
 worker_process  that process
 shared_servers  servers that jobs of a worker lease in turn
-leased_host     a job's host, whose servers are leased
+leased_host     a job's servers: its host leases them
 kept_vllm       vLLM's servers, which a worker keeps
 watch           progress of the jobs: a line each, and updates of sweep.json
 search          values that Optuna proposes, and jobs that it prunes

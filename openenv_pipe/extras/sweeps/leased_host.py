@@ -1,57 +1,69 @@
-"""A host whose servers several runs of this process share, one run at a time.
+"""Servers that the runs of this process share, one run at a time: `sharing` provides them to runs.
 
-`shared_servers` owns the servers: it starts them, restarts dead ones within `host.max_restarts`,
-and stops them.
+`shared_servers` owns those of environments: it starts them, restarts dead ones within
+`host.max_restarts`, and stops them. A `LeasedHost` has a lease of them. `kept_vllm` owns vLLM's.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
 
+from anyio.from_thread import start_blocking_portal
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import EnvConfig, HostConfig, ServingConfig
+from openenv_pipe.config.schema import EnvConfig, HostConfig, RunConfig, ServingConfig
+from openenv_pipe.engines.vllm.launch import VllmServer
+from openenv_pipe.engines.vllm.servers import ManagedLaunch
+from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import SessionPool
-from openenv_pipe.errors import FailureError, HostError, PipeError
+from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses
+from openenv_pipe.extras.sweeps.shared_servers import Lease, Lessor, SharedServers
+from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.system.http import OPEN, Access, bearer
 
 POLL_S = 0.05
 
 
-class ServerLease(Protocol):
-    """Servers that a run has to itself until it releases them. They run on another event loop."""
+@contextmanager
+def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerProvider]:
+    """Share servers among the runs of the block, and stop them with the block.
 
-    @property
-    def urls(self) -> Sequence[str]:
-        """URLs of the servers that are up; a restarted server may have another one."""
-
-    @property
-    def failure(self) -> PipeError | None:
-        """The error that ended the servers for good; None while they work."""
-
-    @property
-    def key(self) -> str | None:
-        """What every request to them needs, and no record has; None: nothing."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the servers."""
-
-    def release(self) -> None:
-        """Let the next run have the servers."""
+    logs: the logs of each set go into a folder below it; None: each run has servers of its own.
+    report: called with "lease", the kind of the servers, and whether they had to be started.
+    """
+    if logs is None:
+        yield OwnServers()
+        return
+    with start_blocking_portal() as portal:
+        shared = SharedServers(logs, report)
+        kept = KeptProcesses(logs, lambda is_new: report("lease", "vllm", is_new))
+        try:
+            yield LeasedServers(Lessor(portal, shared), kept)
+        finally:
+            portal.call(kept.close)
+            portal.call(shared.close)
 
 
-class Lessor(Protocol):
-    """Owns servers, and leases them."""
+class LeasedServers:
+    """Servers that several runs of this process share, one run at a time."""
 
-    async def lease(self, wanted: Mapping[str, Any]) -> ServerLease:
-        """Wait for servers that fit `wanted`.
+    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
+        """lessor: of the environments' servers. kept: the vLLM servers."""
+        self._lessor = lessor
+        self._kept = kept
 
-        Raises:
-            PipeError: They do not start.
-        """
+    def host(self, config: RunConfig, logs: Path) -> Host:
+        """See `ServerProvider.host`. A host that starts no servers is not leased."""
+        if not config.host.starts_servers:
+            return build_host(config, logs)
+        return LeasedHost(config.env, config.host, self._lessor)
+
+    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        return await self._kept.servers(launch)
 
 
 class LeasedHost:
@@ -63,7 +75,7 @@ class LeasedHost:
         self.access: Access = OPEN  # until the servers are there
         self._wanted = ServingConfig(env=env, host=host)
         self._lessor = lessor
-        self._lease: ServerLease | None = None
+        self._lease: Lease | None = None
         self._follower: asyncio.Task[None] | None = None
         self._pool = SessionPool(env, host.sessions_per_server, OPEN)
 
@@ -107,7 +119,7 @@ class LeasedHost:
         if lease is not None:
             lease.release()
 
-    async def _follow(self, lease: ServerLease) -> None:
+    async def _follow(self, lease: Lease) -> None:
         """Keep the pool's servers equal to the lease's until they have failed."""
         try:
             while True:
@@ -116,7 +128,7 @@ class LeasedHost:
         except FailureError as error:
             self._pool.fail(HostError(str(error)))
 
-    def _update(self, lease: ServerLease) -> bool:
+    def _update(self, lease: Lease) -> bool:
         """Use the servers that are up; False if none is. Raises the error of failed servers."""
         if lease.failure is not None:
             raise lease.failure

@@ -1,35 +1,27 @@
-"""Shares servers among the jobs of a worker: those of environments, and vLLM's.
+"""Shares the servers of environments among the jobs of a worker.
 
-Those of environments run on an event loop in a thread of its own. A job leases them
-(`leased_host`) and has them to itself until it ends. They are then cleared of what the
-job left behind: every session is opened once, which shows that the server answers and that all its
-sessions are free. The next job with the same needs gets them. Servers that cannot be cleared or
-have failed for good are stopped, and the next job gets new ones. All of them end with the worker.
-`kept_vllm` does the same for vLLM's.
+They run on an event loop in a thread of its own. A job leases them and has them to itself until it
+ends. They are then cleared of what the job left behind: every session is opened once, which shows
+that the server answers and that all its sessions are free. The next job with the same needs gets
+them. Servers that cannot be cleared or have failed for good are stopped, and the next job gets new
+ones. All of them end with the worker.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import RunConfig, ServingConfig
-from openenv_pipe.engines.vllm.launch import VllmServer
-from openenv_pipe.engines.vllm.servers import ManagedLaunch
+from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, PipeError
-from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses
-from openenv_pipe.extras.sweeps.leased_host import LeasedHost, Lessor, ServerLease
-from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.resources import find_env
 
@@ -56,7 +48,7 @@ class ShareableServers(Protocol):
 
     @property
     def key(self) -> str | None:
-        """See `ServerLease.key`."""
+        """What every request to them needs, and no record has; None: nothing."""
 
     def facts(self) -> Mapping[str, JsonValue]:
         """Facts about the servers for the records of the runs."""
@@ -85,7 +77,7 @@ class ServerSet:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A `ServerLease`, which may be used from any thread."""
+    """Servers that a run has to itself until it releases them. Any thread may use it."""
 
     leased: ServerSet
     release: Callable[[], None]
@@ -108,53 +100,16 @@ class Lease:
         return {**self.leased.servers.facts(), "shared_servers": shared}
 
 
-@contextmanager
-def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerProvider]:
-    """Share servers among the runs of the block, and stop them with the block.
-
-    logs: the logs of each set go into a folder below it; None: each run has servers of its own.
-    report: called with "lease", the kind of the servers, and whether they had to be started.
-    """
-    if logs is None:
-        yield OwnServers()
-        return
-    with start_blocking_portal() as portal:
-        shared = SharedServers(logs, report)
-        kept = KeptProcesses(logs, lambda is_new: report("lease", "vllm", is_new))
-        try:
-            yield LeasedServers(PortalLessor(portal, shared), kept)
-        finally:
-            portal.call(kept.close)
-            portal.call(shared.close)
-
-
-class LeasedServers:
-    """Servers that several runs of this process share, one run at a time."""
-
-    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
-        """lessor: of the environments' servers. kept: the vLLM servers."""
-        self._lessor = lessor
-        self._kept = kept
-
-    def host(self, config: RunConfig, logs: Path) -> Host:
-        """See `ServerProvider.host`. A host that starts no servers is not leased."""
-        if not config.host.starts_servers:
-            return build_host(config, logs)
-        return LeasedHost(config.env, config.host, self._lessor)
-
-    async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        return await self._kept.servers(launch)
-
-
-class PortalLessor:
-    """A `Lessor` for other event loops than that of the servers."""
+class Lessor:
+    """Leases servers to runs, from other event loops than that of the servers."""
 
     def __init__(self, portal: BlockingPortal, servers: "SharedServers") -> None:
         """portal: of the servers' event loop."""
         self._portal = portal
         self._servers = servers
 
-    async def lease(self, wanted: Mapping[str, Any]) -> ServerLease:
+    async def lease(self, wanted: Mapping[str, Any]) -> Lease:
+        """Wait for servers that fit `wanted`. Raises PipeError: they do not start."""
         leasing = self._portal.start_task_soon(self._servers.lease, wanted)
         try:
             leased = await asyncio.wrap_future(leasing)
@@ -172,7 +127,7 @@ class SharedServers:
     """Starts, leases, clears and stops servers, on one event loop."""
 
     def __init__(self, logs: Path, report: Callable[..., None]) -> None:
-        """See `sharing`."""
+        """See `leased_host.sharing`."""
         self._logs = logs
         self._report = report
         self._sets: list[ServerSet] = []  # the one that was idle longest comes first

@@ -48,7 +48,7 @@ def main() -> None:
     cli.set_library_defaults()
     for name in MODULES:
         import_module(name)
-    from openenv_pipe.extras.sweeps.shared_servers import sharing
+    from openenv_pipe.extras.sweeps.leased_host import sharing
 
     collect_as_usual()
     with sharing(Path(servers) if servers else None, channel.send) as provider:

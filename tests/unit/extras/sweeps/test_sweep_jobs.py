@@ -28,8 +28,9 @@ from openenv_pipe.extras.sweeps.folder import (
     stop_mark,
 )
 from openenv_pipe.extras.sweeps.job import Order, Orders
+from openenv_pipe.extras.sweeps.leased_host import sharing
 from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
-from openenv_pipe.extras.sweeps.shared_servers import SharedServers, server_key, sharing
+from openenv_pipe.extras.sweeps.shared_servers import SharedServers, server_key
 from openenv_pipe.extras.sweeps.watch import Watch
 from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.runs.folder import RunFolder
