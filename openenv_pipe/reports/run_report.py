@@ -20,12 +20,9 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
-from openenv_pipe.reports.clients import clients_text
 from openenv_pipe.reports.eval_table import eval_warnings
-from openenv_pipe.reports.model_rows import model_rows
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
-from openenv_pipe.reports.rewards import parts_table
-from openenv_pipe.reports.signal import signal_text
+from openenv_pipe.reports.sections import clients_text, model_rows, parts_table, signal_text
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints

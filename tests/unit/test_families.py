@@ -16,7 +16,7 @@ from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.load import check_architecture, load_policy
 from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.pipeline.facts import policy_facts
-from openenv_pipe.reports.model_rows import model_rows
+from openenv_pipe.reports.sections import model_rows
 from tests.families import SIZES, family_policy, family_run, make_family
 
 FULL = ["full_attention", "full_attention"]

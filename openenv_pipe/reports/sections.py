@@ -1,0 +1,142 @@
+"""Parts of a run's report: its model, its reward by parts, its learning signal, and its clients."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RewardConfig, RunConfig
+from openenv_pipe.system.markdown import UNKNOWN, table
+from openenv_pipe.system.untrusted_text import for_markdown
+
+REWARD = "reward/"
+END_SHARE = 0.1  # of the steps, at an end, which are shown beside the others
+LOST_EPISODES = {
+    "clients/failed": "failed at their clients",
+    "clients/lost": "were lost with their clients",
+    "clients/late": "were not done when the time of their group was over",
+}
+
+Records = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+
+
+def model_rows(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows by their titles. facts: of the run's record."""
+    return {"model": _model(config.model, facts), **_forward(config, facts)}
+
+
+def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
+    if isinstance(model, HubModelConfig):
+        name = for_markdown(f"{model.path}{f' at {model.revision}' if model.revision else ''}")
+    else:
+        name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
+    tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
+    if model.quantization != "none":
+        tuning += f" above weights in {model.quantization}"
+    size = facts.get("num_parameters")
+    return f"{name}{f', {size:,} parameters' if isinstance(size, int) else ''}, {tuning}"
+
+
+def _forward(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Say how the model was trained and sampled, and why not in a faster way; nothing for a run
+    that found out neither."""
+    found = facts.get("forward")
+    if not isinstance(found, dict):
+        return {}
+    text = f"trained in {found.get('learner')} rows"
+    if config.engine.type == "local":
+        text += f", {found.get('sampler')} sampling"
+    left_out = found.get("left_out")
+    reasons = left_out.items() if isinstance(left_out, dict) else ()
+    why = "; ".join(f"not {name}: {reason}" for name, reason in reasons)
+    return {"forward passes": for_markdown(f"{text} ({why})" if why else text)}
+
+
+def parts_table(config: RewardConfig, records: Records) -> str:
+    """Return a table with a row for each term of the reward and each of its parts.
+
+    Empty before the first step of GRPO.
+    """
+    steps = [record for record in records if record.get("stage") == "grpo"]
+    names = dict.fromkeys(key for step in steps for key in step if key.startswith(REWARD))
+    names.pop("reward/std", None)
+    if not names:
+        return ""
+    num_shown = max(1, round(END_SHARE * len(steps)))
+    rows = [
+        [
+            for_markdown(name.removeprefix(REWARD)) if name != "reward/mean" else "**all**",
+            _role(config, name.removeprefix(REWARD)),
+            _mean(name, steps[:num_shown]),
+            _mean(name, steps[-num_shown:]),
+        ]
+        for name in sorted(names, key=lambda name: (name == "reward/mean", name))
+    ]
+    noun = "step" if num_shown == 1 else f"{num_shown} steps"
+    titles = ["part of the reward", "counts", f"first {noun}", f"last {noun}"]
+    return "## Reward by parts\n\n" + table(titles, rows)
+
+
+def _role(config: RewardConfig, name: str) -> str:
+    """Say how a term counts in the reward; empty for the parts of a term."""
+    if name not in config.terms:
+        return ""
+    kinds = [each.type for each in config.transforms.get(name, [])]
+    weight = config.terms[name].weight
+    counts = "multiplies" if "multiply" in kinds else f"× {weight:g}" if weight else "metric only"
+    before = ", ".join(kind.replace("_", " ") for kind in kinds if kind != "multiply")
+    return f"{counts}, after {before}" if before else counts
+
+
+def _mean(name: str, steps: Records) -> str:
+    values = [value for step in steps if (value := step.get(name)) is not None]
+    return f"{fmean(values):.3f}" if values else UNKNOWN
+
+
+def signal_text(records: Records) -> str:
+    """Say how many groups had a signal, and what each cost in episodes (OpenEnv, RFC 013).
+
+    Empty before the first step of GRPO.
+    """
+    steps = [record for record in records if record.get("stage") == "grpo"]
+    if not steps:
+        return ""
+    text = f"**Learning signal:** {_costs(steps)}"
+    num_last = round(END_SHARE * len(steps))
+    if num_last > 1:
+        text += f"; in the last {num_last} steps, {_costs(steps[-num_last:])}"
+    return f"{text}."
+
+
+def _costs(steps: Records) -> str:
+    num_signals = _sum(steps, "groups/trained")
+    num_groups = num_signals + _sum(steps, "groups/skipped")
+    text = f"{num_signals:,} of {num_groups:,} groups had one"
+    if not num_signals:
+        return text
+    num_episodes, num_tokens = _sum(steps, "episodes/count"), _sum(steps, "tokens/sampled")
+    return (
+        f"{text}, each for {num_episodes / num_signals:.1f} episodes and "
+        f"{num_tokens / num_signals:,.0f} sampled tokens"
+    )
+
+
+def _sum(steps: Records, key: str) -> int:
+    return sum(step.get(key) or 0 for step in steps)
+
+
+def clients_text(records: Records) -> str:
+    """Say how many episodes clients did not play to their end, and how many groups were dropped.
+
+    Empty if no clients play.
+    """
+    steps = [record for record in records if record.get("clients/lost") is not None]
+    if not steps:
+        return ""
+    counts = {text: sum(step[name] for step in steps) for name, text in LOST_EPISODES.items()}
+    parts = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    num_played = sum(record.get("episodes/count") or 0 for record in records)
+    num_dropped = sum(step["groups/dropped"] for step in steps)
+    return (
+        f"**Episodes of clients:** of {num_played}, {parts}. Groups that were left with fewer than "
+        f"two episodes taught nothing: {num_dropped}."
+    )
