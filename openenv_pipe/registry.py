@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from openenv_pipe.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
@@ -69,10 +71,24 @@ def functions() -> dict[str, str]:
 
 
 def block_types(block: str) -> dict[str, BlockType]:
-    """Return all types of a block by their names: those of the core, then those of the extras."""
+    """Return all types of a block by their names: of the core, of the extras, then of plugins.
+
+    Raises:
+        ConfigError: a plugin registers a type of a name that is taken, or cannot be used.
+    """
     core: Extra = load("openenv_pipe.core:CORE")
-    found = (each for extra in (core, *extras()) for each in extra.blocks)
-    return {each.type: each for each in found if each.block == block}
+    plugins: list[BlockType] = load("openenv_pipe.system.plugins:plugin_blocks")()
+    found: dict[str, BlockType] = {}
+    for each in (*(own for extra in (core, *extras()) for own in extra.blocks), *plugins):
+        if each.block != block:
+            continue
+        if each.type in found:
+            raise ConfigError(
+                f"{block}.type={each.type} is registered twice, by {found[each.type].build} and "
+                f"{each.build}; uninstall the plugin that has one of them"
+            )
+        found[each.type] = each
+    return found
 
 
 def load(target: str) -> Any:

@@ -1,7 +1,8 @@
 """Plugins: installed packages that bring configuration and environments of their own.
 
 A plugin names its package under the entry point group `openenv_pipe.plugins`. The folders `conf/`
-and `envs/` of that package join the search path. The package is found without being imported.
+and `envs/` of that package join the search path. The package is found without being imported. If it
+has a module `extra`, which registers types of blocks, that is imported with the configuration.
 """
 
 import functools
@@ -9,6 +10,9 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.registry import BlockType, Extra
 
 ENTRY_POINTS = "openenv_pipe.plugins"
 FOLDERS = ("conf", "envs")
@@ -19,6 +23,7 @@ class Plugin:
     """An entry point of an installed package."""
 
     name: str
+    package: str
     distribution: str  # the installed package, as pip names it
     version: str
     folder: Path | None  # with conf/, envs/ or both; None: the plugin cannot be used
@@ -34,6 +39,33 @@ def plugin_dirs(name: str) -> list[Path]:
     """The folders of this name, `conf` or `envs`, of all plugins, sorted by the plugins' names."""
     folders = [plugin.folder / name for plugin in find_plugins() if plugin.folder is not None]
     return [folder for folder in folders if folder.is_dir()]
+
+
+def plugin_blocks() -> list[BlockType]:
+    """Return the types of blocks that plugins register by the constant EXTRA of a module `extra`.
+
+    Raises:
+        ConfigError: the module cannot be imported, or its EXTRA is not one of blocks only.
+    """
+    found: list[BlockType] = []
+    for plugin in find_plugins():
+        if plugin.folder is None or not (plugin.folder / "extra.py").is_file():
+            continue
+        where = f"the plugin {plugin.name!r} ({plugin.distribution} {plugin.version})"
+        try:
+            extra = importlib.import_module(f"{plugin.package}.extra").EXTRA
+        except Exception as error:  # whatever the plugin's code raises
+            raise ConfigError(
+                f"{where}: {plugin.folder / 'extra.py'} cannot be used: "
+                f"{type(error).__name__}: {error}; mend or uninstall it"
+            ) from error
+        if not isinstance(extra, Extra) or extra != Extra(name=extra.name, blocks=extra.blocks):
+            raise ConfigError(
+                f"{where}: EXTRA in {plugin.folder / 'extra.py'} is {extra!r:.200}; expected an "
+                "openenv_pipe.registry.Extra with `name` and `blocks` alone"
+            )
+        found += extra.blocks
+    return found
 
 
 def unusable_plugins_note() -> str:
@@ -58,6 +90,7 @@ def _find_plugins(search_path: tuple[str, ...]) -> tuple[Plugin, ...]:
         found.append(
             Plugin(
                 name=entry.name,
+                package=entry.value,
                 distribution=distribution,
                 version=version,
                 folder=folder,

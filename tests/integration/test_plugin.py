@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,10 @@ def test_the_plugin_is_listed_with_what_it_brings(site, tmp_path):
     (first,) = [line for line in lines if line.split()[:1] == ["example"]]
     assert "openenv-pipe-example-plugin 0.1.0" in first
     brought = [line.split()[-1] for line in lines[1:]]
-    assert brought == ["conf=counting", "env=counting", "tracker=lines", "env.package=counting"]
+    assert brought == [
+        *("conf=counting", "env=counting", "tracker=lines", "tracker=typed_lines"),
+        "env.package=counting",
+    ]
 
 
 def test_check_builds_every_part(site, tmp_path):
@@ -67,6 +71,11 @@ def test_check_builds_every_part(site, tmp_path):
         assert f"example_plugin.{name}" in text
     for name in ("hosts:NiceHost", "engines:CountingEngine"):
         assert f"example_plugin.{name}" in text
+
+
+def test_a_type_of_the_plugins_own_is_checked_by_its_keys_and_built(site, tmp_path):
+    text = openenv_pipe(tmp_path, site, "check", "conf=counting", "tracker=typed_lines", *SMALL)
+    assert re.search(r"tracker +ok +lines", text)
 
 
 def test_the_tracker_got_every_record_once(trained):

@@ -11,6 +11,7 @@ from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.commands.plugins import plugins_table
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.registry import block_types
 from openenv_pipe.system.plugins import find_plugins
 from openenv_pipe.system.resources import conf_dirs, env_dirs, find_env, load_callable, shipped_dir
 
@@ -148,3 +149,48 @@ def test_the_command_lists_plugins_without_importing_them(letters, site, is_brok
     assert result.returncode == code, result.stderr
     assert "letters-package 1.2" in result.stdout
     assert "conf=letters" in result.stdout
+
+
+REGISTERS = """
+from openenv_pipe.registry import BlockType, Extra
+EXTRA = Extra(name="typed", blocks=(
+    BlockType(block="tracker", type="{type}", config="typed_plugin:A", build="typed_plugin:build"),
+))
+"""
+
+
+def install_typed(site, extra):
+    install(site, "typed", "typed_plugin", files=[("conf/tracker/typed.yaml", "{}")])
+    write(site / "typed_plugin/__init__.py")
+    write(site / "typed_plugin/extra.py", extra)
+
+
+@pytest.fixture
+def _forgotten():
+    """Modules of the plugin are imported anew."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "typed_plugin"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_plugin_registers_types_of_blocks(site):
+    install_typed(site, REGISTERS.format(type="csv"))
+    assert block_types("tracker")["csv"].build == "typed_plugin:build"
+    assert "csv" not in block_types("host")
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        (REGISTERS.format(type="python"), "tracker.type=python is registered twice, by .*typed_pl"),
+        ("1 / 0", r"the plugin 'typed' .*extra\.py cannot be used: ZeroDivisionError"),
+        ("EXTRA = 7", r"EXTRA in .* is 7; expected an openenv_pipe\.registry\.Extra"),
+    ],
+    ids=["a taken name", "an error", "another object"],
+)
+def test_a_plugin_that_registers_nothing_usable_is_named(site, extra, problem):
+    install_typed(site, extra)
+    with pytest.raises(ConfigError, match=problem):
+        block_types("tracker")

@@ -20,3 +20,7 @@ class LinesTracker:
 
     def close(self, status, summary):
         self._file.close()
+
+
+def build_lines_tracker(key, config, folder):
+    return LinesTracker(folder, file_name=config.file_name)
