@@ -1,5 +1,7 @@
 """The commands, their help and their exit codes. `commands/` does their work; no torch is loaded.
 
+Extras add theirs, which `ORDER` places among the others.
+
 Exit codes: 0 success, 1 the pipeline failed, 2 the command or the YAML is wrong, 3 a reproduction
 differs, 130 interrupted.
 """
@@ -15,11 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import (
-    engine,
-    models,
-    results,
-)
+from openenv_pipe.cli import engine, models, results
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
@@ -42,7 +40,7 @@ OF_THE_MACHINE = (
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
     *("train", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
-    *("show", "check", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins", "version"),
+    *("show", "check", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins"),
     *("env", "engine", "judge", "episodes"),
 )
 
