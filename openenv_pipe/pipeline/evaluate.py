@@ -1,7 +1,7 @@
 """Evaluation: the same tasks with the same seeds for every model, and for scripted policies.
 
 The pipeline calls this for its stages and between its steps, and the command `eval` calls it.
-Episode k of a task has the same sampling seed for every player, so that players are comparable.
+Episode k of a task has the same sampling seed for every policy, so that policies are comparable.
 """
 
 from openenv_pipe.config.schema import RunConfig
@@ -58,7 +58,7 @@ async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Eva
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
     Returns an empty list if the engine needs no tokenizer, because scripted replies need one. A
-    player that cannot be played gets a report that says why: it is no reason to end a run.
+    policy that cannot be played gets a report that says why: it is no reason to end a run.
 
     Raises:
         EngineError, HostError: as any evaluation.

@@ -181,7 +181,7 @@ def _reject_total_failure(episodes: Sequence[Episode]) -> None:
         if "EXECUTION_ERROR" in error:
             advice += (
                 "; if it is the actions that raise there, env.step_exception=unusable takes them "
-                "as mistakes of the player"
+                "as mistakes of the policy"
             )
         raise FailureError(
             f"all {len(episodes)} episodes failed, the first with: {error}; {advice}"

@@ -241,7 +241,7 @@ class Game:
         if (failure := self._record.failure) is not None:
             self._person.show(
                 f"\nthe episode failed, as it would in training: {failure}\nwith "
-                "env.step_exception=unusable such an exception counts as the player's mistake, and "
+                "env.step_exception=unusable such an exception counts as the policy's mistake, and "
                 "the episode continues",
                 "",
             )

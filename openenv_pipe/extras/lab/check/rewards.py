@@ -142,7 +142,7 @@ def _failure_lines(groups: Groups) -> Iterator[Line]:
             text = (
                 f"{len(failures)} of {len(plays)} episodes failed, and count nowhere: "
                 f"{failures[0]!s:.200}; env.step_exception=unusable takes an exception of a step "
-                "as a mistake of the player"
+                "as a mistake of the policy"
             )
             result = Result.FAIL if len(failures) == len(plays) else Result.WARN
             yield Line(f"episodes, {name}", result, text)
