@@ -15,7 +15,6 @@ from openenv_pipe.config.schema import (
     GroupRelativeAdvantageConfig,
     OptimizerConfig,
     ProcessHostConfig,
-    RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
 )
@@ -103,10 +102,6 @@ def _vllm(config: RunConfig, *, attached: bool) -> bool:
 
 def _keys(block: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{block}.{name}" for name in names)
-
-
-def _ray(config: RunConfig) -> RayClusterConfig | None:
-    return config.cluster if isinstance(config.cluster, RayClusterConfig) else None
 
 
 RULES = (
@@ -239,13 +234,13 @@ RULES = (
     IneffectiveKeys(
         keys=("cluster.cpus_per_rank",),
         because=("cluster.learner_nodes",),
-        applies=lambda config: (ray := _ray(config)) is not None and ray.learner_nodes == 1,
+        applies=lambda config: config.cluster.learner_nodes == 1,
         advice="set cluster.learner_nodes above 1",
     ),
     IneffectiveKeys(
         keys=_keys("cluster", "cpus_per_vllm_server", "gpus_per_vllm_server"),
         because=("cluster.vllm_on_nodes",),
-        applies=lambda config: (ray := _ray(config)) is not None and not ray.vllm_on_nodes,
+        applies=lambda config: not config.cluster.vllm_on_nodes,
         advice="set cluster.vllm_on_nodes=true",
     ),
 )

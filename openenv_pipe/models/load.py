@@ -257,8 +257,8 @@ def reject_unsupported_vision(config: RunConfig) -> None:
     assert isinstance(model, HubModelConfig)
     settings = {
         f"engine={config.engine.type}": ("engine=local", config.engine.type == "python"),
-        f"cluster={config.cluster.type}": ("cluster=local", config.cluster.type != "local"),
-        f"agent={config.agent.type}": ("agent=loop", config.agent.type != "loop"),
+        f"cluster={config.cluster.type}": ("cluster=local", config.cluster.plays_on_nodes),
+        f"agent={config.agent.type}": ("agent=loop", not config.agent.is_loop),
         "model.history=rerender": ("model.history=append", model.history == "rerender"),
         f"model.quantization={model.quantization}": (
             "model.quantization=none",

@@ -28,7 +28,6 @@ from openenv_pipe.config.schema import (
     LoopAgentConfig,
     OpenAIEngineConfig,
     PythonEngineConfig,
-    RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
 )
@@ -140,7 +139,7 @@ async def assembled(
 
 
 def _make_host(config: RunConfig, logs: Path, servers: ServerProvider) -> Host | RolloutWorkers:
-    if isinstance(config.cluster, RayClusterConfig):
+    if config.cluster.plays_on_nodes:
         return RolloutWorkers(config, logs)
     return servers.host(config, logs)
 
@@ -320,7 +319,7 @@ def _local_engine(
         elif twin:
             prepare = partial(prepare_thread, num_threads)
             executor = threads.enter_context(ThreadPoolExecutor(1, "sampler", prepare))
-        kind = EagerEngine if isinstance(config.agent, ClientAgentConfig) else LocalEngine
+        kind = LocalEngine if config.agent.plays_on_demand else EagerEngine
         yield kind(
             model,
             max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.

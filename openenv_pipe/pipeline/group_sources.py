@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
-from openenv_pipe.config.schema import ClientAgentConfig, GroupRelativeAdvantageConfig, RunConfig
+from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
 from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
@@ -186,7 +186,7 @@ class PlayedGroups:
 
     async def settle(self) -> None:
         older = [each.playing for each in self._batches.values() if self._is_older(each)]
-        if isinstance(self._config.agent, ClientAgentConfig):
+        if not self._config.agent.plays_on_demand:
             return  # Clients may not come; what is not done by then is played again.
         if older:
             await asyncio.wait(older)

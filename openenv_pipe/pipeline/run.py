@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import OutOfMemoryError, PipeError, UserError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
@@ -128,7 +128,7 @@ async def play_and_learn(
         folder.update(**facts)
         source = PlayedGroups(config, rollout)
         evaluator: Evaluator = NoEvaluations()
-        if evaluates and not isinstance(config.agent, ClientAgentConfig):
+        if evaluates and config.agent.plays_on_demand:
             evaluator = Evaluations(
                 *(config, rollout, folder, progress, source.clear_engine), attempt.trackers
             )

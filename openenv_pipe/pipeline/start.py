@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.environments.hosts.early import EarlyHost
@@ -131,8 +131,7 @@ def _run_with_restarts(
 
     It does so up to `cluster.max_restarts` times. servers: those that all attempts use.
     """
-    folder, cluster = attempt.folder, attempt.config.cluster
-    num_left = cluster.max_restarts if isinstance(cluster, RayClusterConfig) else 0
+    folder, num_left = attempt.folder, attempt.config.cluster.max_restarts
     with folder.held():
         while True:
             try:

@@ -103,7 +103,7 @@ RULES = (
     Rule(
         keys=("agent", "engine"),
         breaks=lambda c: (
-            c.agent.type != "loop"
+            not c.agent.is_loop
             and _capabilities(c).takes != "token_ids"
             and c.engine.type != "openai"
         ),

@@ -29,19 +29,15 @@ def _evaluates_more_than_there_are(config: "RunConfig") -> bool:
 
 
 def _plays_without_environment(config: "RunConfig") -> bool:
-    host, agent = config.host, config.agent
-    needs_environment = agent.type == "loop" or (
-        agent.type == "program" and agent.reward_from == "environment"
-    )
-    return not host.has_environment and needs_environment
+    return config.agent.needs_environment and not config.host.has_environment
 
 
 def _needs_session_on_node(config: "RunConfig") -> bool:
-    return config.cluster.type == "ray" and not config.host.runs_on_nodes
+    return config.cluster.plays_on_nodes and not config.host.runs_on_nodes
 
 
 def _has_one_port_on_nodes(config: "RunConfig") -> bool:
-    return config.cluster.type == "ray" and len(config.host.fixed_ports) > 0
+    return config.cluster.plays_on_nodes and len(config.host.fixed_ports) > 0
 
 
 def _is_open_without_token(config: "RunConfig") -> bool:
@@ -140,20 +136,20 @@ RULES = (
     ),
     Rule(
         keys=("agent", "eval.during.every"),
-        breaks=lambda c: c.agent.type == "client" and c.eval.during.every > 0,
+        breaks=lambda c: not c.agent.plays_on_demand and c.eval.during.every > 0,
         advice="clients play no evaluations; set eval.during.every=0",
         when="train",
     ),
     Rule(
         keys=("agent",),
-        breaks=lambda c: c.agent.type == "client",
+        breaks=lambda c: not c.agent.plays_on_demand,
         advice="clients play no evaluations; name what plays instead, such as agent=loop or "
         "agent=program",
         when="eval",
     ),
     Rule(
         keys=("cluster", "agent"),
-        breaks=lambda c: c.cluster.type == "ray" and c.agent.type != "loop",
+        breaks=lambda c: c.cluster.plays_on_nodes and not c.agent.is_loop,
         advice="rollout workers play by the pipeline's own loop; set agent=loop or cluster=local",
         when="play",
     ),

@@ -34,8 +34,7 @@ def _has_uneven_replicas(config: "RunConfig") -> bool:
 
 
 def _has_uneven_nodes(config: "RunConfig") -> bool:
-    cluster = config.cluster
-    return cluster.type == "ray" and config.trainer.devices % cluster.learner_nodes > 0
+    return config.trainer.devices % config.cluster.learner_nodes > 0
 
 
 def _has_uneven_heads(config: "RunConfig") -> bool:

@@ -19,13 +19,27 @@ from openenv_pipe.config.schema.registered import Registered
 ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 
 
-class LoopAgentConfig(Block):
+class AgentBlock(Block):
+    """Base of the agents."""
+
+    is_loop: ClassVar[bool] = False  # the pipeline's own loop plays
+    # Whether it plays when the run wants an episode; False: it comes when it likes, or never.
+    plays_on_demand: ClassVar[bool] = True
+
+    @property
+    def needs_environment(self) -> bool:
+        """Whether the reward comes from steps in an environment."""
+        return True
+
+
+class LoopAgentConfig(AgentBlock):
     """The pipeline makes prompts of observations, and actions of replies (conf/agent/loop.yaml)."""
 
     type: Literal["loop"]
+    is_loop: ClassVar[bool] = True
 
 
-class CallingAgentConfig(Block):
+class CallingAgentConfig(AgentBlock):
     """Base of the agents that call the model by HTTP: the limits of an episode's calls."""
 
     max_calls: NumTurns = Field(
@@ -99,6 +113,10 @@ class ProgramAgentConfig(CallingAgentConfig):
     )
     sandbox: SandboxConfig = Field(description="where the programs run")
 
+    @property
+    def needs_environment(self) -> bool:
+        return self.reward_from == "environment"
+
     @model_validator(mode="after")
     def _command_has_no_key(self) -> "ProgramAgentConfig":
         for placeholder in ("{api_key}", "{env_url}"):
@@ -128,6 +146,11 @@ class ClientAgentConfig(CallingAgentConfig):
         description="how long after a group's first episode was opened its others may take; those "
         "that are not done by then do not count"
     )
+    plays_on_demand: ClassVar[bool] = False
+
+    @property
+    def needs_environment(self) -> bool:
+        return False
 
 
 AgentConfig = Annotated[

@@ -1,6 +1,6 @@
 """`cluster`: on which machines the parts of a run work."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,10 @@ class LocalClusterConfig(Block):
     """Everything runs on this machine (conf/cluster/local.yaml)."""
 
     type: Literal["local"]
+    plays_on_nodes: ClassVar[bool] = False
+    learner_nodes: ClassVar[int] = 1
+    max_restarts: ClassVar[int] = 0
+    vllm_on_nodes: ClassVar[bool] = False
 
 
 class RayClusterConfig(Block):
@@ -25,6 +29,7 @@ class RayClusterConfig(Block):
     """
 
     type: Literal["ray"]
+    plays_on_nodes: ClassVar[bool] = True
     address: RayAddress = Field(
         description="host:port of the cluster's head; auto: RAY_ADDRESS, else the cluster to which "
         "this machine belongs"

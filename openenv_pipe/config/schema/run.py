@@ -64,8 +64,7 @@ class RunConfig(_Composed):
     @property
     def ranks_per_node(self) -> int:
         """How many of trainer.devices are on each node of the learner, this machine included."""
-        cluster = self.cluster
-        return self.trainer.devices // (cluster.learner_nodes if cluster.type == "ray" else 1)
+        return self.trainer.devices // self.cluster.learner_nodes
 
     @property
     def vllm_nodes(self) -> RayClusterConfig | None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
@@ -65,7 +65,7 @@ def reproduce(
     recorded = find_run(name, runs_dir)
     _reject_fork(recorded)
     config = recorded.config_to_run(trust=trust)
-    if isinstance(config.agent, ClientAgentConfig) and not is_replay:
+    if not config.agent.plays_on_demand and not is_replay:
         raise RunFolderError(
             f"{recorded.path} was played by clients (agent=client), and nobody can play the same "
             "again; --replay trains on the recorded episodes"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig, VllmEngineConfig
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sizing.cluster import Cluster
 from openenv_pipe.extras.sizing.constants import Gpu, constant
@@ -173,7 +173,7 @@ def _learner_sizes(config: RunConfig, cluster: Cluster) -> Iterator[tuple[int, i
 
 
 def _given_nodes(config: RunConfig) -> int:
-    return config.cluster.learner_nodes if isinstance(config.cluster, RayClusterConfig) else 1
+    return config.cluster.learner_nodes
 
 
 def _ways_to_divide(num_nodes: int, num_ranks: int) -> Iterator[tuple[str, int]]:

@@ -144,7 +144,7 @@ class CheckpointPlay:
             word = f"{self._runs_dir / state.request.run}{which}"
             model = await asyncio.to_thread(find_model, word, trust=self._trust)
             state.model = model.name
-            if model.config.agent.type != "loop":
+            if not model.config.agent.is_loop:
                 raise ConfigError(
                     f"the episodes of {model.name} are played by a program "
                     f"(agent={model.config.agent.type}), which a person cannot play with"
