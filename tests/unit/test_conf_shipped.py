@@ -19,6 +19,8 @@ from openenv_pipe.system.resources import (
     shipped_dir,
 )
 
+pytestmark = pytest.mark.slow
+
 CONF = shipped_dir("conf")
 FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"))
 EXPERIMENTS = group_options("conf")

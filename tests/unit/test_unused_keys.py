@@ -7,6 +7,8 @@ from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.unused_keys import all_rules, find_unused, unused_keys
 from openenv_pipe.system.resources import group_options, shipped_dir
 
+pytestmark = pytest.mark.slow
+
 ECHO = "conf=echo"
 FLAT = "reward.terms.env.per_turn=false"
 ATTACHED = ("engine=vllm", "engine.launch=attach", "engine.url=http://127.0.0.1:1")
