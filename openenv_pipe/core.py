@@ -35,6 +35,21 @@ CORE = Extra(
             check="environments.hosts.python:check_python_host",
         ),
         _type("host", "none", "host:NoHostConfig", "environments.hosts.none:NoHost"),
+        _type("agent", "loop", "agent:LoopAgentConfig", "rollout.episode:own_loop"),
+        _type(
+            "agent",
+            "program",
+            config="agent:ProgramAgentConfig",
+            build="rollout.agents.player:open_programs",
+            check="rollout.agents.checks:check_programs",
+        ),
+        _type(
+            "agent",
+            "client",
+            config="agent:ClientAgentConfig",
+            build="rollout.agents.client_player:open_clients",
+            check="rollout.agents.checks:check_clients",
+        ),
         _type(
             "agent.sandbox",
             "none",

@@ -15,17 +15,14 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from openenv_pipe.config.schema import (
-    ClientAgentConfig,
     HubModelConfig,
     LocalEngineConfig,
-    LoopAgentConfig,
     OpenAIEngineConfig,
     PythonEngineConfig,
     RunConfig,
@@ -63,7 +60,6 @@ from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
-from openenv_pipe.rollout.context import EpisodeRunner
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
@@ -170,34 +166,10 @@ async def _opened_rollout(
     loop = LocalRunner(host, await adapter_for(config.env.adapter, host.urls, host.access))
     url = next(iter(host.urls), "")  # host=none has no server
     splits = await open_splits(config, known_sets, url, host.access)
-    async with _opened_agents(config, loop, logs, notify) as agents:
+    # In a thread, because OpenEnv's capture proxy takes seconds to import.
+    open_agents = await asyncio.to_thread(load, block_types("agent")[config.agent.type].build)
+    async with open_agents(config, loop, logs, notify) as agents:
         yield rollout(loop=loop, splits=splits, agents=agents)
-
-
-@asynccontextmanager
-async def _opened_agents(
-    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
-) -> AsyncIterator[EpisodeRunner | None]:
-    """Serve the programs or clients that play the episodes, until the end of the block."""
-    agent = config.agent
-    if isinstance(agent, LoopAgentConfig):
-        yield None
-        return
-    # Imported late, and in a thread, because OpenEnv's capture proxy takes seconds to import.
-    agents = "openenv_pipe.rollout.agents"
-    if isinstance(agent, ClientAgentConfig):
-        clients = await asyncio.to_thread(import_module, f"{agents}.client_player")
-        async with clients.serving_clients(loop, agent, config.reward, notify) as serving:
-            yield serving
-        return
-    player = await asyncio.to_thread(import_module, f"{agents}.player")
-    folder = logs.absolute() / "programs"
-    level = "tokens" if config.engine.capabilities.takes == "token_ids" else "text"
-    open_sandbox = await asyncio.to_thread(
-        load, block_types("agent.sandbox")[agent.sandbox.type].build
-    )
-    async with open_sandbox(agent, logs, level=level) as sandbox, sandbox.gateway.serving():
-        yield player.Programs(loop, agent, sandbox=sandbox, folder=folder)
 
 
 async def _start(host: Host | RolloutWorkers, logs: Path, notify: Callable[[str], None]) -> None:

@@ -16,9 +16,7 @@ from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.config.error_messages import list_problems
 from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
-    ClientAgentConfig,
     HubModelConfig,
-    ProgramAgentConfig,
     PythonAdvantageConfig,
     PythonEngineConfig,
     PythonLossConfig,
@@ -52,7 +50,6 @@ from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.child_environment import given_variables
-from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
 from openenv_pipe.system.ray_cluster import require_ray
@@ -297,17 +294,13 @@ def _policies(config: RunConfig) -> str:
 
 
 def check_agent(config: RunConfig) -> str:
-    """Check that a program is there, or that clients can come. Raises ConfigError."""
-    agent = config.agent
-    if isinstance(agent, ClientAgentConfig):
-        if agent.host in LOOPBACK and port_in_use(agent.port):
-            raise ConfigError(
-                f"agent.port={agent.port}: the port is used by another program; set another one"
-            )
-        return f"clients at {agent.host}:{agent.port}"
-    if not isinstance(agent, ProgramAgentConfig):
-        return ""
-    return str(load(block_types("agent.sandbox")[agent.sandbox.type].check)(agent))
+    """Check that what plays is there, or can come.
+
+    The `check` of an agent's type is called with its configuration, and returns what plays, for
+    people. Raises ConfigError.
+    """
+    check = block_types("agent")[config.agent.type].check
+    return str(load(check)(config.agent)) if check else ""
 
 
 def _variables(config: RunConfig) -> str:

@@ -4,11 +4,15 @@ Training, evaluations, `env check` and `env play` all play by it; they differ in
 """
 
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
@@ -28,6 +32,19 @@ from openenv_pipe.types import (
     Step,
     Turn,
 )
+
+
+@asynccontextmanager
+async def own_loop(
+    config: RunConfig, loop: "LocalRunner", logs: Path, notify: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Give no other player, as `agent=loop` says.
+
+    The `build` of an agent's type is called with the run's configuration, the loop with its
+    sessions, the folder for logs and what shows a note. It gives an `EpisodeRunner`, or None, in
+    an asynchronous context manager.
+    """
+    yield
 
 
 class LocalRunner:

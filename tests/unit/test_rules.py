@@ -65,10 +65,6 @@ BROKEN = [
         [NO_HOST, CLIENT, f"env.tasks.eval={LISTED}"],
         "host env.tasks.eval.type",
     ),
-    (
-        ["agent=harbor", "agent/sandbox=docker", "agent.sandbox.image=a:1"],
-        "agent.reward_from agent.sandbox.type",
-    ),
     ([CLIENT, "agent.host=0.0.0.0"], "agent.host agent.token"),
     ([CLIENT, EVERY], "agent eval.during.every"),
     ([CLIENT], "agent"),
@@ -260,20 +256,29 @@ def test_settings_that_do_not_go_together_are_rejected_by_key_and_value(override
 
 
 @pytest.mark.parametrize(
-    ("keys", "problem"),
+    ("overrides", "problem"),
     [
         (
-            "type: python, target: 'a:b', keywords: {}, use: mean, per_turn: true",
-            "use=mean with per_turn=true: ",
+            [term("type: python, target: 'a:b', keywords: {}, use: mean, per_turn: true")],
+            "reward.terms.it: use=mean with per_turn=true: ",
         ),
         (
-            "type: rubric, per_turn: false, weights: {a: 1.0}, gates: [a], when_missing: null",
-            "gates=['a'] with weights=['a']: ",
+            [
+                term(
+                    "type: rubric, per_turn: false, weights: {a: 1.0}, gates: [a], "
+                    "when_missing: null"
+                )
+            ],
+            "reward.terms.it: gates=['a'] with weights=['a']: ",
+        ),
+        (
+            ["agent=harbor", "agent/sandbox=docker", "agent.sandbox.image=a:1"],
+            "agent: reward_from=harbor with sandbox.type=docker: ",
         ),
     ],
 )
-def test_keys_of_a_term_that_do_not_go_together_are_rejected(keys, problem):
-    assert violations([term(keys)])[0].startswith(f"reward.terms.it: {problem}")
+def test_keys_of_one_block_that_do_not_go_together_are_rejected(overrides, problem):
+    assert violations(overrides)[0].startswith(problem)
 
 
 # Neighbours of the samples above.

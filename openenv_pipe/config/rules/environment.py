@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
-from openenv_pipe.system.http import LOOPBACK
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
@@ -38,20 +37,6 @@ def _needs_session_on_node(config: "RunConfig") -> bool:
 
 def _has_one_port_on_nodes(config: "RunConfig") -> bool:
     return config.cluster.plays_on_nodes and len(config.host.fixed_ports) > 0
-
-
-def _is_open_without_token(config: "RunConfig") -> bool:
-    agent = config.agent
-    return agent.type == "client" and agent.host not in LOOPBACK and agent.token is None
-
-
-def _cannot_read_results(config: "RunConfig") -> bool:
-    agent = config.agent
-    return (
-        agent.type == "program"
-        and agent.reward_from == "harbor"
-        and not agent.sandbox.is_this_machine
-    )
 
 
 def _unmeasured_terms(config: "RunConfig") -> list[str]:
@@ -123,13 +108,8 @@ RULES = (
         advice="no server lists tasks; set another type",
     ),
     Rule(
-        keys=("agent.reward_from", "agent.sandbox.type"),
-        breaks=_cannot_read_results,
-        advice="Harbor starts the containers of its tasks itself; set agent/sandbox=none",
-    ),
-    Rule(
         keys=("agent.host", "agent.token"),
-        breaks=_is_open_without_token,
+        breaks=lambda c: c.agent.is_open,
         advice="other machines could open episodes; set the environment variable "
         "OPENENV_PIPE_TOKEN, or agent.host=127.0.0.1",
         when="play",

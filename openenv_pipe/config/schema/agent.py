@@ -15,6 +15,7 @@ from openenv_pipe.config.schema.base import (
     Variables,
 )
 from openenv_pipe.config.schema.registered import Registered
+from openenv_pipe.system.http import LOOPBACK
 
 ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 
@@ -22,6 +23,7 @@ ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 class AgentBlock(Block):
     """Base of the agents."""
 
+    type: str
     is_loop: ClassVar[bool] = False  # the pipeline's own loop plays
     # Whether it plays when the run wants an episode; False: it comes when it likes, or never.
     plays_on_demand: ClassVar[bool] = True
@@ -30,6 +32,11 @@ class AgentBlock(Block):
     def needs_environment(self) -> bool:
         """Whether the reward comes from steps in an environment."""
         return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach it without a token of the user's own."""
+        return False
 
 
 class LoopAgentConfig(AgentBlock):
@@ -118,6 +125,15 @@ class ProgramAgentConfig(CallingAgentConfig):
         return self.reward_from == "environment"
 
     @model_validator(mode="after")
+    def _results_can_be_read(self) -> "ProgramAgentConfig":
+        if self.reward_from == "harbor" and not self.sandbox.is_this_machine:
+            raise ValueError(
+                f"reward_from=harbor with sandbox.type={self.sandbox.type}: Harbor starts the "
+                "containers of its tasks itself; set agent/sandbox=none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _command_has_no_key(self) -> "ProgramAgentConfig":
         for placeholder in ("{api_key}", "{env_url}"):
             if any(placeholder in part for part in self.command):
@@ -152,7 +168,9 @@ class ClientAgentConfig(CallingAgentConfig):
     def needs_environment(self) -> bool:
         return False
 
+    @property
+    def is_open(self) -> bool:
+        return self.host not in LOOPBACK and self.token is None
 
-AgentConfig = Annotated[
-    LoopAgentConfig | ProgramAgentConfig | ClientAgentConfig, Field(discriminator="type")
-]
+
+AgentConfig = Annotated[AgentBlock, Registered("agent")]

@@ -3,10 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 from openenv_pipe.client import TOKEN_VARIABLE
-from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig
+from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig, RunConfig
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
@@ -54,6 +55,14 @@ async def serving_clients(
         yield Clients(loop, config, gateway=gateway, queue=queue)
         queue.end()
         await asyncio.sleep(LAST_WORD_S)
+
+
+def open_clients(
+    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
+) -> AbstractAsyncContextManager["Clients"]:
+    """Serve the clients of `agent=client`; see `rollout.episode.own_loop`."""
+    assert isinstance(config.agent, ClientAgentConfig)
+    return serving_clients(loop, config.agent, config.reward, notify)
 
 
 class Clients(LocalRunner):

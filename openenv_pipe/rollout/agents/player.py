@@ -6,17 +6,19 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
+from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig, RunConfig
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.harbor import TrialResult, take_verdict
@@ -70,6 +72,20 @@ class Programs(LocalRunner):
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         return await ProgramPlayer(self, context, spec).play(self.host)
+
+
+@asynccontextmanager
+async def open_programs(
+    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
+) -> AsyncIterator[Programs]:
+    """Serve the programs of `agent=program`; see `rollout.episode.own_loop`."""
+    agent = config.agent
+    assert isinstance(agent, ProgramAgentConfig)
+    level = "tokens" if config.engine.capabilities.takes == "token_ids" else "text"
+    sandbox_type = block_types("agent.sandbox")[agent.sandbox.type]
+    open_sandbox = await asyncio.to_thread(load, sandbox_type.build)
+    async with open_sandbox(agent, logs, level=level) as sandbox, sandbox.gateway.serving():
+        yield Programs(loop, agent, sandbox=sandbox, folder=logs.absolute() / "programs")
 
 
 class AgentPlayer(Player, ABC):
