@@ -33,8 +33,7 @@ def ended(folder, *arguments):
 @pytest.mark.parametrize("extra", [extra.name for extra in extras()])
 def test_the_core_does_without_an_extra(extra, tmp_path):
     for name in ("openenv_pipe", "conf", "envs", "tests"):
-        left_out = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=left_out)
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     shutil.rmtree(tmp_path / "openenv_pipe/extras" / extra)
     shutil.rmtree(tmp_path / "tests/unit/extras" / extra, ignore_errors=True)
