@@ -44,7 +44,7 @@ from openenv_pipe.models.safetensors_only import (
 )
 from openenv_pipe.models.template_clock import pinned_template
 from openenv_pipe.models.template_rendering import check_template
-from openenv_pipe.models.template_variables import template_with
+from openenv_pipe.models.template_variables import one_template, template_with
 from openenv_pipe.models.tokenizer_process import check_tokenizer
 
 if TYPE_CHECKING:
@@ -170,11 +170,12 @@ def load_tokenizer(config: ModelConfig) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(
                 config.path, revision=config.revision, trust_remote_code=False
             )
-        if config.chat_template is None and isinstance(tokenizer.chat_template, str):
+        if config.chat_template is None and tokenizer.chat_template is not None:
+            tokenizer.chat_template = one_template(tokenizer.chat_template, config.path)
             check_template(tokenizer.chat_template, config.path)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
-    if isinstance(tokenizer.chat_template, str):
+    if tokenizer.chat_template is not None:
         time = config.template_time
         moment = datetime.now() if time is None else datetime.fromisoformat(time)
         template = template_with(tokenizer.chat_template, config.chat_template_kwargs)

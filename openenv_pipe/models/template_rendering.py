@@ -27,7 +27,7 @@ def check_template(template: str, folder: str) -> None:
 
     Raises ConfigError: It takes more time or memory than any template needs.
     """
-    text = GENERATION.sub("", template).encode()
+    text = GENERATION.sub("", template).encode(errors="replace")
     try:
         output_of("try_template.py", text, cpu_s=TRIAL_CPU_S, memory_mb=TRIAL_MB)
     except LimitedProgramError as error:

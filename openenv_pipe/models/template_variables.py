@@ -1,4 +1,5 @@
-"""Set variables of a chat template, such as `enable_thinking`, for all prompts of a run.
+"""Set variables of a chat template, such as `enable_thinking`, for all prompts of a run, and make
+one template of several.
 
 They are written into the template, so that every program that renders it shows the same prompts:
 also vLLM's server, and whoever uses an exported model.
@@ -45,6 +46,28 @@ def template_with(template: str, variables: Mapping[str, Any]) -> str:
     sets = "".join(f"{{%- set {name} = {_literal(value)} -%}}" for name, value in variables.items())
     # The line break at the end of a comment is left out, and what follows begins a line, as before.
     return f"{{#- Variables of the run. -#}}{sets}{{#- End of variables. #}}\n{template}"
+
+
+def one_template(found: str | Mapping[str, str], folder: str) -> str:
+    """Return the chat template of a tokenizer, which may have several by their names.
+
+    transformers takes the one named `tool_use` for prompts with tools, and else `default`.
+    Raises ConfigError if there is no `default`.
+    """
+    if isinstance(found, str):
+        return found
+    if "default" not in found:
+        names = ", ".join(map(repr, found))
+        raise ConfigError(
+            f"the tokenizer of {folder!r} has the chat templates {names}, and none named "
+            "'default'; set model.chat_template to a Jinja template"
+        )
+    default, for_tools = found["default"], found.get("tool_use")
+    if for_tools is None:
+        return default
+    # Jinja leaves out the line break behind a tag, and the one that ends a template.
+    branches = (text.removesuffix("\n") for text in (for_tools, default))
+    return "{% if tools %}\n" + "{% else %}\n".join(branches) + "{% endif %}"
 
 
 def _variables_of(template: str) -> set[str]:

@@ -94,6 +94,27 @@ def test_a_template_that_nothing_would_interrupt_is_named(folder, expression, re
     assert str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["default", "tool_use"])
+def test_each_of_several_templates_is_tried(folder, name):
+    own = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    templates = {"default": own, "tool_use": own, name: "{{ 'a' * 9999999999 }}" + own}
+    config["chat_template"] = [{"name": key, "template": text} for key, text in templates.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="more than 512 MB"):
+        load_chat(model(folder))
+
+
+def test_a_template_may_have_half_a_surrogate_pair(folder):
+    own = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{# \ud800 #}" + own
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_chat(model(folder)).first_ids([{"role": "user", "content": "a"}])
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
 def test_files_of_the_model_are_files_of_a_size(folder, name):
     (folder / name).unlink(missing_ok=True)

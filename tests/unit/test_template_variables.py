@@ -5,7 +5,7 @@ from fakes import run_config
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_chat, load_tokenizer
-from openenv_pipe.models.template_variables import template_with
+from openenv_pipe.models.template_variables import one_template, template_with
 from openenv_pipe.models.tiny import CHAT_TEMPLATE
 
 TEMPLATE = (
@@ -73,3 +73,28 @@ def test_a_name_that_no_template_reads_is_rejected(name):
 def test_a_template_that_is_none_is_named():
     with pytest.raises(ConfigError, match="the chat template is no Jinja template"):
         template_with("{% if %}", {"effort": "low"})
+
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+@pytest.mark.parametrize("break_at_start", ["", "\n", "\n\n"])
+@pytest.mark.parametrize("break_at_end", ["", "\n", "\n\n"])
+def test_one_template_of_several_shows_what_transformers_shows(tools, break_at_start, break_at_end):
+    body = f"{break_at_start}{{% set a = 1 %}}{{{{ a }}}} {{{{ messages[0].content }}}}"
+    templates = {
+        "default": f"{body} plain{break_at_end}",
+        "tool_use": f"{body} {{{{ tools | tojson }}}}{break_at_end}",
+    }
+    tokenizer = load_tokenizer(model())
+    shown = []
+    for template in (templates, one_template(templates, "a/folder")):
+        tokenizer.chat_template = template
+        shown.append(tokenizer.apply_chat_template([USER], tools=tools, tokenize=False))
+    assert shown[0] == shown[1]
+
+
+def test_several_templates_without_a_default_are_rejected_with_their_names():
+    with pytest.raises(ConfigError, match=r"'a/folder' has the chat templates 'rag', and none"):
+        one_template({"rag": "x"}, "a/folder")
