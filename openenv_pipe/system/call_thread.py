@@ -106,6 +106,7 @@ class CallThread:
     def __init__(self, name: str, calls: deque[Call]) -> None:
         self._calls = calls
         self._is_abandoned = False
+        self._awaiting: set[asyncio.Task[Any]] = set()  # what functions returned to be awaited
         self._loop = asyncio.new_event_loop()
         self._doorbell = Doorbell(self._loop, self._make_queued)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -127,16 +128,28 @@ class CallThread:
             call = self._calls.popleft()
             call.thread = self
             call.run()
+            if call.task is not None:
+                self._awaiting.add(call.task)
+                call.task.add_done_callback(self._end_awaiting)
 
     def cancel(self, call: Call) -> None:
         if call.task is not None:
-            self._loop.call_soon_threadsafe(call.task.cancel)
+            self._call(call.task.cancel)
 
     def end(self) -> None:
-        """Begin no further call, and end the thread once it is free."""
+        """Begin no further call, and end the thread once nothing blocks it or is awaited in it."""
         self._is_abandoned = True
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._call(self._end_awaiting)
+
+    def _end_awaiting(self, task: "asyncio.Task[Any] | None" = None) -> None:
+        self._awaiting.discard(task)
+        if self._is_abandoned and not self._awaiting:
+            self._loop.stop()
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        """Call a function in the thread, unless it has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     def where(self) -> str:
         """Return the line that the thread runs, "file.py:12"; empty if it waits for an event."""

@@ -103,6 +103,30 @@ async def test_calls_that_wait_behind_a_blocked_one_are_made_in_another_thread()
     never.set()
 
 
+async def test_a_thread_that_is_left_behind_ends_the_coroutines_that_are_awaited_in_it():
+    part = code()
+    blocked, free = threading.Event(), threading.Event()
+
+    async def waits():
+        while not free.is_set():
+            await asyncio.sleep(0.001)
+        return 1
+
+    def blocks():
+        blocked.set()
+        free.wait()
+
+    waiting = asyncio.create_task(part.call(waits))
+    blocking = asyncio.create_task(part.call(blocks))
+    await asyncio.to_thread(blocked.wait)
+    blocking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocking
+    assert await part.call(lambda: 2) == 2
+    free.set()
+    assert await waiting == 1
+
+
 async def test_a_coroutine_that_waits_for_ever_is_cancelled_at_its_limit():
     ended = threading.Event()
 
