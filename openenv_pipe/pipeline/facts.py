@@ -47,6 +47,7 @@ def policy_facts(policy: Policy) -> dict[str, JsonValue]:
         "device": str(policy.device),
         "num_threads": torch.get_num_threads(),
         "num_parameters": policy.num_parameters,
+        "history": policy.chat.history,
         "forward": {
             "sampler": policy.sampler,
             "learner": "packed" if policy.packs_rows else "padded",

@@ -21,7 +21,10 @@ Records = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
 
 def model_rows(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the rows by their titles. facts: of the run's record."""
-    return {"model": _model(config.model, facts), **_forward(config, facts)}
+    rows = {"model": _model(config.model, facts), **_forward(config, facts)}
+    if facts.get("history") == "rerender":
+        rows["prompts"] = "rendered anew by the chat template (model.history=rerender)"
+    return rows
 
 
 def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:

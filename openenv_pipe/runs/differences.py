@@ -20,6 +20,7 @@ FACTS: dict[str, Kind] = {
     "tasks": "data",
     "model_digest": "model",
     "tokenizer_digest": "model",
+    "history": "model",
     "device": "machine",
     "num_threads": "machine",
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType
 
 import openenv_pipe
+from openenv_pipe.registry import block_types
 
 PACKAGE = f"{Path(openenv_pipe.__file__).parent}/"
 
@@ -39,6 +40,13 @@ class FrameRule:
         return path.startswith(self.path) and function.startswith(self.function)
 
 
+def _reward_rules() -> list[FrameRule]:
+    """Return rules for the folders that have terms of rewards, those of extras included."""
+    modules = (each.build.partition(":")[0] for each in block_types("reward.terms").values())
+    folders = {module.rpartition(".")[0].partition(".")[2] for module in modules}
+    return [FrameRule(REWARDS, f"{folder.replace('.', '/')}/") for folder in sorted(folders)]
+
+
 # Of threads: what they compute. A thread that waits has no label.
 THREAD_RULES = (
     FrameRule(SAMPLING, "engines/episode_batch.py", "EpisodeBatch.generate"),
@@ -49,7 +57,7 @@ THREAD_RULES = (
     FrameRule(PUBLISHING, "models/policy.py", "Policy.follow"),
     FrameRule(PUBLISHING, "engines/vllm/transfer"),
     FrameRule(PUBLISHING, "models/weights.py"),
-    FrameRule(REWARDS, "rewards/"),
+    *_reward_rules(),
     FrameRule(FILES, "runs/"),
     FrameRule(FILES, "pipeline/grpo_stage.py", "_run_hooks"),
 )
@@ -57,7 +65,7 @@ THREAD_RULES = (
 COROUTINE_RULES = (
     FrameRule(PUBLISHING, "pipeline/group_sources.py", "PlayedGroups.publish"),
     FrameRule(ENVIRONMENT, "environments/client/session.py"),
-    FrameRule(REWARDS, "rewards/"),
+    *_reward_rules(),
     FrameRule(SAMPLING, "engines/vllm/"),
 )
 # The innermost frame of a thread that waits for work or for an event.

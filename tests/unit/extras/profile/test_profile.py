@@ -17,12 +17,15 @@ from openenv_pipe.extras.profile.activities import (
     MEANINGS,
     PACKAGE,
     PYTHON,
+    REWARDS,
     THREAD_RULES,
     FrameRule,
+    find_label,
 )
 from openenv_pipe.extras.profile.advice import CAUSES, advice
 from openenv_pipe.extras.profile.command import Profiled, Share
 from openenv_pipe.extras.profile.recorder import Moment, Recorder
+from openenv_pipe.registry import block_types, load
 
 
 def moment(at_s: float, working: dict[str, str], *waited_for: str) -> Moment:
@@ -130,3 +133,11 @@ async def test_a_recorder_sees_threads_and_what_coroutines_wait_for():
     assert not any("idle" in each.working for each in recorder.moments)
     assert all(each.at_s <= recorder.ended_s for each in recorder.moments)
     assert {each.working["busy"] for each in recorder.moments if "busy" in each.working} == {PYTHON}
+
+
+@pytest.mark.parametrize("block", block_types("reward.terms").values(), ids=lambda each: each.type)
+def test_every_term_of_a_reward_counts_as_rewards(block):
+    built = load(block.build)
+    code = (built if inspect.isfunction(built) else built.__init__).__code__
+    for rules in (THREAD_RULES, COROUTINE_RULES):
+        assert find_label([code], rules) == REWARDS
