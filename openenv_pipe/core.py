@@ -2,13 +2,26 @@
 
 from openenv_pipe.registry import BlockType, Extra
 
+_SCHEMA = "openenv_pipe.config.schema"
+# The blocks that types can be registered for, with the base class of their keys; empty for a key
+# whose value is the name of a type.
+BASES = {
+    "host": f"{_SCHEMA}.host:HostBlock",
+    "agent": f"{_SCHEMA}.agent:AgentBlock",
+    "agent.sandbox": f"{_SCHEMA}.agent:SandboxBlock",
+    "engine.launch": "",
+    "judge": f"{_SCHEMA}.judge:JudgeBlock",
+    "reward.terms": f"{_SCHEMA}.reward_terms:Term",
+    "tracker": f"{_SCHEMA}.tracker:TrackerBlock",
+}
+
 
 def _type(block: str, name: str, config: str, build: str, check: str = "") -> BlockType:
     """Make an entry whose targets leave out what all of them begin with."""
     return BlockType(
         block=block,
         type=name,
-        config=f"openenv_pipe.config.schema.{config}",
+        config=f"{_SCHEMA}.{config}" if config else "",
         build=f"openenv_pipe.{build}",
         check=f"openenv_pipe.{check}" if check else "",
     )
@@ -57,6 +70,9 @@ CORE = Extra(
             build="rollout.agents.sandbox:this_machine",
             check="rollout.agents.program:check_program",
         ),
+        # The engine makes the servers of these two itself.
+        _type("engine.launch", "managed", "", "engines.vllm.servers:own_processes"),
+        _type("engine.launch", "attach", "", "engines.vllm.launch:AttachedVllmServer"),
         _type("judge", "none", "judge:NoJudgeConfig", "rewards.scoring:no_judge"),
         _type("reward.terms", "env", "reward_terms:EnvTerm", _EPISODE_TERM),
         _type("reward.terms", "success", "reward_terms:SuccessTerm", _EPISODE_TERM),

@@ -4,6 +4,9 @@ An extra names its parts as "module:name", so nothing of it is imported before i
 """
 
 import pkgutil
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -35,7 +38,7 @@ class BlockType:
     block: str  # its key, such as "host"
     type: str  # what the key `type` of the block has to be, such as "docker"
     # "module:name" of its class, whose module imports no more than the schema does; empty for a
-    # key whose value is no block, such as engine.launch.
+    # key whose value is the name of a type, such as engine.launch.
     config: str
     build: str  # "module:name" of what makes the part that the block configures
     check: str = ""  # "module:name" of what a run calls before it begins, if there is any
@@ -70,28 +73,46 @@ def functions() -> dict[str, str]:
     return {each.partition(":")[2]: each for extra in extras() for each in extra.functions}
 
 
-def block_types(block: str) -> dict[str, BlockType]:
+def block_types(block: str) -> Mapping[str, BlockType]:
     """Return all types of a block by their names: of the core, of the extras, then of plugins.
 
     Raises:
-        ConfigError: a plugin registers a type of a name that is taken, or cannot be used.
+        ConfigError: plugins register types that cannot be used.
     """
-    core: Extra = load("openenv_pipe.core:CORE")
-    plugins: list[BlockType] = load("openenv_pipe.system.plugins:plugin_blocks")()
-    found: dict[str, BlockType] = {}
-    for each in (*(own for extra in (core, *extras()) for own in extra.blocks), *plugins):
-        if each.block != block:
-            continue
-        if each.type in found:
-            raise ConfigError(
-                f"{block}.type={each.type} is registered twice, by {found[each.type].build} and "
-                f"{each.build}; uninstall the plugin that has one of them"
-            )
-        found[each.type] = each
-    return found
+    types, problems = _registered(tuple(sys.path))
+    if problems:
+        raise ConfigError(
+            "; ".join(f"{plugin} cannot be used: {problem}" for plugin, problem in problems.items())
+        )
+    return types[block]
+
+
+def plugin_problems() -> Mapping[Any, str]:
+    """Return why types that plugins register cannot be used, by `system.plugins.Plugin`."""
+    return _registered(tuple(sys.path))[1]
+
+
+@cache
+def _registered(
+    search_path: tuple[str, ...],
+) -> tuple[Mapping[str, Mapping[str, BlockType]], Mapping[Any, str]]:
+    """Return all types by block and name, and the problems of plugins, for this `sys.path`."""
+    types: dict[str, dict[str, BlockType]] = {
+        block: {} for block in load("openenv_pipe.core:BASES")
+    }
+    for extra in (load("openenv_pipe.core:CORE"), *extras()):
+        for each in extra.blocks:
+            types[each.block][each.type] = each
+    return types, load("openenv_pipe.system.plugins:register_types")(types)
 
 
 def load(target: str) -> Any:
-    """Import the object that "module:name" names."""
+    """Import the object that "module:name" names.
+
+    Raises:
+        UserCodeError: importing a plugin's object raises something; the message names the target.
+    """
     module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    is_own = module.startswith("openenv_pipe.")
+    with nullcontext() if is_own else load("openenv_pipe.system.user_code:named")(target):
+        return getattr(import_module(module), name)

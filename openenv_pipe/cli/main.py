@@ -233,14 +233,14 @@ def plugins() -> None:
     """
     from openenv_pipe.cli.console import print_table
     from openenv_pipe.commands.plugins import plugins_table
-    from openenv_pipe.system.plugins import find_plugins
+    from openenv_pipe.system.plugins import check_plugins
 
-    found = find_plugins()
+    found = check_plugins()
     if not found:
         print("no plugins are installed; docs/extending.md describes how to write one")
         return
     print_table(plugins_table(found))
-    if any(plugin.folder is None for plugin in found):
+    if any(plugin.problem for plugin in found):
         raise typer.Exit(1)
 
 

@@ -17,7 +17,7 @@ def plugins_table(plugins: Sequence[Plugin]) -> Table:
         brought = list(_brought(plugin.folder)) if plugin.folder is not None else []
         lines: list[str | Text] = [*brought]
         if plugin.problem:
-            lines = lines or [Text(f"cannot be used: {plugin.problem}", "red")]
+            lines = [Text(f"cannot be used: {plugin.problem}", "red")]
         lines = lines or ["nothing yet: its folders are empty"]
         for number, line in enumerate(lines):
             own = () if number else (plugin.name, f"{plugin.distribution} {plugin.version}")

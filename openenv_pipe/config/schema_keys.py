@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.schema.registered import Registered
+from openenv_pipe.config.schema.registered import Registered, RegisteredName
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _CONDITIONS = {
@@ -61,6 +61,9 @@ def locate(
 
 def field_type(field: FieldInfo) -> Any:
     """Return the type of a key's value with its conditions."""
+    for each in field.metadata:
+        if isinstance(each, RegisteredName):
+            return Annotated[each.names, field]
     registered = [each for each in field.metadata if isinstance(each, Registered)]
     return Annotated[(field.annotation, *registered, field)]
 

@@ -202,7 +202,8 @@ RULES = (
         keys=("engine.image",),
         because=("engine.launch",),
         applies=lambda config: (
-            isinstance(config.engine, VllmEngineConfig) and config.engine.launch != "docker"
+            isinstance(config.engine, VllmEngineConfig)
+            and config.engine.launch in ("managed", "attach")
         ),
         advice="set engine.launch=docker",
     ),

@@ -27,6 +27,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
+from openenv_pipe.engines.vllm.check import check_launch
 from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import check_host
@@ -204,8 +205,8 @@ def _vllm(config: RunConfig) -> str:
         if config.engine.launch == "managed":
             build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
             require_installed(build, sees_images=is_vision_model(config.model))
-        elif launch := block_types("engine.launch").get(config.engine.launch):
-            load(launch.check)(config.engine)
+        else:
+            check_launch(config.engine)
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 

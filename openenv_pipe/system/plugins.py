@@ -8,11 +8,13 @@ has a module `extra`, which registers types of blocks, that is imported with the
 import functools
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import get_args
 
+from openenv_pipe.core import BASES
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.registry import BlockType, Extra
+from openenv_pipe.registry import BlockType, Extra, load, plugin_problems
 
 ENTRY_POINTS = "openenv_pipe.plugins"
 FOLDERS = ("conf", "envs")
@@ -26,13 +28,25 @@ class Plugin:
     package: str
     distribution: str  # the installed package, as pip names it
     version: str
-    folder: Path | None  # with conf/, envs/ or both; None: the plugin cannot be used
+    folder: Path | None  # with conf/, envs/ or both; None: the search path leaves the plugin out
     problem: str = ""  # why it cannot be used
+
+    def __str__(self) -> str:
+        return f"the plugin {self.name!r} ({self.distribution} {self.version})"
 
 
 def find_plugins() -> tuple[Plugin, ...]:
-    """Find the installed plugins, sorted by name."""
+    """Find the installed plugins, sorted by name. None of them is imported."""
     return _find_plugins(tuple(sys.path))
+
+
+def check_plugins() -> tuple[Plugin, ...]:
+    """Find the installed plugins, whose `problem` also says what is wrong with registered types."""
+    problems = plugin_problems()
+    return tuple(
+        replace(plugin, problem=plugin.problem or problems.get(plugin, ""))
+        for plugin in find_plugins()
+    )
 
 
 def plugin_dirs(name: str) -> list[Path]:
@@ -41,38 +55,90 @@ def plugin_dirs(name: str) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def plugin_blocks() -> list[BlockType]:
-    """Return the types of blocks that plugins register by the constant EXTRA of a module `extra`.
+def register_types(types: dict[str, dict[str, BlockType]]) -> dict[Plugin, str]:
+    """Add the types of blocks that plugins register by the constant EXTRA of a module `extra`.
 
-    Raises:
-        ConfigError: the module cannot be imported, or its EXTRA is not one of blocks only.
+    types: by block and name.
+    Returns why plugins cannot be used.
     """
-    found: list[BlockType] = []
+    problems = {}
     for plugin in find_plugins():
         if plugin.folder is None or not (plugin.folder / "extra.py").is_file():
             continue
-        where = f"the plugin {plugin.name!r} ({plugin.distribution} {plugin.version})"
+        where = file = str(plugin.folder / "extra.py")
         try:
-            extra = importlib.import_module(f"{plugin.package}.extra").EXTRA
-        except Exception as error:  # whatever the plugin's code raises
+            for entry in _entries(plugin):
+                where = f"{file}: {entry.block}.type={entry.type}"
+                check_type(entry)
+                if taken := types[entry.block].get(entry.type):
+                    raise ConfigError(
+                        f"{taken.build} is registered under this name; expected a name that no "
+                        f"other type of {entry.block} has"
+                    )
+                types[entry.block][entry.type] = entry
+        except ConfigError as error:
+            problems[plugin] = f"{where}: {error}; fix or uninstall the plugin"
+    return problems
+
+
+def _entries(plugin: Plugin) -> tuple[BlockType, ...]:
+    extra = load(f"{plugin.package}.extra:EXTRA")
+    if not isinstance(extra, Extra) or extra != Extra(name=extra.name, blocks=extra.blocks):
+        raise ConfigError(
+            f"EXTRA is {extra!r:.200}; expected an openenv_pipe.registry.Extra with `name` and "
+            "`blocks` alone"
+        )
+    if not isinstance(extra.blocks, tuple) or not all(map(_is_entry, extra.blocks)):
+        raise ConfigError(
+            f"`blocks` of EXTRA is {extra.blocks!r:.200}; expected a tuple of "
+            "openenv_pipe.registry.BlockType, whose values are texts"
+        )
+    return extra.blocks
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, BlockType) and all(isinstance(v, str) for v in asdict(entry).values())
+
+
+def check_type(entry: BlockType) -> None:
+    """Check a registered type. Its class is imported, and what `build` and `check` name is not.
+
+    Raises:
+        ConfigError: the block, the class or a module does not exist, or they do not go together.
+    """
+    from openenv_pipe.system.user_code import named  # takes long, and few have plugins
+
+    if entry.block not in BASES:
+        raise ConfigError(f"there is no block {entry.block!r}; expected one of {', '.join(BASES)}")
+    base = BASES[entry.block]
+    if entry.config and not base:
+        raise ConfigError(f"config={entry.config!r}: this block has no keys; expected no class")
+    targets = {"build": entry.build}
+    targets |= {"config": entry.config} if base else {}
+    targets |= {"check": entry.check} if entry.check else {}
+    for key, target in targets.items():
+        module, _, name = target.partition(":")
+        with named(f"{key}={target!r}"):
+            is_found = bool(module and name) and importlib.util.find_spec(module) is not None
+        if not is_found:
+            raise ConfigError(f"{key}={target!r}: there is no such module; expected module:name")
+    if base:
+        model = load(entry.config)
+        is_block = isinstance(model, type) and issubclass(model, load(base))
+        if not is_block:
+            raise ConfigError(f"config={entry.config!r}: expected a subclass of {base}")
+        annotation = model.model_fields["type"].annotation
+        if get_args(annotation) != (entry.type,):
             raise ConfigError(
-                f"{where}: {plugin.folder / 'extra.py'} cannot be used: "
-                f"{type(error).__name__}: {error}; mend or uninstall it"
-            ) from error
-        if not isinstance(extra, Extra) or extra != Extra(name=extra.name, blocks=extra.blocks):
-            raise ConfigError(
-                f"{where}: EXTRA in {plugin.folder / 'extra.py'} is {extra!r:.200}; expected an "
-                "openenv_pipe.registry.Extra with `name` and `blocks` alone"
+                f"config={entry.config!r}: its `type` is {annotation}; "
+                f"expected Literal[{entry.type!r}]"
             )
-        found += extra.blocks
-    return found
 
 
 def unusable_plugins_note() -> str:
     """Return text about unusable plugins, to be added to an error about something missing."""
     return "".join(
-        f"; the plugin {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be used: "
-        f"{plugin.problem}"
+        f"; {plugin} cannot be used: {plugin.problem}"
         for plugin in find_plugins()
         if plugin.folder is None
     )

@@ -1,18 +1,24 @@
 """Plugins: how they are found, what they add to the search path, and what broken ones do."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from openenv_pipe import registry
 from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.commands.plugins import plugins_table
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.error_messages import explain_validation
+from openenv_pipe.config.schema.registered import RegisteredName
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.registry import block_types
-from openenv_pipe.system.plugins import find_plugins
+from openenv_pipe.registry import block_types, load
+from openenv_pipe.system.plugins import check_plugins, find_plugins
 from openenv_pipe.system.resources import conf_dirs, env_dirs, find_env, load_callable, shipped_dir
 
 ROOT = Path(__file__).parents[2]
@@ -153,15 +159,34 @@ def test_the_command_lists_plugins_without_importing_them(letters, site, is_brok
 
 REGISTERS = """
 from openenv_pipe.registry import BlockType, Extra
-EXTRA = Extra(name="typed", blocks=(
-    BlockType(block="tracker", type="{type}", config="typed_plugin:A", build="typed_plugin:build"),
-))
+EXTRA = Extra(name="typed", blocks=(BlockType(**{
+    "block": "tracker",
+    "type": "csv",
+    "config": "typed_plugin.schema:CsvConfig",
+    "build": "typed_plugin:build",
+    CHANGED
+}),))
 """
+SCHEMA = """
+from typing import Literal
+from openenv_pipe.config.schema.tracker import TrackerBlock
+class CsvConfig(TrackerBlock):
+    type: Literal["csv"]
+"""
+PYTHON = "openenv_pipe.config.schema.tracker:PythonTrackerConfig"
+HOST = "openenv_pipe.config.schema.host:NoHostConfig"
+
+
+def registers(**changed):
+    """The source of a plugin's module that registers a tracker, with changed values."""
+    lines = "".join(f"{name!r}: {value!r}," for name, value in changed.items())
+    return REGISTERS.replace("CHANGED", lines)
 
 
 def install_typed(site, extra):
     install(site, "typed", "typed_plugin", files=[("conf/tracker/typed.yaml", "{}")])
     write(site / "typed_plugin/__init__.py")
+    write(site / "typed_plugin/schema.py", SCHEMA)
     write(site / "typed_plugin/extra.py", extra)
 
 
@@ -175,22 +200,91 @@ def _forgotten():
 
 @pytest.mark.usefixtures("_forgotten")
 def test_a_plugin_registers_types_of_blocks(site):
-    install_typed(site, REGISTERS.format(type="csv"))
+    install_typed(site, registers())
     assert block_types("tracker")["csv"].build == "typed_plugin:build"
     assert "csv" not in block_types("host")
+    assert [plugin.problem for plugin in check_plugins()] == [""]
+
+
+UNUSABLE = {
+    "an error": ("1 / 0", r"typed_plugin\.extra:EXTRA raised ZeroDivisionError"),
+    "an exit": ("import sys; sys.exit(3)", r"typed_plugin\.extra:EXTRA raised SystemExit: 3"),
+    "another object": ("EXTRA = 7", r"EXTRA is 7; expected an openenv_pipe\.registry\.Extra"),
+    "no entries": (
+        "from openenv_pipe.registry import Extra\nEXTRA = Extra(name='typed', blocks=('a',))",
+        r"`blocks` of EXTRA is \('a',\); expected a tuple of openenv_pipe\.registry\.BlockType",
+    ),
+    "a number as text": (registers(type=7), r"`blocks` of EXTRA is .*whose values are texts"),
+    "an unknown block": (registers(block="trackr"), "there is no block 'trackr'; expected one of"),
+    "a taken name": (
+        registers(type="python", config=PYTHON),
+        r"trackers\.python:build_python_tracker is registered under this name; expected",
+    ),
+    "no such class": (
+        registers(config="typed_plugin.nope:A"),
+        r"tracker\.type=csv: config='typed_plugin\.nope:A': there is no such module; expected",
+    ),
+    "no such name": (
+        registers(config="typed_plugin.schema:A"),
+        r"tracker\.type=csv: typed_plugin\.schema:A raised AttributeError",
+    ),
+    "no builder": (
+        registers(build="typed_plugin.nope.at_all:build"),
+        r"tracker\.type=csv: build=.* raised ModuleNotFoundError: No module named 'typed_pl",
+    ),
+    "a function without its module": (registers(check="check"), "check='check': there is no such"),
+    "a class of another block": (
+        registers(type="none", config=HOST),
+        r"tracker\.type=none: config=.*expected a subclass of .*tracker:TrackerBlock",
+    ),
+    "another name in the class": (
+        registers(type="tsv"),
+        r"its `type` is typing\.Literal\['csv'\]; expected Literal\['tsv'\]",
+    ),
+    "keys of a name": (
+        registers(block="engine.launch", type="slurm"),
+        r"engine\.launch\.type=slurm: config='typed_plugin\.schema:CsvConfig': this block has no",
+    ),
+}
 
 
 @pytest.mark.usefixtures("_forgotten")
-@pytest.mark.parametrize(
-    ("extra", "problem"),
-    [
-        (REGISTERS.format(type="python"), "tracker.type=python is registered twice, by .*typed_pl"),
-        ("1 / 0", r"the plugin 'typed' .*extra\.py cannot be used: ZeroDivisionError"),
-        ("EXTRA = 7", r"EXTRA in .* is 7; expected an openenv_pipe\.registry\.Extra"),
-    ],
-    ids=["a taken name", "an error", "another object"],
-)
-def test_a_plugin_that_registers_nothing_usable_is_named(site, extra, problem):
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_plugin_that_registers_something_unusable_is_named(site, name):
+    extra, problem = UNUSABLE[name]
     install_typed(site, extra)
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(
+        ConfigError, match=rf"the plugin 'typed' \(typed-package 1\.2\) cannot be used: .*{problem}"
+    ) as rejected:
         block_types("tracker")
+    assert str(rejected.value).endswith("; fix or uninstall the plugin")
+    ((_, _, brought),) = plugins_table(check_plugins()).rows
+    assert re.search(problem, str(brought))
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_builder_of_a_plugin_that_cannot_be_imported_is_named(site):
+    install_typed(site, registers())
+    with pytest.raises(ConfigError, match="typed_plugin:build raised AttributeError"):
+        load(block_types("tracker")["csv"].build)
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_a_plugin_registers_a_launch_by_its_name(site):
+    install_typed(site, registers(block="engine.launch", type="slurm", config=""))
+
+    class Launch(BaseModel):
+        launch: Annotated[str, RegisteredName("engine.launch")]
+
+    assert Launch(launch="slurm").launch == "slurm"
+    with pytest.raises(ValidationError) as rejected:
+        Launch(launch="slrum")
+    message = explain_validation(rejected.value, Launch)
+    assert re.match(
+        r'launch="slrum": expected one of .*managed, attach.*slurm \(did you mean slurm', message
+    )
+
+
+def test_a_launch_of_an_extra_that_is_gone_is_rejected(site, monkeypatch):
+    monkeypatch.setattr(registry, "extras", lambda: ())
+    assert [*block_types("engine.launch")] == ["managed", "attach"]

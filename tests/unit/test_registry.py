@@ -9,8 +9,14 @@ import pytest
 
 import openenv_pipe
 from openenv_pipe.cli import main as main_module
-from openenv_pipe.core import CORE
+from openenv_pipe.config.schema.agent import AgentConfig, SandboxConfig
+from openenv_pipe.config.schema.host import HostConfig
+from openenv_pipe.config.schema.judge import JudgeConfig
+from openenv_pipe.config.schema.reward import TermConfig
+from openenv_pipe.config.schema.tracker import TrackerConfig
+from openenv_pipe.core import BASES, CORE
 from openenv_pipe.registry import extras, functions, load
+from openenv_pipe.system.plugins import check_type
 
 FOLDER = Path(openenv_pipe.__file__).parent / "extras"
 BLOCKS = [block for extra in (CORE, *extras()) for block in extra.blocks]
@@ -66,10 +72,15 @@ def test_listing_extras_imports_only_what_describes_them():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda each: f"{each.block}={each.type}")
 def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
-    if block.config:
-        assert get_args(load(block.config).model_fields["type"].annotation) == (block.type,)
+    check_type(block)
     assert callable(load(block.build))
     assert not block.check or callable(load(block.check))
+
+
+def test_the_base_class_of_a_block_is_that_of_its_key():
+    configs = (AgentConfig, SandboxConfig, HostConfig, JudgeConfig, TermConfig, TrackerConfig)
+    annotated = {registered.block: base for base, registered in map(get_args, configs)}
+    assert annotated == {block: load(base) for block, base in BASES.items() if base}
 
 
 def test_no_two_types_of_a_block_have_the_same_name():

@@ -150,9 +150,9 @@ RULES = (
     Rule(
         keys=("engine.weight_transfer", "engine.launch"),
         breaks=lambda c: bool(
-            (e := _sends_weights(c, "broadcast", "ipc")) and e.launch == "docker"
+            (e := _sends_weights(c, "broadcast", "ipc")) and e.launch not in ("managed", "attach")
         ),
-        advice="a container shares too little with the learner; set engine.launch=managed, or "
+        advice="such a server shares too little with the learner; set engine.launch=managed, or "
         "engine.weight_transfer=files",
     ),
     Rule(

@@ -25,6 +25,7 @@ from openenv_pipe.config.schema.base import (
     Variables,
 )
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+from openenv_pipe.config.schema.registered import RegisteredName
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
 RESERVED_ARGUMENTS = {
@@ -94,7 +95,7 @@ class VllmEngineConfig(EngineBlock):
         publishes_in_flight=True,
     )
     type: Literal["vllm"]
-    launch: Literal["managed", "docker", "attach"] = Field(
+    launch: Annotated[str, RegisteredName("engine.launch")] = Field(
         description="managed: start a server in the Python environment that `openenv-pipe engine "
         "install vllm` made; docker: start the official image; attach: use servers that run already"
     )

@@ -1,7 +1,7 @@
-"""Blocks whose types are registered: the value of `type` chooses the class."""
+"""Values that are registered: blocks whose `type` chooses the class, and names of types."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import core_schema
@@ -29,3 +29,20 @@ class Registered:
     ) -> core_schema.CoreSchema:
         choices = {name: handler.generate_schema(each) for name, each in self.classes.items()}
         return core_schema.tagged_union_schema(choices, discriminator="type", from_attributes=True)
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """In `Annotated[str, RegisteredName("engine.launch")]`: the value is the name of a type."""
+
+    block: str
+
+    @property
+    def names(self) -> Any:
+        """The type whose values are all names."""
+        return Literal[tuple(block_types(self.block))]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return handler.generate_schema(self.names)

@@ -25,11 +25,21 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
         check_transfer(config, footprint)
     if config.launch == "attach":
         return _check_attached(config)
-    if launch := block_types("engine.launch").get(config.launch):
-        return str(load(launch.check)(config))
+    if config.launch != "managed":
+        return check_launch(config)
     installed = require_installed(build)
     packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
     return f"{installed.package} {installed.version} is installed, with {packages}"
+
+
+def check_launch(config: VllmEngineConfig) -> str:
+    """Check that what starts the servers is there, beyond vLLM's installation on this machine.
+
+    The `check` of a launch is called with the engine's configuration, and returns what is started,
+    for people. Raises ConfigError.
+    """
+    check = block_types("engine.launch")[config.launch].check
+    return str(load(check)(config)) if check else ""
 
 
 def _check_attached(config: VllmEngineConfig) -> str:

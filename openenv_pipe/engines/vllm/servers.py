@@ -55,6 +55,10 @@ async def make_servers(
 ) -> list[VllmServer]:
     """Make `engine.num_servers` servers of the kind that `engine.launch` names.
 
+    The `build` of a launch is called for each server, with its ServerSpec, the engine's
+    configuration, the path of its log, and a list of the folders that it has to read, such as the
+    model's. It returns a VllmServer that has not been started.
+
     Args:
         spec: what all of them serve.
         installed: this machine's installation of vLLM, for servers that are processes of it.
@@ -72,22 +76,22 @@ async def make_servers(
         config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
     )
     specs = [replace(spec, number=n, placement=each) for n, each in enumerate(assigned)]
-    if launch := block_types("engine.launch").get(config.launch):
-        model = Path(spec.model)
-        in_weights_dir = not model.is_dir() or model.is_relative_to(weights_dir)
-        folders = [weights_dir] if in_weights_dir else [weights_dir, model]
-        make = load(launch.build)
-        return [make(each, config, log_of(each, config, logs), folders) for each in specs]
-    assert installed is not None
-    return await make_processes(
-        ManagedLaunch(
-            specs=specs,
-            config=config,
-            python=installed.python,
-            logs=logs,
-            weights_dir=weights_dir,
+    if config.launch == "managed":
+        assert installed is not None
+        return await make_processes(
+            ManagedLaunch(
+                specs=specs,
+                config=config,
+                python=installed.python,
+                logs=logs,
+                weights_dir=weights_dir,
+            )
         )
-    )
+    model = Path(spec.model)
+    in_weights_dir = not model.is_dir() or model.is_relative_to(weights_dir)
+    folders = [weights_dir] if in_weights_dir else [weights_dir, model]
+    build = load(block_types("engine.launch")[config.launch].build)
+    return [build(each, config, log_of(each, config, logs), folders) for each in specs]
 
 
 def remote_servers(
