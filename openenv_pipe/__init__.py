@@ -14,11 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openenv_pipe.commands.api import compose, evaluate, train
-    from openenv_pipe.runs.run import Run, open_run
+    from openenv_pipe.commands.api import compose as compose
+    from openenv_pipe.commands.api import evaluate as evaluate
+    from openenv_pipe.commands.api import train as train
+    from openenv_pipe.runs.run import Run as Run
+    from openenv_pipe.runs.run import open_run as open_run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "compose", "evaluate", "open_run", "train"]
 
 _MODULES = {
     **dict.fromkeys(("compose", "evaluate", "train"), "openenv_pipe.commands.api"),
@@ -33,12 +35,12 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_MODULES[name]), name)
     from openenv_pipe.registry import functions, load
 
+    if name == "__all__":
+        return sorted([*_MODULES, *functions()])
     if name in functions():
         return load(functions()[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    from openenv_pipe.registry import functions
-
-    return sorted([*globals(), *__all__, *functions()])
+    return sorted([*globals(), *__getattr__("__all__")])

@@ -55,6 +55,7 @@ def test_functions_of_extras_are_functions_of_the_package():
     for name, target in functions().items():
         assert getattr(openenv_pipe, name) is load(target)
         assert name in dir(openenv_pipe)
+        assert name in openenv_pipe.__all__
 
 
 def test_listing_extras_imports_only_what_describes_them():
