@@ -59,7 +59,7 @@ class Optimizer:
         Raises:
             TrainingError: the norm is not finite. The weights are unchanged.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        norm = self._clip()
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"the gradient's norm is {norm.item()} at optimizer step "
@@ -73,6 +73,10 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
         self.num_steps_taken += 1
         return norm.item()
+
+    def _clip(self) -> torch.Tensor:
+        """Clip the gradients, and return their norm. Where each rank has a shard, it differs."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all state by `<part>.<parameter>.<name>`, for a checkpoint."""
