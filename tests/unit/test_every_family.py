@@ -14,7 +14,9 @@ from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.forward_check import check_forward
 from tests.every_family import DIFFERENT, NAMES, is_tiny, policy_of, tiny_config, tiny_model
 
-BOUND = 3e-4  # in nats: rounding, also of rows in which recurrent layers add much of it up
+# In nats: rounding, also of rows in which recurrent layers add much of it up. Most for lara_mini:
+# 3.4e-4, and 2.2e-4 in float64, because its linear attention is in float32. It depends on the CPU.
+BOUND = 1e-3
 REASON = r"not causal|decoder and its head|differs from the model's own by \d|fails on a probe"
 
 
