@@ -74,8 +74,10 @@ def test_a_run_that_learns_not_to_act_says_so(folder, inspection):
 
 def test_with_the_reward_of_inspect_the_model_learns_to_act(folder, inspection):
     printed, report, steps = trained(folder, "acting", "trainer.steps=24")
-    assert fmean(step["replies/unusable"] for step in steps[:3]) > 0.6
-    assert fmean(step["replies/unusable"] for step in steps[-3:]) < 0.3
+    before, after = (
+        fmean(step["replies/unusable"] for step in part) for part in (steps[:3], steps[-3:])
+    )
+    assert before > 0.6 and after < 0.75 * before
     first, last = (fmean(step["reward/mean"] for step in part) for part in (steps[:3], steps[-3:]))
     assert first < -0.7 and last > -0.5
     assert "learns not to act" not in printed + report
