@@ -12,8 +12,6 @@ from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Tool
 
 RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a millisecond
-
-
 TRIAL_CPU_S, TRIAL_MB = 10, 512  # of a few short conversations
 
 

@@ -23,7 +23,7 @@ class Doorbell:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Callable[[], None]) -> None:
-        self.loop = loop
+        self._loop = loop
         self._answer = answer
         self._is_rung = False
 
@@ -31,7 +31,7 @@ class Doorbell:
         if not self._is_rung:
             self._is_rung = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.loop.call_soon_threadsafe(self._open)
+                self._loop.call_soon_threadsafe(self._open)
 
     def _open(self) -> None:
         self._is_rung = False

@@ -73,11 +73,11 @@ def test_a_run_that_learns_not_to_act_says_so(folder, inspection):
 
 
 def test_with_the_reward_of_inspect_the_model_learns_to_act(folder, inspection):
-    printed, report, steps = trained(folder, "acting", "trainer.steps=24")
+    printed, report, steps = trained(folder, "acting", "trainer.steps=32")
     before, after = (
         fmean(step["replies/unusable"] for step in part) for part in (steps[:3], steps[-3:])
     )
-    assert before > 0.6 and after < 0.75 * before
+    assert before > 0.6 and after < 0.3
     first, last = (fmean(step["reward/mean"] for step in part) for part in (steps[:3], steps[-3:]))
     assert first < -0.7 and last > -0.5
     assert "learns not to act" not in printed + report

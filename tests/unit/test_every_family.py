@@ -14,9 +14,9 @@ from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.forward_check import check_forward
 from tests.every_family import DIFFERENT, NAMES, is_tiny, policy_of, tiny_config, tiny_model
 
-# In nats: rounding, also of rows in which recurrent layers add much of it up. Most for lara_mini:
-# 3.4e-4, and 2.2e-4 in float64, because its linear attention is in float32. It depends on the CPU.
-BOUND = 1e-3
+BOUND = 3e-4  # in nats: rounding, also of rows in which recurrent layers add much of it up
+# 3.4e-4 on some CPUs, and still 2.2e-4 in float64, because its linear attention is in float32.
+BOUNDS = {"lara_mini": 1e-3}
 REASON = r"not causal|decoder and its head|differs from the model's own by \d|fails on a probe"
 
 
@@ -103,7 +103,7 @@ def test_a_causal_language_model_is_computed_exactly_or_rejected_with_its_reason
         assert name in REJECTED, error
         assert re.search(REASON, str(error)), error
         return
-    assert sampled_difference(policy, own) < BOUND
+    assert sampled_difference(policy, own) < BOUNDS.get(name, BOUND)
     assert trained_difference(policy, own) < BOUND
 
 
