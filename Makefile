@@ -37,7 +37,7 @@ train: $(USER_STAMP)
 	$(BIN)/openenv-pipe train conf=wordle
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 
 check: lint
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit

@@ -56,14 +56,9 @@ def _same_examples():
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With pytest-xdist, keep a file on one worker, and all files with `SERVERS` of a kind."""
-    from xdist.scheduler import LoadFileScheduling
+    from tests.shared_out import Scheduling
 
-    class BySharedServer(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return _server_of(path) or path
-
-    return BySharedServer(config, log)
+    return Scheduling(config, log, _server_of)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,7 +69,9 @@ def pytest_runtest_setup(item):
     """
     if hasattr(item.config, "workerinput") and CORES:
         given = item.config.workerinput
-        share = CORES[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]
+        # The number of a worker that replaces a dead one is above the count.
+        number = int(given["workerid"].removeprefix("gw")) % given["workercount"]
+        share = CORES[number :: given["workercount"]]
         os.sched_setaffinity(0, CORES if _server_of(item.path) or not share else share)
 
 

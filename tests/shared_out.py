@@ -1,0 +1,43 @@
+"""How pytest-xdist shares the tests out to its workers, also when one of them dies.
+
+xdist's own scheduling runs the test in which a worker has died again, in one worker after another
+until it gives up, and leaves a worker idle if it has a single test to run.
+"""
+
+from xdist.scheduler import LoadFileScheduling
+
+
+class Scheduling(LoadFileScheduling):
+    """Files go to workers as a whole, all that use a server of a kind to the same one.
+
+    server_of: returns the server that a file uses, or None.
+    """
+
+    def __init__(self, config, log, server_of) -> None:
+        super().__init__(config, log)
+        self._server_of = server_of
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return self._server_of(path) or path
+
+    def remove_node(self, node):
+        """Return the test in which a worker has died, and leave those after it to another one."""
+        units = self.assigned_work[node]
+        unfinished = [name for unit in units.values() for name, done in unit.items() if not done]
+        for unit in units.values():
+            for name in unfinished[:1]:
+                unit.pop(name, None)
+        self.assigned_work[node] = {
+            scope: unit for scope, unit in units.items() if not all(unit.values())
+        }
+        super().remove_node(node)
+        return unfinished[0] if unfinished else None
+
+    def _reschedule(self, node) -> None:
+        """Give a worker that has collected the tests two of them, if there are as many: it does not
+        run the first before it has a second, or knows that there is none."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
+            if self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
