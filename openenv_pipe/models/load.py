@@ -1,16 +1,12 @@
 """Load the policy of a model block: built from a seed, or read from a folder or a model hub."""
 
 import json
-import re
-import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from openenv_pipe.config.schema import (
@@ -22,6 +18,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
+from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.architecture_check import (
     ADVICE,
     MODEL,
@@ -37,9 +34,7 @@ from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import (
     VISION_MODELS,
     find_file,
-    load_adapter,
     model_class,
-    plain_name,
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
@@ -50,7 +45,6 @@ from openenv_pipe.models.tokenizer_process import check_tokenizer
 if TYPE_CHECKING:
     from openenv_pipe.models.image_format import ImageFormat
 
-VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -119,11 +113,6 @@ def check_architecture(config: RunConfig) -> Any:
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
     return with_adapter(model, config.model, None) if config.model.lora.rank else model
-
-
-def adapts_experts(model: Any) -> bool:
-    """Return whether a model's adapter adds to the experts of a mixture, or to its router."""
-    return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 
 def reject_long_episodes(config: RunConfig, model: Any) -> None:
@@ -311,61 +300,3 @@ def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
             revision=None if checkpoint else config.revision,
             dtype=DTYPES[config.dtype],
         )
-
-
-def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
-    """Add the adapter that `model.lora` describes, with the weights of a checkpoint if given.
-
-    Raises:
-        ConfigError: the adapter does not fit the model.
-    """
-    lora = LoraConfig(
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work
-        lora_dropout=config.lora.dropout,
-        target_modules=config.lora.target_modules,
-        task_type="CAUSAL_LM",
-        exclude_modules=VISION_MODULES if model.config.model_type in VISION_MODELS else None,
-    )
-    try:
-        with warnings.catch_warnings():
-            # peft 0.21 asks transformers by an old name.
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-            # peft 0.21 looks among modules for the experts that it gives other ranks, but they are
-            # parameters, which do get these ranks.
-            warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not")
-            # Of this, `_reject_tied_adapter` makes an error.
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied")
-            model = get_peft_model(model, lora)
-    except (ValueError, re.error) as error:
-        advice = "all-linear fits every model"
-        if config.lora.dropout and "lora_dropout" in str(error):
-            advice = "set model.lora.dropout=0, because adapters of experts have none"
-        raise ConfigError(
-            f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
-            f"{str(error).splitlines()[0]:.200}; {advice}"
-        ) from None
-    _reject_tied_adapter(model, config)
-    if checkpoint is not None:
-        load_adapter(model, checkpoint, "cpu")
-    return model
-
-
-def _reject_tied_adapter(model: Any, config: ModelConfig) -> None:
-    """Raise ConfigError if a matrix has an adapter in one of two modules that share it.
-
-    Merged, the matrix would no longer be one, and config.json says that it is.
-    """
-    names: dict[int, list[str]] = {}
-    for name, values in model.get_base_model().named_parameters(remove_duplicate=False):
-        names.setdefault(id(values), []).append(name)
-    for shared in names.values():
-        adapted = next((name for name in shared if ".base_layer." in name), None)
-        if adapted is not None and len(shared) > 1:
-            other = next(name for name in shared if name != adapted)
-            raise ConfigError(
-                f"model.lora.target_modules={config.lora.target_modules!r} adapts "
-                f"{plain_name(adapted)}, which is one matrix with {plain_name(other)} in this "
-                "model (tie_word_embeddings), so that the two would differ after training; leave "
-                "it out, or set model.lora.rank=0"
-            )

@@ -37,9 +37,9 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
+from openenv_pipe.models.adapter import adapts_experts, describe_adapter
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.load import (
-    adapts_experts,
     check_architecture,
     is_vision_model,
     load_chat,
@@ -156,8 +156,9 @@ def _model(config: RunConfig) -> str:
                 f"model=tiny has {num_parameters / 1e9:.0f} billion parameters, whose weights do "
                 "not fit into this machine's memory; lower model.hidden_size or model.num_layers"
             )
-        check_architecture(config)
-        return f"built from the seed, {num_parameters / 1e6:.2f} million parameters"
+        empty = check_architecture(config)
+        text = f"built from the seed, {num_parameters / 1e6:.2f} million parameters"
+        return f"{text}; {describe_adapter(empty)}" if model.lora.rank else text
     folder = find_model_folder(model)
     if folder is None:
         return ""  # it has to be downloaded first
@@ -176,7 +177,8 @@ def _model(config: RunConfig) -> str:
         )
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
     size = f", {shape.num_parameters / 1e9:.2f} billion parameters" if shape else ""
-    return f"{model.path} ({where}){size}"
+    text = f"{model.path} ({where}){size}"
+    return f"{text}; {describe_adapter(empty)}" if model.lora.rank else text
 
 
 def _chat(config: RunConfig) -> str:

@@ -9,6 +9,7 @@ from fakes import random_samples
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.commands.preflight.model import try_forward
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.adapter import describe_adapter
 from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention import packed
 from openenv_pipe.models.attention.reach import find_reaches, layer_masks
@@ -17,6 +18,7 @@ from openenv_pipe.models.load import check_architecture, load_policy
 from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.reports.sections import model_rows
+from tests import families
 from tests.families import SIZES, family_policy, family_run, make_family
 
 FULL = ["full_attention", "full_attention"]
@@ -293,6 +295,45 @@ def test_vllm_gets_no_longer_rows_than_those_whose_angles_do_not_change(longrope
     check_architecture(family_run(longrope, *few, "engine.max_model_len=64"))
     with pytest.raises(ConfigError, match=r"max_model_len=65 is more than the 64 .* set it to 64"):
         check_architecture(family_run(longrope, *few, "engine.max_model_len=65"))
+
+
+ADAPTED = {
+    # The first layer has no experts: peft alone takes its layers for theirs, and leaves them out.
+    "experts": (
+        "Qwen3MoeConfig",
+        families.EXPERTS | {"mlp_only_layers": [0]},
+        "down_proj 1, experts.down_proj 1, experts.gate_up_proj 1, gate_proj 1, k_proj 2, o_proj 2"
+        ", q_proj 2, up_proj 1, v_proj 2; none: gate 1",
+    ),
+    "experts that peft does not know": (
+        "GptOssConfig",
+        EXPERTS | {"layer_types": FULL},
+        "k_proj 2, o_proj 2, q_proj 2, v_proj 2; "
+        "none: experts.down_proj 2, experts.gate_up_proj 2, router 2",
+    ),
+    "Mamba": (
+        "FalconH1Config",
+        MAMBA | {"mamba_d_ssm": 128},
+        "down_proj 2, gate_proj 2, in_proj 2, k_proj 2, o_proj 2, q_proj 2, up_proj 2, v_proj 2; "
+        "none: out_proj 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "options", "kinds"), ADAPTED.values(), ids=ADAPTED)
+def test_all_linear_is_all_but_routers_and_what_is_read_past_adapters(
+    config, options, kinds, tmp_path
+):
+    folder = make_family(tmp_path, config, **options)
+    model = check_architecture(family_run(folder, "model.lora.rank=2"))
+    assert describe_adapter(model) == f"adapters of rank 2: {kinds}"
+
+    policy = family_policy(folder, "model.lora.rank=2")
+    check_forward(policy)
+    adapter = [values for name, values in policy.trained_parameters() if ".lora_" in name]
+    batch = pack(random_samples(2), share=policy.packs_rows)
+    policy.logprobs(batch, 1.0)[0].sum().backward()
+    assert all(values.grad is not None and values.grad.abs().max() > 0 for values in adapter)
 
 
 def test_attention_that_scaled_dot_products_lose_is_that_of_the_models_authors(

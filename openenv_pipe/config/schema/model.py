@@ -41,7 +41,8 @@ class LoraConfig(Block):
         "the one that sampled"
     )
     target_modules: str | list[str] = Field(
-        description="names of the layers that get adapters, or all-linear"
+        description="names of the layers that get adapters, or all-linear: every linear layer but "
+        "the head, routers and `out_proj` of Mamba; `openenv-pipe check` counts them"
     )
 
 

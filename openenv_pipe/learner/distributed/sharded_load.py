@@ -25,6 +25,7 @@ from openenv_pipe.learner.distributed.fsdp import (
 )
 from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import find_model_folder, readable_errors
@@ -33,7 +34,6 @@ from openenv_pipe.models.load import (
     build_empty,
     build_tiny,
     load_chat,
-    with_adapter,
 )
 from openenv_pipe.models.safetensors_only import plain_name, reject_other_weights
 
