@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 
 from openenv_pipe.cli.main import app
-from openenv_pipe.config.rules import RULES
+from openenv_pipe.config.rules import all_rules
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import expectation, field_type, members_of
 from openenv_pipe.extras.sweeps.schema import SweepSettings
@@ -135,9 +135,9 @@ def _rules() -> str:
         "checks all but the last.",
         "",
     ]
-    for block in sorted({rule.block for rule in RULES}):
+    for block in sorted({rule.block for rule in all_rules()}):
         lines += [f"## `{block}`", "", "| keys | when | why, and what to set |", "|---|---|---|"]
-        for rule in RULES:
+        for rule in all_rules():
             if rule.block == block:
                 keys = ", ".join(f"`{key}`" for key in rule.keys)
                 lines.append(f"| {keys} | {rule.when} | {_escaped(rule.advice)} |")

@@ -7,6 +7,7 @@ _SCHEMA = "openenv_pipe.config.schema"
 # whose value is the name of a type.
 BASES = {
     "host": f"{_SCHEMA}.host:HostBlock",
+    "cluster": f"{_SCHEMA}.cluster:ClusterBlock",
     "agent": f"{_SCHEMA}.agent:AgentBlock",
     "agent.sandbox": f"{_SCHEMA}.agent:SandboxBlock",
     "engine.launch": "",
@@ -48,6 +49,7 @@ CORE = Extra(
             check="environments.hosts.python:check_python_host",
         ),
         _type("host", "none", "host:NoHostConfig", "environments.hosts.none:NoHost"),
+        _type("cluster", "local", "cluster:LocalClusterConfig", "pipeline.cluster:Cluster"),
         _type("agent", "loop", "agent:LoopAgentConfig", "rollout.episode:own_loop"),
         _type(
             "agent",

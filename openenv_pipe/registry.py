@@ -42,6 +42,7 @@ class BlockType:
     config: str
     build: str  # "module:name" of what makes the part that the block configures
     check: str = ""  # "module:name" of what a run calls before it begins, if there is any
+    trial: str = ""  # "module:name" of what `openenv-pipe check` tries beyond that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,7 @@ class Extra:
     prepare: str = ""
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     multirun: str = ""  # `train -m` calls it with the options of `train`.
+    rules: str = ""  # further rules of `config.rules`
     unused: str = ""  # further rules of `config.unused_keys`
 
 

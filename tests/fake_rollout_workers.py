@@ -2,8 +2,8 @@
 
 import asyncio
 
-from openenv_pipe.rollout.cluster.channel import connect
-from openenv_pipe.rollout.cluster.messages import EpisodeEnd, Event, PlayOrder, WorkerFacts
+from openenv_pipe.extras.cluster.channel import connect
+from openenv_pipe.extras.cluster.messages import EpisodeEnd, Event, PlayOrder, WorkerFacts
 from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError
 from openenv_pipe.types import Episode, Status
 

@@ -232,18 +232,6 @@ RULES = (
         ),
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
     ),
-    IneffectiveKeys(
-        keys=("cluster.cpus_per_rank",),
-        because=("cluster.learner_nodes",),
-        applies=lambda config: config.cluster.learner_nodes == 1,
-        advice="set cluster.learner_nodes above 1",
-    ),
-    IneffectiveKeys(
-        keys=_keys("cluster", "cpus_per_vllm_server", "gpus_per_vllm_server"),
-        because=("cluster.vllm_on_nodes",),
-        applies=lambda config: not config.cluster.vllm_on_nodes,
-        advice="set cluster.vllm_on_nodes=true",
-    ),
 )
 
 

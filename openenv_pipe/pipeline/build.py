@@ -34,9 +34,7 @@ from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, ModelSource, open_engine
-from openenv_pipe.environments.adapters import adapter_for
-from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import PipeError
 from openenv_pipe.learner.distributed.build import (
@@ -54,13 +52,14 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.pipeline.cluster import Cluster, build_cluster
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
-from openenv_pipe.rollout.cluster.workers import RolloutWorkers
-from openenv_pipe.rollout.episode import LocalRunner
+from openenv_pipe.rollout.context import EpisodeLoop
+from openenv_pipe.rollout.episode import LocalLoop
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, reporting_long_waits
@@ -98,24 +97,25 @@ async def assembled(
     num_threads = config.num_threads or len(usable_cores())
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
-    host = _make_host(config, logs, servers)
+    cluster = build_cluster(config)
+    loop = cluster.loop(logs) or LocalLoop(config, servers.host(config, logs))
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
-    workers = build_workers(config, device, logs, num_threads)
+    workers = build_workers(config, device, logs, num_threads, cluster.ranks(device, logs))
     starting, notify = ExitStack(), progress.note
     try:
         starting.enter_context(progress.phase("starting the servers and loading the model"))
         loading = in_thread(
             torch_thread, _load_checked, config, device, workers, checkpoint, notify
         )
-        policy, _ = await asyncio.gather(loading, _start(host, logs, notify))
+        policy, _ = await asyncio.gather(loading, _start(loop, logs, notify))
         weights = build_policy_weights(policy, workers) if policy else None
         async with (
             _opened_engine(
-                config, policy, weights, torch_thread, logs, checkpoint, notify, servers
+                config, policy, weights, torch_thread, logs, checkpoint, notify, servers, cluster
             ) as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_rollout(
-                config, host, known_sets, policy, engine, scorer, logs, notify
+                config, loop, known_sets, policy, engine, scorer, logs, notify
             ) as rollout,
         ):
             starting.close()
@@ -130,20 +130,14 @@ async def assembled(
         starting.close()
         if workers:
             await asyncio.shield(asyncio.to_thread(workers.close))
-        await asyncio.shield(host.close())
+        await asyncio.shield(loop.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
-
-
-def _make_host(config: RunConfig, logs: Path, servers: ServerProvider) -> Host | RolloutWorkers:
-    if config.cluster.plays_on_nodes:
-        return RolloutWorkers(config, logs)
-    return servers.host(config, logs)
 
 
 @asynccontextmanager
 async def _opened_rollout(
     config: RunConfig,
-    host: Host | RolloutWorkers,
+    loop: EpisodeLoop,
     known_sets: KnownSets,
     policy: Policy | None,
     engine: Engine,
@@ -151,30 +145,27 @@ async def _opened_rollout(
     logs: Path,
     notify: Callable[[str], None],
 ) -> AsyncIterator[RolloutContext]:
-    """Put together what episodes are played with; adapter and tasks may depend on the servers."""
-    rollout = partial(
-        RolloutContext,
-        env=config.env,
-        chat=policy.chat if policy else None,
-        engine=engine,
-        scorer=scorer,
-    )
-    if isinstance(host, RolloutWorkers):
-        await host.prepare(policy.chat if policy else None, reads_messages=scorer.reads_messages)
-        yield rollout(loop=host, splits=await host.open_splits(known_sets))
-        return
-    loop = LocalRunner(host, await adapter_for(config.env.adapter, host.urls, host.access))
-    url = next(iter(host.urls), "")  # host=none has no server
-    splits = await open_splits(config, known_sets, url, host.access)
+    """Put together what episodes are played with; the tasks may depend on the servers."""
+    chat = policy.chat if policy else None
+    await loop.prepare(chat, reads_messages=scorer.reads_messages)
+    splits = await loop.open_splits(known_sets)
     # In a thread, because OpenEnv's capture proxy takes seconds to import.
     open_agents = await asyncio.to_thread(load, block_types("agent")[config.agent.type].build)
     async with open_agents(config, loop, logs, notify) as agents:
-        yield rollout(loop=loop, splits=splits, agents=agents)
+        yield RolloutContext(
+            env=config.env,
+            loop=loop,
+            splits=splits,
+            chat=chat,
+            engine=engine,
+            scorer=scorer,
+            agents=agents,
+        )
 
 
-async def _start(host: Host | RolloutWorkers, logs: Path, notify: Callable[[str], None]) -> None:
+async def _start(loop: EpisodeLoop, logs: Path, notify: Callable[[str], None]) -> None:
     async with reporting_long_waits(f"the environment's servers (logs: {logs})", notify):
-        await host.start()
+        await loop.start()
 
 
 @asynccontextmanager
@@ -182,7 +173,8 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
     """Build only the learner's components, to train on recorded episodes."""
     device = select_device(config.device)
     num_threads = config.num_threads or len(usable_cores())
-    workers = build_workers(config, device, logs, num_threads)
+    nodes = build_cluster(config).ranks(device, logs)
+    workers = build_workers(config, device, logs, num_threads, nodes)
     with (
         closing(workers) if workers else nullcontext(),
         ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads)) as torch_thread,
@@ -234,6 +226,7 @@ async def _opened_engine(
     checkpoint: Path | None,
     notify: Callable[[str], None],
     servers: ServerProvider,
+    cluster: Cluster,
 ) -> AsyncIterator[Engine]:
     """Build the engine, and close it at the end of the block."""
     engine = config.engine
@@ -264,7 +257,7 @@ async def _opened_engine(
             executor=torch_thread,
             notify=notify,
             make_processes=servers.vllm_processes,
-            nodes=config.vllm_nodes,
+            make_on_nodes=cluster.vllm_servers(),
         ) as opened:
             yield opened
     else:
@@ -314,7 +307,7 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> ModelSource | Non
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
     """Return the learner's use of this machine's GPUs."""
     if policy.device.type != "cuda":
-        return LearnerFootprint(on_gpu=False, servers_elsewhere=config.vllm_nodes is not None)
+        return LearnerFootprint(on_gpu=False, servers_elsewhere=config.cluster.serves_on_nodes)
     shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
     needed = memory_bytes(shape, config, in_one_memory=False) if shape else {}
     return gpu_footprint(config, sum(needed.values()))
@@ -330,7 +323,7 @@ def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
         gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
         needs_bytes=needs_bytes,
         plays_ahead=config.trainer.max_staleness > 0,
-        servers_elsewhere=config.vllm_nodes is not None,
+        servers_elsewhere=config.cluster.serves_on_nodes,
     )
 
 

@@ -21,7 +21,6 @@ from openenv_pipe.config.schema import (
     PythonEngineConfig,
     PythonLossConfig,
     PythonOrderConfig,
-    RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
 )
@@ -53,7 +52,6 @@ from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import check_part
-from openenv_pipe.system.ray_cluster import require_ray
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.trackers.build import check_tracker
 
@@ -202,7 +200,7 @@ def _vllm(config: RunConfig) -> str:
     if check := block_types("judge")[config.judge.type].check:
         load(check)(config.judge)
     if isinstance(config.engine, VllmEngineConfig):
-        if config.vllm_nodes is not None:
+        if config.cluster.serves_on_nodes:
             return ""  # each node has its own installation, and checks it
         if config.engine.launch == "managed":
             build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
@@ -236,8 +234,12 @@ def _ports(config: RunConfig) -> str:
     if ports := config.host.fixed_ports:
         wanted["host.port"] = (ports[0], len(ports))
     engine = config.engine
-    starts_here = engine.type == "vllm" and engine.launch != "attach" and not config.vllm_nodes
-    if isinstance(engine, VllmEngineConfig) and starts_here and engine.port:
+    if (
+        isinstance(engine, VllmEngineConfig)
+        and engine.launch != "attach"
+        and engine.port
+        and not config.cluster.serves_on_nodes
+    ):
         wanted["engine.port"] = (engine.port, engine.num_servers)
     for key, (first, num_servers) in wanted.items():
         if first + num_servers - 1 > MAX_PORT:
@@ -255,11 +257,13 @@ def _ports(config: RunConfig) -> str:
 
 
 def _cluster(config: RunConfig) -> str:
-    cluster = config.cluster
-    if not isinstance(cluster, RayClusterConfig):
-        return ""
-    require_ray()
-    return f"{cluster.rollout_workers} rollout workers, by Ray at {cluster.address}"
+    """Check what the other machines need here.
+
+    The `check` of a cluster's type is called with its configuration, and returns what plays, for
+    people. Raises ConfigError.
+    """
+    check = block_types("cluster")[config.cluster.type].check
+    return str(load(check)(config.cluster)) if check else ""
 
 
 def _adapter(config: RunConfig) -> str:

@@ -131,7 +131,7 @@ def _run_with_restarts(
 
     It does so up to `cluster.max_restarts` times. servers: those that all attempts use.
     """
-    folder, num_left = attempt.folder, attempt.config.cluster.max_restarts
+    folder, num_left = attempt.folder, attempt.config.cluster.num_restarts
     with folder.held():
         while True:
             try:

@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import Splits
+from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Task, Tool
 
@@ -70,8 +71,8 @@ class EpisodeSpec:
 class EpisodeRunner(Protocol):
     """Plays episodes, each from its reset to its end.
 
-    They are played by the loop of this process (`rollout.episode`), by workers on other machines
-    (`rollout.cluster`), or by programs and clients that call the model (`rollout.agents`).
+    They are played by the loop of this process (`rollout.episode`), by workers on other machines,
+    or by programs and clients that call the model (`rollout.agents`).
     """
 
     @property
@@ -94,6 +95,26 @@ class EpisodeRunner(Protocol):
         Raises:
             EngineError, HostError, ConfigError: these end the run.
         """
+        ...
+
+
+class EpisodeLoop(EpisodeRunner, Protocol):
+    """The pipeline's own loop with environment servers of its own, here or on other machines."""
+
+    async def start(self) -> None:
+        """Start the servers. Raises HostError and ConfigError."""
+        ...
+
+    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
+        """Set what all episodes share, before the first of them. See `PlayContext`."""
+        ...
+
+    async def open_splits(self, known: KnownSets) -> Splits:
+        """Complete the task sets with those that the servers list. Raises ConfigError."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the servers, in bounded time."""
         ...
 
 

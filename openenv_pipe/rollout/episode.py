@@ -13,13 +13,16 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.tasks import Splits, open_splits
+from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.reply_reader import ReplyReader
-from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
+from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.conversation import Conversation, conversation_class
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
@@ -68,6 +71,30 @@ class LocalRunner:
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """See `EpisodeRunner.play`."""
         return await Player(context, self.adapter, spec).play(self.host)
+
+
+class LocalLoop(LocalRunner):
+    """The loop with the servers of a host, which it starts and closes. It is an `EpisodeLoop`."""
+
+    def __init__(self, config: RunConfig, host: Host) -> None:
+        """The adapter is built by `start`, because it may depend on the servers."""
+        self.host = host
+        self._config = config
+
+    async def start(self) -> None:
+        await self.host.start()
+        adapter, host = self._config.env.adapter, self.host
+        self.adapter = await adapter_for(adapter, host.urls, host.access)
+
+    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
+        """Do nothing: each episode gets it by its context."""
+
+    async def open_splits(self, known: KnownSets) -> Splits:
+        url = next(iter(self.host.urls), "")  # host=none has no server
+        return await open_splits(self._config, known, url, self.host.access)
+
+    async def close(self) -> None:
+        await self.host.close()
 
 
 class Player:

@@ -101,7 +101,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def check_type(entry: BlockType) -> None:
-    """Check a registered type. Its class is imported, and what `build` and `check` name is not.
+    """Check a registered type. Its class is imported, and what its other targets name is not.
 
     Raises:
         ConfigError: the block, the class or a module does not exist, or they do not go together.
@@ -115,7 +115,8 @@ def check_type(entry: BlockType) -> None:
         raise ConfigError(f"config={entry.config!r}: this block has no keys; expected no class")
     targets = {"build": entry.build}
     targets |= {"config": entry.config} if base else {}
-    targets |= {"check": entry.check} if entry.check else {}
+    optional = {"check": entry.check, "trial": entry.trial}
+    targets |= {key: target for key, target in optional.items() if target}
     for key, target in targets.items():
         module, _, name = target.partition(":")
         with named(f"{key}={target!r}"):

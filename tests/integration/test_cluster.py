@@ -17,18 +17,18 @@ from fakes import CPU, LOSS_BOUND, random_samples
 from safetensors.torch import load_file
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.extras.cluster.node_ranks import RayRanks
+from openenv_pipe.extras.cluster.trial import try_cluster
+from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.learner.distributed.build import (
     build_learner,
     build_policy_weights,
     build_workers,
     load_checked_policy,
 )
-from openenv_pipe.learner.distributed.node_ranks import NodeRanks
-from openenv_pipe.learner.distributed.worker import Worker
-from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.pipeline.cluster import build_cluster
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.ray_cluster import RayCluster
@@ -214,7 +214,8 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
     samples, seen = random_samples(3, count=7), []
     for more in (("trainer.devices=1",), given):
         config = compose(["conf=smoke", *SMALL, *more]).config
-        workers = build_workers(config, CPU, tmp_path, num_threads=1)
+        nodes = build_cluster(config).ranks(CPU, tmp_path)
+        workers = build_workers(config, CPU, tmp_path, 1, nodes)
         try:
             policy, _ = load_checked_policy(config, CPU, workers, None)
             learner = build_learner(policy, config, workers)
@@ -325,7 +326,7 @@ async def test_a_process_that_ray_gives_to_a_lost_node_is_placed_again(cluster):
 def test_a_learner_without_room_says_what_is_missing(cluster):
     given = by_ray(cluster, "cluster.cpus_per_rank=64", "cluster.start_timeout_s=2")
     settings = compose(["conf=smoke", *given, *ON_TWO_NODES]).config.cluster
-    ranks = NodeRanks(settings, CPU, Worker)
+    ranks = RayRanks(settings, CPU)
     try:
         with pytest.raises(HostError, match=r"needs 1 nodes besides this machine.*per_rank=64"):
             ranks.start(2, num_threads=1)
@@ -336,7 +337,7 @@ def test_a_learner_without_room_says_what_is_missing(cluster):
 def test_a_node_without_the_run_folder_is_named(cluster, tmp_path):
     """All ranks of a sharded policy write checkpoints."""
     settings = compose(["conf=smoke", *by_ray(cluster, *ON_TWO_NODES)]).config.cluster
-    ranks = NodeRanks(settings, CPU, Worker, tmp_path / "not there")
+    ranks = RayRanks(settings, CPU, tmp_path / "not there")
     try:
         with pytest.raises(ConfigError, match=r"does not have .*not there: .*set runs_dir to"):
             ranks.start(2, num_threads=1)
@@ -346,13 +347,13 @@ def test_a_node_without_the_run_folder_is_named(cluster, tmp_path):
 
 def test_check_says_what_fits_and_starts_the_workers(cluster):
     given = by_ray(cluster, *ON_TWO_NODES, "cluster.rollout_workers=2")
-    room, started, learner = check_cluster(compose(["conf=smoke", *SMALL, *given]).config)
+    room, started, learner = try_cluster(compose(["conf=smoke", *SMALL, *given]).config)
     assert [line.result for line in (room, started, learner)] == [Result.OK] * 3
     assert "add up 16 MiB in" in learner.text
     assert room.text.startswith("room for 4 rollout workers")
     assert started.text.startswith("16 sessions opened by the rollout workers")
     large = compose(["conf=smoke", *by_ray(cluster, "cluster.cpus_per_worker=3")]).config
-    (line,) = check_cluster(large)
+    (line,) = try_cluster(large)
     assert line.result is Result.WARN and line.text.startswith("room for 0 of 2 rollout workers")
 
 

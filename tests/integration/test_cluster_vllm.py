@@ -8,14 +8,13 @@ import pytest
 from fakes import LOSS_BOUND
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer
-from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
-from openenv_pipe.engines.vllm.servers import remote_servers
 from openenv_pipe.errors import HostError
+from openenv_pipe.extras.cluster.trial import try_cluster
+from openenv_pipe.extras.cluster.vllm_server import RemoteVllmServer, remote_servers
 from openenv_pipe.extras.reproduce.replaying import replay
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.run import Attempt, RunControl
@@ -152,7 +151,7 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
     spec = ServerSpec(
         model=str(root / "base"), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK
     )
-    (server,) = remote_servers(config.engine, spec, config.cluster, logs=tmp_path, weights_dir=root)
+    (server,) = remote_servers(config.cluster, config.engine, spec, logs=tmp_path, weights_dir=root)
     try:
         await server.start()
         async with VllmClient(server.url, api_key=server.key, request_timeout_s=60) as client:
@@ -177,7 +176,7 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
 
 def test_check_finds_room_and_vllm(cluster):
     config = compose(["conf=smoke", *SMALL, *on_nodes(cluster)]).config
-    room, workers, engine = check_cluster(config)
+    room, workers, engine = try_cluster(config)
     assert [line.result for line in (room, workers, engine)] == [Result.OK] * 3
     assert engine.text.startswith("room for 1 vLLM servers (1 on ")
 

@@ -14,12 +14,10 @@ from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.extras.containers.kubernetes.manifests import container
 from openenv_pipe.pipeline.requirements import check_requirements
-from openenv_pipe.rollout.cluster.worker import RolloutWorker
 from openenv_pipe.system.child_environment import (
     DOCKER,
     child_environment,
     given_variables,
-    inherited_variables,
     names_left_out,
 )
 from openenv_pipe.system.process import ManagedProcess
@@ -165,19 +163,6 @@ def test_a_variable_that_is_not_set_is_named_before_a_run_starts(key):
     assert isinstance(config.engine, VllmEngineConfig)
     with pytest.raises(ConfigError, match=rf"{key}\.NOT_SET_HERE is null.*set it, or remove"):
         check_requirements(config, makes_folder=False)
-
-
-def test_a_node_gets_the_values_that_the_run_s_process_has(monkeypatch, tmp_path):
-    """A node's own environment lacks them, and a configuration has their names alone."""
-    monkeypatch.setenv("PLAIN_NAME", "of-the-run-s-machine")
-    config = compose(["conf=echo", "env.variables={PLAIN_NAME: null, MOOD: merry}"]).config
-    sent = inherited_variables(config.env.variables)
-    assert sent == {"PLAIN_NAME": "of-the-run-s-machine"}
-    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
-    RolloutWorker(config, 0, Path.cwd(), tmp_path, sent)
-    given = given_variables(config.env.variables, "env.variables")
-    assert given == {"PLAIN_NAME": "of-the-run-s-machine", "MOOD": "merry"}
-    assert redact("of-the-run-s-machine") == "<hidden: PLAIN_NAME>"
 
 
 def calls_with_an_environment(path):

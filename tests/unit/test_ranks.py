@@ -1,9 +1,6 @@
 """How the samples of an update are split over ranks. integration/test_devices tests their
 results."""
 
-import threading
-import types
-
 import pytest
 import torch
 from fakes import alike_samples, random_samples
@@ -13,9 +10,8 @@ from hypothesis import strategies as st
 from openenv_pipe.algorithms.packing import split_by_budget
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig
-from openenv_pipe.errors import ConfigError, TrainingError
-from openenv_pipe.learner.distributed import node_ranks, sharded_load
-from openenv_pipe.learner.distributed.node_ranks import NodeRanks
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed import sharded_load
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.ranks import LOOPBACK, Ranks, interface_towards
 
@@ -48,59 +44,6 @@ def test_ranks_get_about_the_same_number_of_tokens(seed, size, share):
 
 def test_ranks_talk_over_the_interface_that_reaches_rank_0():
     assert interface_towards("127.0.0.1", 9) == LOOPBACK
-
-
-def test_ranks_of_nodes_that_are_placed_after_the_end_are_released(monkeypatch):
-    """`close` is called while another thread waits for the cluster."""
-    is_connecting, may_connect = threading.Event(), threading.Event()
-    ended = []
-
-    class FakeReservation:
-        def is_ready(self, timeout_s):
-            return True
-
-        def place(self, *_, **__):
-            pytest.fail("a rank is placed after the end")
-
-        def release(self):
-            ended.append("reservation")
-
-    class FakeCluster:
-        def __init__(self, address):
-            is_connecting.set()
-            assert may_connect.wait(30)
-
-        def reserve(self, *_, **__):
-            return FakeReservation()
-
-        def own_address(self):
-            return "127.0.0.1"
-
-        def close(self):
-            ended.append("cluster")
-
-    monkeypatch.setattr(node_ranks, "RayCluster", FakeCluster)
-    settings = types.SimpleNamespace(
-        address="auto", learner_nodes=2, cpus_per_rank=1.0, start_timeout_s=60
-    )
-    nodes = NodeRanks(settings, torch.device("cpu"), object)
-    errors = []
-
-    def start():
-        try:
-            nodes.start(2, 1)
-        except TrainingError as error:
-            errors.append(str(error))
-            nodes.close()
-
-    starting = threading.Thread(target=start)
-    starting.start()
-    assert is_connecting.wait(30)
-    nodes.close()
-    may_connect.set()
-    starting.join(30)
-    assert "the run" in errors[0]
-    assert ended == ["reservation", "cluster"]
 
 
 def test_a_rank_names_the_machine_that_lacks_the_models_weights(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import openenv_pipe
 from openenv_pipe.cli import main as main_module
 from openenv_pipe.config.schema.agent import AgentConfig, SandboxConfig
+from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.host import HostConfig
 from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.reward import TermConfig
@@ -29,10 +30,14 @@ def test_each_folder_of_extras_is_an_extra_of_its_name():
 
 @pytest.mark.parametrize("extra", extras(), ids=lambda extra: extra.name)
 def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
-    blocks = [target for each in extra.blocks for target in (each.config, each.build, each.check)]
+    blocks = [
+        target
+        for each in extra.blocks
+        for target in (each.config, each.build, each.check, each.trial)
+    ]
     commands = [command.target for command in extra.commands]
-    hooks = [*extra.functions, extra.prepare, extra.on_episodes, extra.multirun, extra.unused]
-    for target in filter(None, [*blocks, *commands, *hooks]):
+    hooks = [extra.prepare, extra.on_episodes, extra.multirun, extra.rules, extra.unused]
+    for target in filter(None, [*blocks, *commands, *extra.functions, *hooks]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")
         assert load(target)
 
@@ -79,7 +84,10 @@ def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
 
 
 def test_the_base_class_of_a_block_is_that_of_its_key():
-    configs = (AgentConfig, SandboxConfig, HostConfig, JudgeConfig, TermConfig, TrackerConfig)
+    configs = (
+        *(AgentConfig, SandboxConfig, ClusterConfig),
+        *(HostConfig, JudgeConfig, TermConfig, TrackerConfig),
+    )
     annotated = {registered.block: base for base, registered in map(get_args, configs)}
     assert annotated == {block: load(base) for block, base in BASES.items() if base}
 

@@ -16,7 +16,7 @@ from openenv_pipe.config.compose import (
     parse_overrides,
     readable_errors,
 )
-from openenv_pipe.config.rules import RULES, BrokenRulesError, check_rules
+from openenv_pipe.config.rules import BrokenRulesError, all_rules, check_rules
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
@@ -303,14 +303,14 @@ def test_every_rule_has_a_sample_that_breaks_it():
     broken = []
     for overrides, _ in BROKEN:
         text = "\n".join(violations(overrides))
-        for rule in RULES:
+        for rule in all_rules():
             parts = re.split(r"\{.+?\}", rule.advice)  # between the values
             if re.search(".+".join(map(re.escape, parts)), text):
                 broken.append(rule)
-    assert [rule.keys for rule in RULES if rule not in broken] == []
+    assert [rule.keys for rule in all_rules() if rule not in broken] == []
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: " ".join(rule.keys))
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: " ".join(rule.keys))
 def test_a_rule_is_about_keys_that_exist(rule):
     known = known_keys()
     for key in rule.keys:
@@ -363,7 +363,7 @@ def test_check_lists_how_many_rules_of_each_block_it_has_checked(monkeypatch):
     monkeypatch.setattr(checks, "TRIALS", {})
     lines = checks.run_checks(compose([*SMOKE, "num_threads=1"]).config)
     (line,) = [line for line in lines if line.name == "settings"]
-    num_rules = sum(rule.when != "eval" for rule in RULES)
+    num_rules = sum(rule.when != "eval" for rule in all_rules())
     assert line.text.startswith(f"{num_rules} rules between keys hold: ")
     counts = re.findall(r"(\d+) of (?:agent|cluster|engine|env|eval|host|model)\b", line.text)
     assert len(counts) == 7

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
-from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.commands.preflight.environment import check_environment
 from openenv_pipe.commands.preflight.model import check_hub, check_memory, try_forward
 from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
@@ -18,6 +17,7 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.errors import PipeError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.trackers.build import build_tracker
 
 _log = logging.getLogger(__name__)
@@ -62,12 +62,18 @@ def _try_tracker(config: RunConfig) -> Iterator[Line]:
         yield Line("tracker", Result.OK, target)
 
 
+def _try_cluster(config: RunConfig) -> Iterator[Line]:
+    """Call the `trial` of the cluster's type with the configuration; it gives lines."""
+    trial = block_types("cluster")[config.cluster.type].trial
+    yield from load(trial)(config) if trial else ()
+
+
 def _try_engine(config: RunConfig) -> Iterator[Line]:
     if isinstance(config.engine, PythonEngineConfig):
         capabilities = config.engine.capabilities
         purpose = "training" if capabilities.can_train else "evaluation"
         yield Line("engine", Result.OK, f"{config.engine.target}, for {purpose}")
-    if config.engine.type == "vllm" and config.vllm_nodes is None:  # `check_cluster` looks there
+    if config.engine.type == "vllm" and not config.cluster.serves_on_nodes:
         build = "cpu" if config.device == "cpu" else find_build()
         found = check_engine(config.engine, build, config.model.lora.rank)
         yield Line("engine", Result.OK, found)
@@ -77,7 +83,7 @@ def _try_engine(config: RunConfig) -> Iterator[Line]:
 TRIALS: dict[str, tuple[Check, set[str]]] = {
     "tracker": (_try_tracker, {"tracker"}),
     "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
-    "cluster": (check_cluster, {"cluster", "environment", "adapter"}),
+    "cluster": (_try_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"settings", "model"}),
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "forward": (try_forward, {"settings", "model", "device"}),

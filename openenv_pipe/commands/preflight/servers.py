@@ -24,7 +24,7 @@ class ServerMemory:
 def servers_in_machine(config: RunConfig, shape: Shape) -> ServerMemory | None:
     """Return the servers' memory if the learner uses the CPU; None if it has none here."""
     engine = config.engine
-    if engine.type != "vllm" or engine.launch == "attach" or config.vllm_nodes:
+    if engine.type != "vllm" or engine.launch == "attach" or config.cluster.serves_on_nodes:
         return None
     num_bytes = engine.num_servers * server_bytes(shape, config) + _written_bytes(
         shape, config, engine

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, cast
 
 from openenv_pipe.config.rules import engine, environment, reward, trainer
 from openenv_pipe.config.rules.rule import BrokenRulesError, Moment, Rule
+from openenv_pipe.registry import extras, load
 
 if TYPE_CHECKING:  # The schema reads the rules.
     from openenv_pipe.config.schema.base import Document
     from openenv_pipe.config.schema.run import RunConfig
 
-__all__ = ["RULES", "BrokenRulesError", "Moment", "Rule", "check_rules"]
+__all__ = ["BrokenRulesError", "Moment", "Rule", "all_rules", "check_rules"]
 
 RULES = (*environment.RULES, *reward.RULES, *engine.RULES, *trainer.RULES)
+
+
+def all_rules() -> list[Rule]:
+    """Return the rules of the core and of the extras."""
+    return [*RULES, *(rule for extra in extras() if extra.rules for rule in load(extra.rules))]
 
 
 def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
@@ -28,7 +34,7 @@ def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
         BrokenRulesError: settings do not go together; it has all violations.
     """
     blocks = set(type(config).model_fields)
-    rules = [rule for rule in RULES if rule.when in moments and rule.blocks <= blocks]
+    rules = [rule for rule in all_rules() if rule.when in moments and rule.blocks <= blocks]
     whole = cast("RunConfig", config)  # as far as these rules look
     if messages := [message for rule in rules for message in rule.violations(whole)]:
         raise BrokenRulesError(messages)

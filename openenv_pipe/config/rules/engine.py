@@ -25,7 +25,7 @@ def _capabilities(config: "RunConfig") -> "EngineCapabilities":
     return engine.capabilities
 
 
-def _sends_weights(config: "RunConfig", *transfers: str) -> "VllmEngineConfig | None":
+def sends_weights(config: "RunConfig", *transfers: str) -> "VllmEngineConfig | None":
     """Return the engine if it sends weights from memory to memory, in one of these ways."""
     engine = _vllm(config)
     return engine if engine and engine.weight_transfer in transfers else None
@@ -40,14 +40,9 @@ def _has_option(engine: "VllmEngineConfig", options: tuple[str, ...]) -> bool:
     return any(option_name(each).startswith(options) for each in engine.arguments)
 
 
-def _sleeps(config: "RunConfig") -> "VllmEngineConfig | None":
+def sleeps(config: "RunConfig") -> "VllmEngineConfig | None":
     engine = _vllm(config)
     return engine if engine and engine.sleep in LEVELS else None
-
-
-def _starts_no_server(config: "RunConfig") -> bool:
-    nodes = config.vllm_nodes is not None
-    return nodes and ((engine := _vllm(config)) is None or engine.launch != "managed")
 
 
 def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
@@ -58,7 +53,7 @@ def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
 
 
 def _sends_adapters(config: "RunConfig") -> bool:
-    engine = _sends_weights(config, "broadcast", "ipc")
+    engine = sends_weights(config, "broadcast", "ipc")
     return engine is not None and engine.publish_mode(config.model.lora.rank) == "adapter"
 
 
@@ -150,35 +145,35 @@ RULES = (
     Rule(
         keys=("engine.weight_transfer", "engine.launch"),
         breaks=lambda c: bool(
-            (e := _sends_weights(c, "broadcast", "ipc")) and e.launch not in ("managed", "attach")
+            (e := sends_weights(c, "broadcast", "ipc")) and e.launch not in ("managed", "attach")
         ),
         advice="such a server shares too little with the learner; set engine.launch=managed, or "
         "engine.weight_transfer=files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.sleep"),
-        breaks=lambda c: bool(_sends_weights(c, "broadcast") and _sleeps(c)),
+        breaks=lambda c: bool(sends_weights(c, "broadcast") and sleeps(c)),
         advice="a server sleeps for a learner on its GPU, and weights are sent to other GPUs; set "
         "engine.weight_transfer=ipc or files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.arguments"),
         breaks=lambda c: bool(
-            (e := _sends_weights(c, "broadcast", "ipc")) and _has_option(e, SEVERAL_ENGINES)
+            (e := sends_weights(c, "broadcast", "ipc")) and _has_option(e, SEVERAL_ENGINES)
         ),
         advice="weights reach only one engine of a server, and these start several; set "
         "engine.num_servers instead, or engine.weight_transfer=files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.arguments"),
-        breaks=lambda c: bool((e := _sends_weights(c, "ipc")) and _has_option(e, SEVERAL_GPUS)),
+        breaks=lambda c: bool((e := sends_weights(c, "ipc")) and _has_option(e, SEVERAL_GPUS)),
         advice="weights reach one GPU, and these divide a server over several; set "
         "engine.weight_transfer=broadcast or files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.url"),
         breaks=lambda c: bool(
-            (e := _sends_weights(c, "ipc"))
+            (e := sends_weights(c, "ipc"))
             and any(urlsplit(url).hostname not in LOOPBACK for url in e.urls)
         ),
         advice="it needs servers on this machine, and one may be on another; set engine.url to "
@@ -186,7 +181,7 @@ RULES = (
     ),
     Rule(
         keys=("engine.sleep", "trainer.max_staleness"),
-        breaks=lambda c: bool(_sleeps(c) and c.trainer.max_staleness),
+        breaks=lambda c: bool(sleeps(c) and c.trainer.max_staleness),
         advice="the server has to sample while the learner works; set engine.sleep=never, or "
         "trainer.max_staleness=0",
     ),
@@ -195,23 +190,5 @@ RULES = (
         breaks=_drops_what_adapters_need,
         advice="level2 drops the base weights that adapters need; set engine.sleep=level1, or "
         "engine.publish=merged",
-    ),
-    Rule(
-        keys=("cluster.vllm_on_nodes", "engine"),
-        breaks=_starts_no_server,
-        advice="only servers of engine=vllm engine.launch=managed are started on nodes; set "
-        "these, or cluster.vllm_on_nodes=false",
-    ),
-    Rule(
-        keys=("cluster.vllm_on_nodes", "engine.weight_transfer"),
-        breaks=lambda c: c.vllm_nodes is not None and _sends_weights(c, "ipc") is not None,
-        advice="ipc reaches only a server on the learner's GPU; set "
-        "engine.weight_transfer=broadcast or files",
-    ),
-    Rule(
-        keys=("cluster.vllm_on_nodes", "engine.sleep"),
-        breaks=lambda c: c.vllm_nodes is not None and _sleeps(c) is not None,
-        advice="the servers are not on the learner's GPU, so sleep would free no memory for it; "
-        "set engine.sleep=auto or never",
     ),
 )

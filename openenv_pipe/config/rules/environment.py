@@ -1,4 +1,4 @@
-"""Rules about `env` and its tasks, `host`, `agent`, `cluster` and `eval`."""
+"""Rules about `env` and its tasks, `host`, `agent` and `eval`."""
 
 from typing import TYPE_CHECKING
 
@@ -29,14 +29,6 @@ def _evaluates_more_than_there_are(config: "RunConfig") -> bool:
 
 def _plays_without_environment(config: "RunConfig") -> bool:
     return config.agent.needs_environment and not config.host.has_environment
-
-
-def _needs_session_on_node(config: "RunConfig") -> bool:
-    return config.cluster.plays_on_nodes and not config.host.runs_on_nodes
-
-
-def _has_one_port_on_nodes(config: "RunConfig") -> bool:
-    return config.cluster.plays_on_nodes and len(config.host.fixed_ports) > 0
 
 
 def _unmeasured_terms(config: "RunConfig") -> list[str]:
@@ -126,25 +118,6 @@ RULES = (
         advice="clients play no evaluations; name what plays instead, such as agent=loop or "
         "agent=program",
         when="eval",
-    ),
-    Rule(
-        keys=("cluster", "agent"),
-        breaks=lambda c: c.cluster.plays_on_nodes and not c.agent.is_loop,
-        advice="rollout workers play by the pipeline's own loop; set agent=loop or cluster=local",
-        when="play",
-    ),
-    Rule(
-        keys=("cluster", "host"),
-        breaks=_needs_session_on_node,
-        advice="each rollout worker starts environment servers as processes on its node; set "
-        "host=process, or cluster=local",
-        when="play",
-    ),
-    Rule(
-        keys=("cluster", "host.port"),
-        breaks=_has_one_port_on_nodes,
-        advice="several rollout workers may be on one node; set host.port=null",
-        when="play",
     ),
     Rule(
         keys=("eval.greedy", "eval.temperature"),

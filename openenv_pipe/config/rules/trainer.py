@@ -33,10 +33,6 @@ def _has_uneven_replicas(config: "RunConfig") -> bool:
     )
 
 
-def _has_uneven_nodes(config: "RunConfig") -> bool:
-    return config.trainer.devices % config.cluster.learner_nodes > 0
-
-
 def _has_uneven_heads(config: "RunConfig") -> bool:
     model = config.model
     return model.type == "tiny" and model.num_heads % model.num_kv_heads > 0
@@ -140,12 +136,6 @@ RULES = (
         breaks=_has_uneven_replicas,
         advice="each replica needs the same number of devices, at least 2; set trainer.devices to "
         "2 x {trainer.replicas} or a higher multiple of {trainer.replicas}",
-    ),
-    Rule(
-        keys=("cluster.learner_nodes", "trainer.devices"),
-        breaks=_has_uneven_nodes,
-        advice="each node has the same number of devices; set trainer.devices to a multiple of "
-        "{cluster.learner_nodes}",
     ),
     Rule(
         keys=("trainer.max_staleness", "trainer.parallel", "engine"),

@@ -20,7 +20,7 @@ from openenv_pipe.config.schema.agent import (
 )
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
-from openenv_pipe.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
+from openenv_pipe.config.schema.cluster import ClusterBlock, ClusterConfig, LocalClusterConfig
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
@@ -110,6 +110,7 @@ __all__ = [
     "ClientAgentConfig",
     "ClipTransform",
     "ClippedLossConfig",
+    "ClusterBlock",
     "ClusterConfig",
     "EndpointBlock",
     "EngineCapabilities",
@@ -150,7 +151,6 @@ __all__ = [
     "PythonTerm",
     "PythonTrackerConfig",
     "PythonVerifier",
-    "RayClusterConfig",
     "RegexTerm",
     "RewardConfig",
     "RubricTerm",

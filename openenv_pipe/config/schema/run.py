@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from openenv_pipe.config.rules import check_rules
 from openenv_pipe.config.schema.agent import AgentConfig
 from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
-from openenv_pipe.config.schema.cluster import ClusterConfig, RayClusterConfig
+from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
@@ -64,10 +64,4 @@ class RunConfig(_Composed):
     @property
     def ranks_per_node(self) -> int:
         """How many of trainer.devices are on each node of the learner, this machine included."""
-        return self.trainer.devices // self.cluster.learner_nodes
-
-    @property
-    def vllm_nodes(self) -> RayClusterConfig | None:
-        """The cluster on whose nodes the run starts vLLM servers; None: it starts none there."""
-        cluster = self.cluster
-        return cluster if cluster.type == "ray" and cluster.vllm_on_nodes else None
+        return self.trainer.devices // self.cluster.num_learner_nodes

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.config.schema.engine_vllm import PublishMode
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
@@ -21,7 +21,12 @@ from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import check_transfer, transfer_backend
 from openenv_pipe.engines.vllm.replica import Replica
 from openenv_pipe.engines.vllm.server_command import ServerSpec, TransferBackend
-from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
+from openenv_pipe.engines.vllm.servers import (
+    MakeOnNodes,
+    MakeProcesses,
+    make_servers,
+    own_processes,
+)
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.transfer import AdapterFiles, Transfer, WeightFiles
 from openenv_pipe.engines.vllm.transfer_ipc import IpcLink
@@ -58,7 +63,7 @@ async def open_engine(
     executor: Executor,
     notify: Notify,
     make_processes: MakeProcesses = own_processes,
-    nodes: RayClusterConfig | None = None,
+    make_on_nodes: MakeOnNodes | None = None,
 ) -> AsyncIterator[VllmEngine]:
     """Start the servers, publish the current policy to them and check it. Stop them at the end.
 
@@ -67,7 +72,7 @@ async def open_engine(
         footprint: the learner's use of this machine's GPUs.
         executor: torch's thread.
         make_processes: makes the servers of `engine.launch=managed` on this machine.
-        nodes: the cluster on whose nodes they are started instead.
+        make_on_nodes: makes them on other machines instead.
 
     Raises:
         ConfigError: the configuration does not fit the model or the machine.
@@ -78,7 +83,7 @@ async def open_engine(
     check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
     spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
-    installed = _required_installation(config, spec, nodes)
+    installed = None if make_on_nodes else _required_installation(config, spec)
     with weights_folder(config.weights_dir) as root:
         if source is None and config.launch != "attach":
             spec = replace(spec, model=str(root / "base"))
@@ -91,7 +96,7 @@ async def open_engine(
             logs=logs,
             weights_dir=root,
             make_processes=make_processes,
-            nodes=nodes,
+            make_on_nodes=make_on_nodes,
         )
         facts = _own_facts(config, mode, level, installed)
         transfer = build_transfer(config, mode, weights, root, executor, spec.transfer_backend)
@@ -106,7 +111,7 @@ async def open_engine(
             facts={"engine": facts},
             notify=notify,
         ) as engine:
-            facts |= _server_facts(servers, are_on_nodes=nodes is not None)
+            facts |= _server_facts(servers, are_on_nodes=make_on_nodes is not None)
             yield engine
 
 
@@ -133,11 +138,9 @@ def _server_spec(
     )
 
 
-def _required_installation(
-    config: VllmEngineConfig, spec: ServerSpec, nodes: RayClusterConfig | None
-) -> Installed | None:
+def _required_installation(config: VllmEngineConfig, spec: ServerSpec) -> Installed | None:
     """Return the vLLM that the servers run with; None: they are not processes of this machine."""
-    if nodes is not None or config.launch != "managed":
+    if config.launch != "managed":
         return None
     return require_installed(spec.build, sees_images=spec.sees_images)
 

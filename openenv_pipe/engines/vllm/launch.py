@@ -1,6 +1,6 @@
 """Two kinds of vLLM servers: a process that the run starts, and a server that is running already.
 
-Servers on other machines are in `launch_remote.py`, and containers in an extra.
+Servers on other machines and in containers are in extras.
 """
 
 import asyncio

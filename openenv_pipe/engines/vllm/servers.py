@@ -8,11 +8,11 @@ first one, each with a fraction of the memory.
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
-from openenv_pipe.engines.vllm.launch_remote import RemoteVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
@@ -33,6 +33,15 @@ class ManagedLaunch:
 MakeProcesses = Callable[[ManagedLaunch], Awaitable[list[VllmServer]]]
 
 
+class MakeOnNodes(Protocol):
+    """Makes the servers of `engine.launch=managed` on other machines."""
+
+    def __call__(
+        self, config: VllmEngineConfig, spec: ServerSpec, *, logs: Path, weights_dir: Path
+    ) -> Sequence[VllmServer]:
+        """Make `engine.num_servers` servers, without starting them; see `make_servers`."""
+
+
 async def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
     """Make servers that are processes of this run."""
     config = launch.config
@@ -51,7 +60,7 @@ async def make_servers(
     logs: Path,
     weights_dir: Path,
     make_processes: MakeProcesses,
-    nodes: RayClusterConfig | None,
+    make_on_nodes: MakeOnNodes | None,
 ) -> list[VllmServer]:
     """Make `engine.num_servers` servers of the kind that `engine.launch` names.
 
@@ -63,15 +72,15 @@ async def make_servers(
         spec: what all of them serve.
         installed: this machine's installation of vLLM, for servers that are processes of it.
         weights_dir: the folder with published weights, which servers of this machine read.
-        nodes: the cluster on whose nodes the servers are started; None: on this machine.
+        make_on_nodes: makes them on other machines; None: they are on this one.
 
     Raises:
         ConfigError: see `placements`.
     """
     if config.launch == "attach":
         return [AttachedVllmServer(url, config) for url in config.urls]
-    if nodes is not None:
-        return list(remote_servers(config, spec, nodes, logs=logs, weights_dir=weights_dir))
+    if make_on_nodes is not None:
+        return list(make_on_nodes(config, spec, logs=logs, weights_dir=weights_dir))
     assigned = placements(
         config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
     )
@@ -92,26 +101,6 @@ async def make_servers(
     folders = [weights_dir] if in_weights_dir else [weights_dir, model]
     build = load(block_types("engine.launch")[config.launch].build)
     return [build(each, config, log_of(each, config, logs), folders) for each in specs]
-
-
-def remote_servers(
-    config: VllmEngineConfig,
-    spec: ServerSpec,
-    nodes: RayClusterConfig,
-    *,
-    logs: Path,
-    weights_dir: Path,
-) -> list[RemoteVllmServer]:
-    """Make servers that Ray places on the nodes of a cluster, each with its GPUs or cores there."""
-    # On a CPU, vLLM would bind its threads to cores that other processes of the node may have.
-    cores = {"OMP_NUM_THREADS": f"{max(1, int(nodes.cpus_per_vllm_server))}"}
-    placement = {} if spec.build == "cuda" else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **cores}
-    specs = [replace(spec, number=n, placement=placement) for n in range(config.num_servers)]
-    is_written = Path(spec.model).is_relative_to(weights_dir)
-    return [
-        RemoteVllmServer(each, config, nodes, is_written=is_written, log=log_of(each, config, logs))
-        for each in specs
-    ]
 
 
 def log_of(spec: ServerSpec, config: VllmEngineConfig, logs: Path) -> Path:

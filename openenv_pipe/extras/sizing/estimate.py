@@ -173,7 +173,7 @@ def _learner_sizes(config: RunConfig, cluster: Cluster) -> Iterator[tuple[int, i
 
 
 def _given_nodes(config: RunConfig) -> int:
-    return config.cluster.learner_nodes
+    return config.cluster.num_learner_nodes
 
 
 def _ways_to_divide(num_nodes: int, num_ranks: int) -> Iterator[tuple[str, int]]:

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import torch
 
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
-from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
-from openenv_pipe.learner.distributed.worker import Worker
-from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.distributed.workers import NodeRanks, Workers
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.ranks import SINGLE_RANK
 from openenv_pipe.learner.supervised import WarmStart
@@ -23,17 +21,19 @@ from openenv_pipe.models.weights import PolicyWeights
 
 
 def build_workers(
-    config: RunConfig, device: torch.device, logs: Path, num_threads: int
+    config: RunConfig,
+    device: torch.device,
+    logs: Path,
+    num_threads: int,
+    nodes: NodeRanks | None = None,
 ) -> Workers | None:
-    """Build what starts the learner's other ranks; None if there is only one rank."""
-    num_devices, cluster = config.trainer.devices, config.cluster
-    if num_devices == 1:
+    """Build what starts the learner's other ranks; None if there is only one rank.
+
+    nodes: starts those on other machines.
+    """
+    if config.trainer.devices == 1:
         return None
-    nodes = None
-    if isinstance(cluster, RayClusterConfig) and cluster.learner_nodes > 1:
-        shared = logs.absolute() if config.trainer.is_sharded else None
-        nodes = NodeRanks(cluster, device, Worker, shared)
-    return Workers(num_devices, device, logs, num_threads, nodes)
+    return Workers(config.trainer.devices, device, logs, num_threads, nodes)
 
 
 def load_checked_policy(

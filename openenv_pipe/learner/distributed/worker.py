@@ -5,7 +5,7 @@
 It connects to the unix socket SOCKET and executes the orders that rank 0 sends, until rank 0 closes
 the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
 
-On another node, a `Worker` is an actor of Ray instead, which rank 0 calls (`node_ranks.py`).
+On another machine, rank 0 calls the methods of a `Worker` instead (`workers.NodeRanks`).
 """
 
 import operator

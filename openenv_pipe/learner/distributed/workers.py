@@ -2,7 +2,7 @@
 
 Each runs `worker.py` under a guardian. Orders go through a unix socket that only this user can
 open, and that closes when either side ends. Tensors go through torch.distributed instead. Ranks on
-other nodes are in `node_ranks.py`.
+other machines are those of a `NodeRanks`.
 """
 
 import contextlib
@@ -13,16 +13,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, TrainingError
-from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
 from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.files import socket_folder
@@ -32,10 +31,44 @@ from openenv_pipe.system.resources import PACKAGE_DIR
 WORKER = "openenv_pipe.learner.distributed.worker"
 START_LIMIT_S = 300.0  # for all workers to import torch and connect
 EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that broke it
-NODE_GRACE_S = 60.0  # until Ray knows that a node is lost
+NODE_GRACE_S = 60.0  # until a cluster knows that a node is lost
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
+
+
+class NodeRanks(Protocol):
+    """The ranks on other machines, as seen from rank 0. All methods block."""
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of machines that the ranks are divided over equally, with this one."""
+
+    def start(self, size: int, num_threads: int) -> None:
+        """Start the ranks, and wait until they can take orders.
+
+        size: the number of all ranks. num_threads: of each rank on a CPU.
+
+        Raises:
+            HostError: there is no room for them.
+            RankLostError: a rank ended while it started.
+            ConfigError: a machine does not have the run's folder, which sharded ranks need.
+        """
+
+    def listen(self) -> socket.socket:
+        """Listen on an address of this machine that the other ones reach, at any free port."""
+
+    def send(self, order: str, arguments: Sequence[Any]) -> None:
+        """Let all ranks execute an order, after those before it."""
+
+    def wait_until_done(self, order: str) -> None:
+        """Wait for the end of the last order. Raises RankLostError and the errors of the ranks."""
+
+    def failure(self) -> PipeError | None:
+        """Return why a rank has ended, if one has."""
+
+    def close(self) -> None:
+        """End all ranks for good, whatever they are doing. A second call does nothing."""
 
 
 class LeadRanks(Ranks):

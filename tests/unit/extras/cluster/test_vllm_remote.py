@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from openenv_pipe.engines.vllm import launch_remote
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.launch_remote import (
+from openenv_pipe.errors import ConfigError, EngineError, HostError
+from openenv_pipe.extras.cluster import vllm_server
+from openenv_pipe.extras.cluster.vllm_server import (
     MAX_LOG_BYTES,
     NodeFiles,
     NodeProcess,
     RemoteVllmServer,
     _read,
 )
-from openenv_pipe.errors import ConfigError, EngineError, HostError
 from openenv_pipe.system.ray_cluster import WorkerLostError
 from tests.small_vllm import VALUE, SmallServer
 from tests.vllm_server import small_config
@@ -46,7 +46,7 @@ def node(tmp_path):
 
 
 async def test_folders_arrive_as_they_are_in_parts(node, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_remote, "PART_BYTES", 10)
+    monkeypatch.setattr(vllm_server, "PART_BYTES", 10)
     sent = {"model.safetensors": bytes(range(35)), "empty": b"", "more/config.json": b"{}"}
     for name, content in sent.items():
         path = tmp_path / "step-1" / name

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.config.schema import RayClusterConfig
 from openenv_pipe.errors import ConfigError, HostError, PipeError, RankLostError, TrainingError
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
+from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.learner.ranks import LONGEST_WAIT
 from openenv_pipe.system.ray_cluster import (
     PlacedCall,
@@ -28,28 +29,19 @@ START_LIMIT_S = 300.0  # for all ranks to import torch
 POLL_S = 1.0
 
 
-class NodeRanks:
-    """Places ranks on other nodes, commands and ends them. All methods block.
+class RayRanks:
+    """Places ranks on other nodes, commands and ends them. It is a `workers.NodeRanks`.
 
     `trainer.devices` ranks are divided equally over `cluster.learner_nodes` nodes. The first of
     these is this machine, whose ranks are not placed by Ray.
     """
 
     def __init__(
-        self,
-        settings: RayClusterConfig,
-        device: torch.device,
-        kind: type,
-        shared: Path | None = None,
+        self, settings: RayClusterConfig, device: torch.device, shared: Path | None = None
     ) -> None:
-        """Prepare the ranks without starting them.
-
-        kind: `worker.Worker`, which itself imports what gives it orders.
-        shared: a folder that all nodes have to share.
-        """
+        """Prepare the ranks without starting them. shared: a folder that all nodes need."""
         self._settings = settings
         self._device = device
-        self._kind = kind
         self._shared = shared
         self._cluster: RayCluster | None = None
         self._reservation: Reservation | None = None
@@ -60,19 +52,10 @@ class NodeRanks:
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes, with this machine."""
         return self._settings.learner_nodes
 
     def start(self, size: int, num_threads: int) -> None:
-        """Place the ranks, and wait until they can take orders.
-
-        size: the number of all ranks. num_threads: of each rank on a CPU.
-
-        Raises:
-            HostError: the cluster cannot be joined, or has no room in `cluster.start_timeout_s`.
-            RankLostError: a rank ended while it started.
-            ConfigError: a node does not have the shared folder.
-        """
+        """See `workers.NodeRanks.start`. Waits up to `cluster.start_timeout_s` for the nodes."""
         settings, per_node = self._settings, size // self.num_nodes
         num_gpus = 0.0 if self._device.type == "cpu" else 1.0
         self._cluster = RayCluster(settings.address)
@@ -85,7 +68,7 @@ class NodeRanks:
         self._reject_closed()
         for rank in range(per_node, size):
             self._ranks[rank] = self._reservation.place(
-                self._kind,
+                Worker,
                 *(rank, size, "cpu" if num_gpus == 0.0 else "cuda:0", num_threads, Path.cwd()),
                 node=rank // per_node - 1,
                 num_cpus=settings.cpus_per_rank,
@@ -100,7 +83,6 @@ class NodeRanks:
             self._ranks[rank].name += f", on node {name},"
 
     def listen(self) -> socket.socket:
-        """Listen on the address of this machine that the other nodes know, at any free port."""
         assert self._cluster is not None
         address = (self._cluster.own_address(), 0)
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -112,18 +94,16 @@ class NodeRanks:
         return ", ".join(f"{number} on {name}" for name, number in counts.items())
 
     def send(self, order: str, arguments: Sequence[Any]) -> None:
-        """Let all ranks execute an order, after those before it."""
         self._calls = {
             rank: process.begin("execute_or_end", order, arguments)
             for rank, process in self._ranks.items()
         }
 
     def wait_until_done(self, order: str) -> None:
-        """Wait for the end of the last order. Raises RankLostError and the errors of the ranks."""
         self._results(order, LONGEST_WAIT.total_seconds())
 
     def failure(self) -> PipeError | None:
-        """Return why a rank has ended, if one has; a lost process rather than what followed."""
+        """See `workers.NodeRanks.failure`. A lost process comes before what followed."""
         errors = []
         for call in self._calls.values():
             try:
@@ -135,7 +115,6 @@ class NodeRanks:
         return _of_rank(errors[0]) if errors else None
 
     def close(self) -> None:
-        """End all ranks for good, whatever they are doing. A second call does nothing."""
         self._is_closed = True
         ranks, self._ranks, self._calls = self._ranks, {}, {}
         for process in ranks.values():

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import RayClusterConfig
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
 
-JOBS = Path(__file__).parents[2] / "docs" / "jobs"
+JOBS = Path(__file__).parents[4] / "docs" / "jobs"
 COMMANDS = {
     "kuberay": lambda job: job["spec"]["entrypoint"],
     "skypilot": lambda job: job["run"],

@@ -9,7 +9,7 @@ from shutil import which
 import pytest
 
 from openenv_pipe.errors import HostError
-from openenv_pipe.rollout.cluster.channel import KEY_BYTES, Listener, connect
+from openenv_pipe.extras.cluster.channel import KEY_BYTES, Listener, connect
 
 LIMIT_S = 60.0
 LOOPBACK = "127.0.0.1"

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import HostError, PipeError
-from openenv_pipe.rollout.cluster.channel import Listener
-from openenv_pipe.rollout.cluster.remote_worker import RemoteWorker
-from openenv_pipe.rollout.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.channel import Listener
+from openenv_pipe.extras.cluster.remote_worker import RemoteWorker
+from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError, connected
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class RolloutWorkers:
-    """Plays episodes on the nodes of a Ray cluster. It is an `EpisodeRunner`.
+    """Plays episodes on the nodes of a Ray cluster. It is an `EpisodeLoop`.
 
     A worker that is lost is replaced, on any node with room, and its episodes are played again.
     """
@@ -67,7 +68,7 @@ class RolloutWorkers:
         return dict(self._workers[0].facts.host)
 
     async def start(self) -> None:
-        """See `Host.start`. Waits up to `cluster.start_timeout_s` for nodes with room."""
+        """See `EpisodeLoop.start`. Waits up to `cluster.start_timeout_s` for nodes with room."""
         settings = self._settings
         self._cluster = await connected(settings.address)
         self._watching.append(asyncio.create_task(self._watch_head(self._cluster)))
@@ -88,7 +89,6 @@ class RolloutWorkers:
         _log.info("%d rollout workers play on the nodes %s", len(started), ", ".join(self.nodes))
 
     async def open_splits(self, known: KnownSets) -> Splits:
-        """Complete the task sets with those that the servers list. Raises ConfigError."""
         while True:
             worker = await self._take_place()
             try:
@@ -158,7 +158,14 @@ class RolloutWorkers:
     async def _started(self, index: int) -> RemoteWorker:
         """Place a worker on a node and start its servers. Raises HostError and ConfigError."""
         assert self._cluster is not None and self._listener is not None
-        worker = RemoteWorker.placed(self._cluster, self._listener, self._config, index, self._logs)
+        worker = RemoteWorker.placed(
+            self._cluster,
+            self._listener,
+            self._config,
+            index,
+            self._logs,
+            num_cpus=self._settings.cpus_per_worker,
+        )
         try:
             await self._cluster.wait_for_node(
                 worker.process,

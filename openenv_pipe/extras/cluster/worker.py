@@ -16,13 +16,12 @@ from typing import Any
 
 from openenv_pipe.config.schema import EngineCapabilities, EnvConfig, RunConfig
 from openenv_pipe.engines.base import Engine, StaticEngine
-from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.tasks import Splits, open_splits
+from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, FailureError, HostError, SessionError
-from openenv_pipe.rollout.cluster.channel import Channel, ConnectionOffer, connect
-from openenv_pipe.rollout.cluster.messages import (
+from openenv_pipe.extras.cluster.channel import Channel, ConnectionOffer, connect
+from openenv_pipe.extras.cluster.messages import (
     CancelOrder,
     EpisodeEnd,
     Event,
@@ -33,7 +32,7 @@ from openenv_pipe.rollout.cluster.messages import (
     WorkerFacts,
 )
 from openenv_pipe.rollout.context import Chat
-from openenv_pipe.rollout.episode import LocalRunner
+from openenv_pipe.rollout.episode import LocalLoop
 from openenv_pipe.system.child_environment import adopt_variables
 
 
@@ -55,8 +54,7 @@ class RolloutWorker:
             os.chdir(cwd)  # relative paths of the configuration mean the same files
         if not logs.is_dir():
             logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-logs-"))
-        self._host = build_host(config, logs / f"worker-{index}")
-        self._runner: LocalRunner | None = None  # after `start`
+        self._loop = LocalLoop(config, build_host(config, logs / f"worker-{index}"))
         self._chat: Chat | None = None
         self._reads_messages = False
         self._plays: dict[int, asyncio.Task[None]] = {}
@@ -69,15 +67,13 @@ class RolloutWorker:
 
     async def start(self) -> WorkerFacts:
         """Start the environment servers. Raises HostError and ConfigError."""
-        host, config = self._host, self._config
-        await host.start()
-        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
-        self._runner = LocalRunner(host, adapter)
-        return WorkerFacts(capacity=host.capacity, node=platform.node(), host=host.facts())
+        await self._loop.start()
+        facts = self._loop.facts()
+        return WorkerFacts(capacity=self._loop.capacity, node=platform.node(), host=facts)
 
     async def open_splits(self, known: KnownSets) -> Splits:
         """Complete the task sets with those that the servers list. Raises ConfigError."""
-        return await open_splits(self._config, known, self._host.urls[0], self._host.access)
+        return await self._loop.open_splits(known)
 
     async def prepare(self, chat: Chat | None, reads_messages: bool) -> None:
         """Set what all episodes share. reads_messages: as `Scorer.reads_messages`."""
@@ -114,7 +110,7 @@ class RolloutWorker:
         """Stop the episodes and the servers."""
         for playing in self._plays.values():
             playing.cancel()
-        await self._host.close()
+        await self._loop.close()
 
     async def ask(self, play: int, request: Any) -> Any:
         """Ask the engine for a reply, and wait for it."""
@@ -123,10 +119,9 @@ class RolloutWorker:
         return await reply
 
     async def _play(self, order: PlayOrder) -> None:
-        assert self._runner is not None
         episode, error = None, None
         try:
-            episode = await self._runner.play(self._context(order), order.spec)
+            episode = await self._loop.play(self._context(order), order.spec)
         except (ConfigError, FailureError) as raised:
             error = raised
         except Exception as raised:
@@ -146,7 +141,7 @@ class RolloutWorker:
 
     def _notify(self, event: ReplyRequest | EpisodeEnd) -> None:
         assert self._channel is not None
-        self._channel.send(Event(num_deaths=self._host.num_deaths, event=event))
+        self._channel.send(Event(num_deaths=self._loop.num_deaths, event=event))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig, VllmEngineConfig
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.server_command import ServerSpec
-from openenv_pipe.engines.vllm.servers import remote_servers
 from openenv_pipe.errors import HostError
-from openenv_pipe.learner.distributed.build import build_workers
+from openenv_pipe.extras.cluster.node_ranks import RayRanks
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
+from openenv_pipe.extras.cluster.vllm_server import remote_servers
+from openenv_pipe.extras.cluster.workers import RolloutWorkers
+from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import is_vision_model, select_device
-from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.tasks import run_all
 
@@ -22,7 +24,7 @@ ROOM_WAIT_S = 20.0  # for the nodes of the learner, and of each vLLM server
 SMALLEST_SUM, LARGE_SUM = 4, 16 * 2**20  # bytes
 
 
-def check_cluster(config: RunConfig) -> Iterator[Line]:
+def try_cluster(config: RunConfig) -> Iterator[Line]:
     """Compare the workers with the nodes' cores, then start them and their servers once.
 
     With `cluster.vllm_on_nodes`, the vLLM servers' room is taken beside them, and vLLM looked for
@@ -34,8 +36,7 @@ def check_cluster(config: RunConfig) -> Iterator[Line]:
         ConfigError: the environment cannot be run on a node, or vLLM is not installed there.
     """
     settings = config.cluster
-    if not isinstance(settings, RayClusterConfig):
-        return
+    assert isinstance(settings, RayClusterConfig)
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
         cluster = RayCluster(settings.address)
         try:
@@ -74,8 +75,9 @@ async def _try_workers(config: RunConfig, logs: Path) -> list[Line]:
 
 async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
     """Find nodes with room and vLLM for all servers at once, without starting them."""
-    nodes, engine = config.vllm_nodes, config.engine
-    if nodes is None:
+    settings, engine = config.cluster, config.engine
+    assert isinstance(settings, RayClusterConfig)
+    if not settings.vllm_on_nodes:
         return []
     assert isinstance(engine, VllmEngineConfig)
     spec = ServerSpec(
@@ -86,8 +88,7 @@ async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
         lora_rank=0,
         sees_images=is_vision_model(config.model),
     )
-    soon = nodes.model_copy(update={"start_timeout_s": min(ROOM_WAIT_S, nodes.start_timeout_s)})
-    servers = remote_servers(engine, spec, soon, logs=logs, weights_dir=logs)
+    servers = remote_servers(_soon(settings), engine, spec, logs=logs, weights_dir=logs)
     try:
         await run_all(server.place() for server in servers)
         found = Counter(f"{server.node} with vLLM {server.about['vllm']}" for server in servers)
@@ -105,20 +106,14 @@ def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:
     assert isinstance(settings, RayClusterConfig)
     if settings.learner_nodes == 1:
         return
-    soon = {"start_timeout_s": min(ROOM_WAIT_S, settings.start_timeout_s)}
-    config = config.model_copy(
-        update={
-            "cluster": settings.model_copy(update=soon),
-            "trainer": config.trainer.model_copy(update={"parallel": "data"}),  # loads no model
-        }
-    )
-    ranks = build_workers(config, select_device(config.device), logs, num_threads=1)
-    assert ranks is not None and ranks.nodes is not None
+    device, num_devices = select_device(config.device), config.trainer.devices
+    nodes = RayRanks(_soon(settings), device)
+    ranks = Workers(num_devices, device, logs, num_threads=1, nodes=nodes)
     try:
         ranks.try_collective(SMALLEST_SUM)  # starts them
         duration_s = ranks.try_collective(LARGE_SUM)
         text = (
-            f"{config.trainer.devices} ranks of the learner, {ranks.nodes.summary()} and the rest "
+            f"{num_devices} ranks of the learner, {nodes.summary()} and the rest "
             f"on this machine, add up {LARGE_SUM >> 20} MiB in {duration_s:.2g} s"
         )
         yield Line("learner", Result.OK, text)
@@ -126,3 +121,10 @@ def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:
         yield Line("learner", Result.WARN, str(error))
     finally:
         ranks.close()
+
+
+def _soon(settings: RayClusterConfig) -> RayClusterConfig:
+    """Return the settings with a shorter wait for nodes."""
+    return settings.model_copy(
+        update={"start_timeout_s": min(ROOM_WAIT_S, settings.start_timeout_s)}
+    )

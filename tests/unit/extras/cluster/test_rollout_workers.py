@@ -12,14 +12,15 @@ from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.errors import HostError, SessionError
+from openenv_pipe.extras.cluster import remote_worker
+from openenv_pipe.extras.cluster import worker as worker_module
+from openenv_pipe.extras.cluster import workers as module
+from openenv_pipe.extras.cluster.messages import ReplyRequest
+from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout.cluster import remote_worker
-from openenv_pipe.rollout.cluster import worker as worker_module
-from openenv_pipe.rollout.cluster import workers as module
-from openenv_pipe.rollout.cluster.messages import ReplyRequest
-from openenv_pipe.rollout.cluster.replies import EpisodeReplies
-from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.rollout import episode as episode_module
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.ray_cluster import WorkerLostError
@@ -118,7 +119,7 @@ async def test_a_worker_returns_the_episode_that_this_process_would_have_played(
         return adapter
 
     monkeypatch.setattr(worker_module, "build_host", lambda *_: ServerlessHost())
-    monkeypatch.setattr(worker_module, "adapter_for", adapter_for)
+    monkeypatch.setattr(episode_module, "adapter_for", adapter_for)
     workers = make(RealWorkers(), "cluster.max_restarts=0")
     await workers.start()
     await workers.prepare(CHAT, reads_messages=True)

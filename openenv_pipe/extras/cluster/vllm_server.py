@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import log_of
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError, FailureError
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.system.child_environment import adopt_variables, inherited_variables
 from openenv_pipe.system.process import KILL_MARGIN_S
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
@@ -179,6 +181,28 @@ class RemoteVllmServer:
             self._log_size += len(content)  # first: a thread writes on if it is not waited for
             await asyncio.to_thread(_write, self.log, content, "ab")
         return bool(content)
+
+
+def remote_servers(
+    settings: RayClusterConfig,
+    config: VllmEngineConfig,
+    spec: ServerSpec,
+    *,
+    logs: Path,
+    weights_dir: Path,
+) -> list[RemoteVllmServer]:
+    """Make servers that Ray places on nodes, each with its GPUs or cores; see `MakeOnNodes`."""
+    # On a CPU, vLLM would bind its threads to cores that other processes of the node may have.
+    cores = {"OMP_NUM_THREADS": f"{max(1, int(settings.cpus_per_vllm_server))}"}
+    placement = {} if spec.build == "cuda" else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **cores}
+    specs = [replace(spec, number=n, placement=placement) for n in range(config.num_servers)]
+    is_written = Path(spec.model).is_relative_to(weights_dir)
+    return [
+        RemoteVllmServer(
+            each, config, settings, is_written=is_written, log=log_of(each, config, logs)
+        )
+        for each in specs
+    ]
 
 
 class NodeFiles:

@@ -9,8 +9,8 @@ from typing import Any
 
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
 from openenv_pipe.errors import PipeError, SessionError
-from openenv_pipe.rollout.cluster.channel import CONNECT_LIMIT_S, Channel, Listener
-from openenv_pipe.rollout.cluster.messages import (
+from openenv_pipe.extras.cluster.channel import CONNECT_LIMIT_S, Channel, Listener
+from openenv_pipe.extras.cluster.messages import (
     CancelOrder,
     EpisodeEnd,
     Event,
@@ -20,8 +20,8 @@ from openenv_pipe.rollout.cluster.messages import (
     ReplyRequest,
     WorkerFacts,
 )
-from openenv_pipe.rollout.cluster.replies import EpisodeReplies
-from openenv_pipe.rollout.cluster.worker import RolloutWorker
+from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.worker import RolloutWorker
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
@@ -65,13 +65,14 @@ class RemoteWorker:
         config: RunConfig,
         index: int,
         logs: Path,
+        *,
+        num_cpus: float,
     ) -> "RemoteWorker":
         """Have the worker placed on a node. It starts when there is one with room."""
-        assert config.cluster.type == "ray"
         process = cluster.place(
             RolloutWorker,
             *(config, index, Path.cwd(), logs, inherited_variables(config.env.variables)),
-            num_cpus=config.cluster.cpus_per_worker,
+            num_cpus=num_cpus,
             name=f"rollout worker {index}",
         )
         return cls(process, listener)
