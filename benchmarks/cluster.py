@@ -29,12 +29,12 @@ from ray.cluster_utils import Cluster
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.tasks import known_splits
+from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
-from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Task
 
@@ -174,7 +174,7 @@ def main() -> None:
     try:
         for _ in range(max(given.workers)):
             cluster.add_node(num_cpus=len(given.workers), **options)
-        connection = RayCluster(cluster.address)  # which all sides share
+        connection = Nodes(cluster.address)  # which all sides share
         try:
             idle = asyncio.run(idle_cores())
             blocks = [

@@ -4,14 +4,14 @@ import asyncio
 
 from openenv_pipe.extras.cluster.channel import connect
 from openenv_pipe.extras.cluster.messages import EpisodeEnd, Event, PlayOrder, WorkerFacts
-from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError
+from openenv_pipe.extras.cluster.nodes import Nodes, WorkerLostError
 from openenv_pipe.types import Episode, Status
 
 
 class FakeWorker:
     """Stands in for a `RolloutWorker`: it ends each episode at once, unless `is_silent`."""
 
-    def __init__(self, cluster: "FakeRayCluster", index: int) -> None:
+    def __init__(self, cluster: "FakeNodes", index: int) -> None:
         self.index = index
         self.channel = None
         self.num_deaths = 0
@@ -59,7 +59,7 @@ class FakeWorker:
 class FakePlacedProcess:
     """Stands in for a `PlacedProcess`."""
 
-    def __init__(self, cluster: "FakeRayCluster", index: int, name: str) -> None:
+    def __init__(self, cluster: "FakeNodes", index: int, name: str) -> None:
         self.name = name
         self.is_killed = False
         self.worker = FakeWorker(cluster, index)
@@ -85,11 +85,11 @@ class FakePlacedProcess:
         self.lose()
 
 
-class FakeRayCluster:
-    """Stands in for a `RayCluster` with room for everything."""
+class FakeNodes:
+    """Stands in for a `Nodes` with room for everything."""
 
     is_silent = False
-    wait_for_node = RayCluster.wait_for_node
+    wait_for_node = Nodes.wait_for_node
 
     def __init__(self) -> None:
         self.processes: list[FakePlacedProcess] = []

@@ -20,6 +20,7 @@ from openenv_pipe.commands.findings import Result
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.extras.cluster.node_ranks import RayRanks
+from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.trial import try_cluster
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.learner.distributed.build import (
@@ -31,7 +32,6 @@ from openenv_pipe.learner.distributed.build import (
 from openenv_pipe.pipeline.cluster import build_cluster
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.system.ray_cluster import RayCluster
 from tests.commands import LIMIT_S, SMALL, Command, ended_by, run, servers_of, wait_until
 from tests.integration.test_sweep import TINY, runs_of, sweep_of
 from tests.ray_cluster import add_node, ray_cluster
@@ -300,7 +300,7 @@ async def test_a_process_that_ray_gives_to_a_lost_node_is_placed_again(cluster):
             return "a node"
 
     nodes = [add_node(cluster, 4) for _ in range(2)]
-    connection = RayCluster(cluster.address)
+    connection = Nodes(cluster.address)
     try:
         cluster.remove_node(nodes.pop(), allow_graceful=False)
         placed = [
@@ -371,7 +371,7 @@ def test_a_killed_driver_leaves_nothing_on_any_node(cluster, tmp_path):
 def test_an_address_without_a_cluster_is_told():
     pytest.importorskip("ray")
     with pytest.raises(HostError, match=r"cluster.address=127\.0\.0\.1:9: .*`ray start --head`"):
-        RayCluster("127.0.0.1:9")
+        Nodes("127.0.0.1:9")
 
 
 def test_a_sweep_is_placed_as_there_is_room_and_goes_on_after_a_stop(cluster, tmp_path):

@@ -38,7 +38,7 @@ ALLOWED_PLACES = {
     "websockets": {"environments/client/session.py"},
     "peft": {"models/*", "learner/*"},
     "docker": {"extras/containers/docker/*.py"},
-    "ray": {"system/ray_cluster.py"},
+    "ray": {"system/ray_connection.py", "extras/cluster/nodes.py"},
     "kubernetes": {"extras/containers/kubernetes/api.py"},
     "optuna": {"extras/sweeps/search.py"},
     "datasets": {"environments/tasks/rows.py"},

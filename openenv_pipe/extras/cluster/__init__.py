@@ -9,6 +9,7 @@ worker          a rollout worker on its node
 channel, messages   the connection between the two, and what passes
 node_ranks      ranks of the learner on nodes, as rank 0 sees them
 vllm_server     a vLLM server on a node: the run's side and the node's
+nodes           processes that Ray places on nodes
 trial           `openenv-pipe check`: what fits on the nodes, and whether it starts there
 """
 
@@ -21,7 +22,7 @@ EXTRA = Extra(
             block="cluster",
             type="ray",
             config="openenv_pipe.extras.cluster.schema:RayClusterConfig",
-            build="openenv_pipe.extras.cluster.build:RayNodes",
+            build="openenv_pipe.extras.cluster.build:RayCluster",
             check="openenv_pipe.extras.cluster.build:check_ray",
             trial="openenv_pipe.extras.cluster.trial:try_cluster",
         ),

@@ -14,10 +14,10 @@ from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.learner.distributed.workers import NodeRanks
 from openenv_pipe.pipeline.cluster import Cluster
 from openenv_pipe.rollout.context import EpisodeLoop
-from openenv_pipe.system.ray_cluster import require_ray
+from openenv_pipe.system.ray_connection import require_ray
 
 
-class RayNodes(Cluster):
+class RayCluster(Cluster):
     """The nodes of a Ray cluster, beside this machine."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from openenv_pipe.errors import ConfigError, HostError, PipeError, RankLostError, TrainingError
-from openenv_pipe.extras.cluster.schema import RayClusterConfig
-from openenv_pipe.learner.distributed.worker import Worker
-from openenv_pipe.learner.ranks import LONGEST_WAIT
-from openenv_pipe.system.ray_cluster import (
+from openenv_pipe.extras.cluster.nodes import (
+    Nodes,
     PlacedCall,
     PlacedProcess,
-    RayCluster,
     Reservation,
     WorkerLostError,
 )
+from openenv_pipe.extras.cluster.schema import RayClusterConfig
+from openenv_pipe.learner.distributed.worker import Worker
+from openenv_pipe.learner.ranks import LONGEST_WAIT
 
 START_LIMIT_S = 300.0  # for all ranks to import torch
 POLL_S = 1.0
@@ -43,7 +43,7 @@ class RayRanks:
         self._settings = settings
         self._device = device
         self._shared = shared
-        self._cluster: RayCluster | None = None
+        self._cluster: Nodes | None = None
         self._reservation: Reservation | None = None
         self._ranks: dict[int, PlacedProcess] = {}
         self._node_names: dict[int, str] = {}  # of each rank
@@ -58,7 +58,7 @@ class RayRanks:
         """See `workers.NodeRanks.start`. Waits up to `cluster.start_timeout_s` for the nodes."""
         settings, per_node = self._settings, size // self.num_nodes
         num_gpus = 0.0 if self._device.type == "cpu" else 1.0
-        self._cluster = RayCluster(settings.address)
+        self._cluster = Nodes(settings.address)
         self._reservation = self._cluster.reserve(
             self.num_nodes - 1,
             num_cpus=settings.cpus_per_rank * per_node,
@@ -126,7 +126,7 @@ class RayRanks:
         if cluster is not None:
             cluster.close()
 
-    def _wait_for_nodes(self, cluster: RayCluster, room: Reservation, per_node: int) -> None:
+    def _wait_for_nodes(self, cluster: Nodes, room: Reservation, per_node: int) -> None:
         settings = self._settings
         latest = time.monotonic() + settings.start_timeout_s
         while not room.is_ready(POLL_S):

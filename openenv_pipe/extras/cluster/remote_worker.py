@@ -20,11 +20,11 @@ from openenv_pipe.extras.cluster.messages import (
     ReplyRequest,
     WorkerFacts,
 )
+from openenv_pipe.extras.cluster.nodes import Nodes, PlacedProcess, WorkerLostError
 from openenv_pipe.extras.cluster.replies import EpisodeReplies
 from openenv_pipe.extras.cluster.worker import RolloutWorker
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.system.child_environment import inherited_variables
-from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
 from openenv_pipe.types import Episode
 
 REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
@@ -60,7 +60,7 @@ class RemoteWorker:
     @classmethod
     def placed(
         cls,
-        cluster: RayCluster,
+        cluster: Nodes,
         listener: Listener,
         config: RunConfig,
         index: int,

@@ -12,12 +12,12 @@ from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.cluster.node_ranks import RayRanks
+from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.extras.cluster.vllm_server import remote_servers
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import is_vision_model, select_device
-from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.tasks import run_all
 
 ROOM_WAIT_S = 20.0  # for the nodes of the learner, and of each vLLM server
@@ -38,7 +38,7 @@ def try_cluster(config: RunConfig) -> Iterator[Line]:
     settings = config.cluster
     assert isinstance(settings, RayClusterConfig)
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
-        cluster = RayCluster(settings.address)
+        cluster = Nodes(settings.address)
         try:
             nodes = cluster.num_cores()
             num_fitting = sum(int(cores // settings.cpus_per_worker) for cores in nodes.values())

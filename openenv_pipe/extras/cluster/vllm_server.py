@@ -26,10 +26,10 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import log_of
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError, FailureError
+from openenv_pipe.extras.cluster.nodes import Nodes, PlacedProcess, WorkerLostError, connected
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.system.child_environment import adopt_variables, inherited_variables
 from openenv_pipe.system.process import KILL_MARGIN_S
-from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
 from openenv_pipe.system.secrets import remember_secrets
 from openenv_pipe.system.server_key import new_key
 
@@ -69,7 +69,7 @@ class RemoteVllmServer:
         self._config = config
         self._settings = settings
         self._is_written = is_written
-        self._cluster: RayCluster | None = None
+        self._cluster: Nodes | None = None
         self._process: PlacedProcess | None = None
         self._log_size = 0  # bytes of the node's log that were copied
         self._copying = asyncio.Lock()
@@ -305,7 +305,7 @@ class NodeProcess:
                 f"the node {platform.node()} does not have the folder model.path={needed}; copy it "
                 "to every node, under the same path, or name a model of the Hugging Face Hub"
             )
-        address = await asyncio.to_thread(lambda: RayCluster("auto").own_address())
+        address = await asyncio.to_thread(lambda: Nodes("auto").own_address())
         self._server = VllmProcess(
             spec,
             self._config,

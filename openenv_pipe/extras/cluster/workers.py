@@ -14,12 +14,12 @@ from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.extras.cluster.channel import Listener
+from openenv_pipe.extras.cluster.nodes import Nodes, WorkerLostError, connected
 from openenv_pipe.extras.cluster.remote_worker import RemoteWorker
 from openenv_pipe.extras.cluster.replies import EpisodeReplies
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.end_at_once import end_at_once
-from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError, connected
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode
 
@@ -42,7 +42,7 @@ class RolloutWorkers:
         self._config = config
         self._settings = config.cluster
         self._logs = logs.absolute()
-        self._cluster: RayCluster | None = None
+        self._cluster: Nodes | None = None
         self._listener: Listener | None = None
         self._workers: list[RemoteWorker] = []
         self._shared: tuple[Chat | None, bool] | None = None  # what `prepare` was called with
@@ -213,7 +213,7 @@ class RolloutWorkers:
             except PipeError as error:
                 raise HostError(f"{lost}; it could not be replaced: {error}") from error
 
-    async def _watch_head(self, cluster: RayCluster) -> None:
+    async def _watch_head(self, cluster: Nodes) -> None:
         error = await cluster.watch_head()
         self._has_head = False
         await self._fail(error)

@@ -20,11 +20,12 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.extras.sweeps.job import Order, Orders
 from openenv_pipe.extras.sweeps.multirun import MultirunRequest, read_request
+from openenv_pipe.extras.sweeps.ray_jobs import run_on_nodes
 from openenv_pipe.extras.sweeps.schema import RayJobs
 from openenv_pipe.extras.sweeps.watch import SweepProgress, Watch
 from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.system.optional_packages import how_to_install
-from openenv_pipe.system.ray_cluster import RayCluster
+from openenv_pipe.system.ray_connection import RayConnection
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Table
 
@@ -183,9 +184,10 @@ def _place(orders: Orders, settings: RayJobs) -> None:
     Raises HostError if the cluster cannot be joined, or its head is lost.
     """
     assert settings.address is not None
-    cluster = RayCluster(settings.address)
+    cluster = RayConnection(settings.address)
     try:
-        lost = cluster.run_all(
+        lost = run_on_nodes(
+            cluster,
             orders,
             len(orders.jobs),
             num_cpus=settings.cpus_per_job,

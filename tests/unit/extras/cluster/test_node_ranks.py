@@ -40,7 +40,7 @@ def test_ranks_of_nodes_that_are_placed_after_the_end_are_released(monkeypatch):
         def close(self):
             ended.append("cluster")
 
-    monkeypatch.setattr(node_ranks, "RayCluster", FakeCluster)
+    monkeypatch.setattr(node_ranks, "Nodes", FakeCluster)
     settings = types.SimpleNamespace(
         address="auto", learner_nodes=2, cpus_per_rank=1.0, start_timeout_s=60
     )

@@ -16,6 +16,7 @@ from openenv_pipe.extras.cluster import remote_worker
 from openenv_pipe.extras.cluster import worker as worker_module
 from openenv_pipe.extras.cluster import workers as module
 from openenv_pipe.extras.cluster.messages import ReplyRequest
+from openenv_pipe.extras.cluster.nodes import WorkerLostError
 from openenv_pipe.extras.cluster.replies import EpisodeReplies
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.models.chat_template import ChatFormat
@@ -23,9 +24,8 @@ from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import episode as episode_module
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.rollout.episode import LocalRunner
-from openenv_pipe.system.ray_cluster import WorkerLostError
 from openenv_pipe.types import Finish, Status, Task
-from tests.fake_rollout_workers import FakePlacedProcess, FakeRayCluster
+from tests.fake_rollout_workers import FakeNodes, FakePlacedProcess
 
 LIMIT_S = 30.0  # for what takes milliseconds
 CHAT = ChatFormat(build_tokenizer())
@@ -82,7 +82,7 @@ class RealWorker(worker_module.RolloutWorker):
         return self._channel
 
 
-class RealWorkers(FakeRayCluster):
+class RealWorkers(FakeNodes):
     """Places real workers, in this process."""
 
     def place(self, _, *arguments, num_cpus, name):
@@ -135,7 +135,7 @@ async def test_a_worker_returns_the_episode_that_this_process_would_have_played(
     await workers.close()
 
 
-class Greetless(FakeRayCluster):
+class Greetless(FakeNodes):
     """The connections of workers carry no key, from a moment on."""
 
     sends_key = False
@@ -166,7 +166,7 @@ async def test_the_first_worker_that_sends_no_key_ends_the_start_in_words(make, 
     await workers.close()
 
 
-class LosesNext(FakeRayCluster):
+class LosesNext(FakeNodes):
     """Loses one worker while it starts, if it is told to."""
 
     loses_next = False
@@ -190,7 +190,7 @@ async def test_a_replacement_that_is_lost_while_it_starts_is_replaced(make):
 
 
 async def test_a_worker_that_is_lost_before_the_first_episode_is_replaced(make):
-    cluster = FakeRayCluster()
+    cluster = FakeNodes()
     workers = make(cluster, "cluster.rollout_workers=2")
     await workers.start()
     cluster.processes[0].lose()
@@ -201,7 +201,7 @@ async def test_a_worker_that_is_lost_before_the_first_episode_is_replaced(make):
 
 
 async def test_deaths_of_a_lost_workers_servers_still_count(make):
-    cluster = FakeRayCluster()
+    cluster = FakeNodes()
     workers = make(cluster)
     await workers.start()
     cluster.processes[0].worker.num_deaths = 2
@@ -213,7 +213,7 @@ async def test_deaths_of_a_lost_workers_servers_still_count(make):
     await workers.close()
 
 
-class SecondIsLate(FakeRayCluster):
+class SecondIsLate(FakeNodes):
     """The second worker starts when the first one has, and fails if it is told to."""
 
     may_fail: asyncio.Event
@@ -246,7 +246,7 @@ async def test_a_start_that_ends_early_ends_the_workers_that_have_started(make, 
 async def test_a_question_of_a_lost_worker_does_not_change_the_conversation(make, monkeypatch):
     """Two workers are lost in turn. The second one asks something else, and is lost before its
     answer. The third one asks as the first did, and gets the replies to its own prompts."""
-    cluster = FakeRayCluster()
+    cluster = FakeNodes()
     cluster.is_silent = True
     workers = make(cluster, "cluster.max_restarts=9")
     await workers.start()
@@ -302,7 +302,7 @@ async def test_a_question_of_a_lost_worker_does_not_change_the_conversation(make
     await workers.close()
 
 
-class Headless(FakeRayCluster):
+class Headless(FakeNodes):
     """The head is lost as soon as it is told to; then workers do not answer."""
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ async def test_without_the_head_the_end_does_not_wait_for_workers(make, monkeypa
         await workers.close()
 
 
-class Unanswering(FakeRayCluster):
+class Unanswering(FakeNodes):
     """The first worker lives and serves, but answers no questions."""
 
     async def on_start(self, worker):

@@ -9,6 +9,7 @@ from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.errors import ConfigError, EngineError, HostError
 from openenv_pipe.extras.cluster import vllm_server
+from openenv_pipe.extras.cluster.nodes import WorkerLostError
 from openenv_pipe.extras.cluster.vllm_server import (
     MAX_LOG_BYTES,
     NodeFiles,
@@ -16,7 +17,6 @@ from openenv_pipe.extras.cluster.vllm_server import (
     RemoteVllmServer,
     _read,
 )
-from openenv_pipe.system.ray_cluster import WorkerLostError
 from tests.small_vllm import VALUE, SmallServer
 from tests.vllm_server import small_config
 

@@ -1,6 +1,5 @@
 """Connections to a Ray cluster, whose functions are fakes or reach nothing."""
 
-import asyncio
 import os
 import threading
 import types
@@ -8,9 +7,8 @@ import types
 import pytest
 
 from openenv_pipe.errors import HostError
-from openenv_pipe.system import ray_cluster as module
-from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, connected
-from openenv_pipe.system.ray_join import ATTEMPTS, join
+from openenv_pipe.system import ray_connection as module
+from openenv_pipe.system.ray_connection import ATTEMPTS, RayConnection, join
 from tests.ports import lasting_port
 
 ray = pytest.importorskip("ray")
@@ -56,30 +54,15 @@ def fake(monkeypatch):
     return fake
 
 
-async def test_a_connection_whose_task_is_cancelled_is_closed(fake):
-    fake.may_go_on.clear()
-    task = asyncio.create_task(connected("auto"))
-    assert await asyncio.to_thread(fake.is_waiting.wait, LIMIT_S)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    fake.may_go_on.set()
-    async with asyncio.timeout(LIMIT_S):
-        while not fake.num_ended:
-            await asyncio.sleep(0.01)
-    later = await connected("auto")
-    later.close()
-    assert not fake.is_open
-
-
 def test_a_connection_that_is_made_while_another_one_ends_stays_open(fake):
-    first = RayCluster("auto")
+    first = RayConnection("auto")
     fake.may_go_on.clear()
     fake.is_waiting.clear()
     ending = threading.Thread(target=first.close)
     ending.start()
     assert fake.is_waiting.wait(LIMIT_S)
     made = []
-    making = threading.Thread(target=lambda: made.append(RayCluster("auto")))
+    making = threading.Thread(target=lambda: made.append(RayConnection("auto")))
     making.start()
     fake.may_go_on.set()
     for thread in (ending, making):
@@ -112,13 +95,3 @@ def test_ray_tries_once_to_join_what_is_no_cluster(monkeypatch):
         join(types.SimpleNamespace(init=init), "auto")
     assert tried == ["1"]
     assert ATTEMPTS not in os.environ
-
-
-def test_a_process_that_cannot_be_made_on_any_node_is_no_lost_one():
-    process = PlacedProcess.__new__(PlacedProcess)
-    process.name = "rollout worker 0"
-    error = types.SimpleNamespace(actor_init_failed=True)
-    words = process._as_pipe_error(error)
-    assert isinstance(words, HostError)
-    assert not isinstance(words, module.WorkerLostError)
-    assert "rollout worker 0 cannot be made" in str(words)

@@ -1,66 +1,31 @@
-"""The connection to a Ray cluster, and Ray's errors in words. Only this file imports ray.
-
-Ray is an optional package (the extra `ray`), which is imported when a connection is opened.
-"""
+"""Processes that Ray places on the nodes of a cluster, and Ray's errors in words."""
 
 import asyncio
 import logging
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, FailureError, HostError
-from openenv_pipe.system.optional_packages import how_to_install
-from openenv_pipe.system.ray_join import answers, join
+from openenv_pipe.system.ray_connection import (
+    HEAD_CHECK_S,
+    NUM_FAILED_CHECKS,
+    SPARES_GUARDIANS,
+    RayConnection,
+    call_in_bounded_time,
+    in_a_line,
+)
 
-SHUTDOWN_LIMIT_S = 15.0
-HEAD_CHECK_S = 3.0
 PLACE_AGAIN_S = 1.0  # after which a process that was lost before it ran is placed again
-NUM_FAILED_CHECKS = 3  # after which the head counts as lost
-# When a process ends, Ray would kill its direct children only. These are the guardians of
-# `process.py`, which end whole trees as soon as their parent is gone, and so must survive it.
-SPARES_GUARDIANS = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}
 _log = logging.getLogger(__name__)
-_connecting = threading.Lock()
-_users: "list[RayCluster]" = []  # of the process's one connection, if this module has opened it
 
 
 class WorkerLostError(FailureError):
     """A process that Ray had placed on a node is gone, with its node or without."""
 
 
-def require_ray() -> None:
-    """Check that ray is installed, without the seconds of its import. Raises ConfigError."""
-    if find_spec("ray") is None:
-        raise ConfigError(f"cluster=ray needs the package ray; {how_to_install('ray')}")
-
-
-class RayCluster:
-    """A connection to a running cluster: places processes on its nodes and calls them.
-
-    All of a process share one connection. Whatever was placed ends when the last of them is closed,
-    or this process is gone.
-    """
-
-    def __init__(self, address: str) -> None:
-        """address: host:port, or auto. Blocks for some seconds. Raises HostError, ConfigError."""
-        require_ray()
-        import ray
-
-        self._ray = ray
-        with _connecting:
-            is_open = ray.is_initialized()
-            if not is_open:
-                # In the main thread, Ray would replace the handler of SIGTERM.
-                with ThreadPoolExecutor(1) as thread:
-                    thread.submit(join, ray, address).result()
-            if _users or not is_open:
-                _users.append(self)
-        self.head: str = ray.get_runtime_context().gcs_address
+class Nodes(RayConnection):
+    """A connection to a running cluster: places processes on its nodes and calls them."""
 
     def place(
         self,
@@ -77,7 +42,7 @@ class RayCluster:
 
         elsewhere: not on this process's own node. name: for messages.
         """
-        actor = self._ray.remote(kind).options(
+        actor = self.ray.remote(kind).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             label_selector=self._other_nodes() if elsewhere else None,
@@ -105,7 +70,7 @@ class RayCluster:
         return Reservation(self, group)
 
     def _other_nodes(self) -> dict[str, str]:
-        return {"ray.io/node-id": f"!{self._ray.get_runtime_context().get_node_id()}"}
+        return {"ray.io/node-id": f"!{self.ray.get_runtime_context().get_node_id()}"}
 
     async def wait_for_node(
         self, process: "PlacedProcess", timeout_s: float, *, needs: str, advice: str
@@ -141,53 +106,17 @@ class RayCluster:
 
     def own_address(self) -> str:
         """Return the address of this process's node, as other nodes reach it."""
-        own_node = self._ray.get_runtime_context().get_node_id()
+        own_node = self.ray.get_runtime_context().get_node_id()
         return next(
             str(node["NodeManagerAddress"])
-            for node in self._ray.nodes()
+            for node in self.ray.nodes()
             if node["NodeID"] == own_node
         )
 
-    def run_all(
-        self, function: Callable[[int], None], num_calls: int, *, num_cpus: float, num_gpus: float
-    ) -> dict[int, str]:
-        """Call the function with 0, 1, ..., each in a process on any node that has room for it.
-
-        The function raises nothing. A call whose process or node is lost is not repeated.
-
-        Returns:
-            The errors of lost calls, by their numbers.
-
-        Raises:
-            HostError: the cluster's head is lost.
-        """
-        task = self._ray.remote(_call_in_folder).options(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            runtime_env=SPARES_GUARDIANS,
-            max_retries=0,
-            scheduling_strategy="SPREAD",
-        )
-        waiting = {task.remote(Path.cwd(), function, number): number for number in range(num_calls)}
-        lost: dict[int, str] = {}
-        num_failed = 0
-        while waiting:
-            done, _ = self._ray.wait(list(waiting), timeout=HEAD_CHECK_S)
-            for each in done:
-                number = waiting.pop(each)
-                try:
-                    self._ray.get(each)
-                except self._ray.exceptions.RayError as error:
-                    lost[number] = _in_a_line(error)
-            num_failed = 0 if done or self._head_answers() else num_failed + 1
-            if num_failed == NUM_FAILED_CHECKS:
-                raise self._head_lost("sweep")
-        return lost
-
     def free_resources(self) -> str:
         """Return in words which cores and GPUs are free, for messages."""
-        total, free = self._ray.cluster_resources(), self._ray.available_resources()
-        num_nodes = sum(node["Alive"] for node in self._ray.nodes())
+        total, free = self.ray.cluster_resources(), self.ray.available_resources()
+        num_nodes = sum(node["Alive"] for node in self.ray.nodes())
         kinds = {"CPU": "cores"} | ({"GPU": "GPUs"} if "GPU" in total else {})
         numbers = [
             f"{free.get(kind, 0.0):g} of {total.get(kind, 0.0):g} {name}"
@@ -197,7 +126,7 @@ class RayCluster:
 
     def num_cores(self) -> dict[str, float]:
         """Return the cores of each node that has any, free or not, by address and id."""
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
         return {
             f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": node["Resources"]["CPU"]
             for node in nodes
@@ -212,34 +141,14 @@ class RayCluster:
         num_failed = 0
         while num_failed < NUM_FAILED_CHECKS:
             await asyncio.sleep(HEAD_CHECK_S)
-            num_failed = 0 if await asyncio.to_thread(self._head_answers) else num_failed + 1
-        return self._head_lost("run")
-
-    def _head_answers(self) -> bool:
-        host, _, port = self.head.rpartition(":")
-        return answers(host.strip("[]"), int(port))
-
-    def _head_lost(self, what: str) -> HostError:
-        return HostError(
-            f"the head of the Ray cluster at {self.head} does not answer any more; without it no "
-            "process can be placed or replaced. Start the cluster again (`ray start --head`), "
-            f"then resume the {what}"
-        )
-
-    def close(self) -> None:
-        """End the connection, if no other uses it, in bounded time. Repeating it does no harm."""
-        with _connecting:
-            if self not in _users:
-                return
-            _users.remove(self)
-            if not _users:  # with the lock, or another would take the connection that ends
-                _call_in_bounded_time(self._ray.shutdown)
+            num_failed = 0 if await asyncio.to_thread(self.head_answers) else num_failed + 1
+        return self.head_lost("run")
 
 
-async def connected(address: str) -> RayCluster:
+async def connected(address: str) -> Nodes:
     """Join a cluster without blocking the event loop. A cancellation leaves no connection."""
     making = ThreadPoolExecutor(1)
-    connecting = making.submit(RayCluster, address)
+    connecting = making.submit(Nodes, address)
     making.shutdown(wait=False)
     try:
         return await asyncio.wrap_future(connecting)
@@ -251,10 +160,10 @@ async def connected(address: str) -> RayCluster:
 class PlacedProcess:
     """A process that Ray has placed, or will place, on a node."""
 
-    def __init__(self, cluster: RayCluster, place: Callable[[], Any], name: str) -> None:
+    def __init__(self, cluster: Nodes, place: Callable[[], Any], name: str) -> None:
         """place: has Ray place the process, and returns Ray's handle of it."""
         self.name = name
-        self._ray = cluster._ray
+        self.ray = cluster.ray
         self._place = place
         self._actor = place()
 
@@ -271,7 +180,7 @@ class PlacedProcess:
         """
         try:
             return await getattr(self._actor, method).remote(*arguments)
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             raise self._as_pipe_error(error) from None
 
     def begin(self, method: str, *arguments: Any) -> "PlacedCall":
@@ -281,7 +190,7 @@ class PlacedProcess:
     def kill(self) -> None:
         """End the process at once, wherever it is."""
         try:
-            self._ray.kill(self._actor, no_restart=True)
+            self.ray.kill(self._actor, no_restart=True)
         except Exception as error:  # the head may be gone, and the process with it
             _log.debug("%s cannot be killed: %s", self.name, error)
 
@@ -293,8 +202,8 @@ class PlacedProcess:
                 f"{self.name} cannot be made: {reason}; every node needs the same versions of "
                 "Python, Ray and this package, and the packages that the configuration names"
             )
-        if not isinstance(error, self._ray.exceptions.RayTaskError):
-            return WorkerLostError(f"{self.name} is lost: {_in_a_line(error)}")
+        if not isinstance(error, self.ray.exceptions.RayTaskError):
+            return WorkerLostError(f"{self.name} is lost: {in_a_line(error)}")
         cause = getattr(error, "cause", None)
         if isinstance(cause, ConfigError | FailureError):
             return cause
@@ -310,21 +219,21 @@ class PlacedCall:
 
     def is_over(self, timeout_s: float) -> bool:
         """Wait for the end of the call, or of the process, and return whether it came."""
-        over, _ = self._process._ray.wait([self._reference], timeout=timeout_s)
+        over, _ = self._process.ray.wait([self._reference], timeout=timeout_s)
         return bool(over)
 
     def result(self) -> Any:
         """Wait for the end, and return what the method returned. Raises as `PlacedProcess.call`."""
         try:
-            return self._process._ray.get(self._reference)
-        except self._process._ray.exceptions.RayError as error:
+            return self._process.ray.get(self._reference)
+        except self._process.ray.exceptions.RayError as error:
             raise self._process._as_pipe_error(error) from None
 
 
 class Reservation:
     """Room for processes on several nodes (a placement group of Ray's)."""
 
-    def __init__(self, cluster: RayCluster, group: Any) -> None:
+    def __init__(self, cluster: Nodes, group: Any) -> None:
         self._cluster = cluster
         self._group = group
 
@@ -341,7 +250,7 @@ class Reservation:
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        actor = self._cluster._ray.remote(kind).options(
+        actor = self._cluster.ray.remote(kind).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
@@ -354,38 +263,9 @@ class Reservation:
         """Give the room back, and end what runs there, in bounded time."""
         from ray.util.placement_group import remove_placement_group
 
-        _call_in_bounded_time(remove_placement_group, self._group)
+        call_in_bounded_time(remove_placement_group, self._group)
 
 
-def _close_unwanted(connecting: "Future[RayCluster]") -> None:
+def _close_unwanted(connecting: "Future[Nodes]") -> None:
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().close()
-
-
-def _call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function of Ray's, which may wait forever where the cluster's head is lost.
-
-    It goes on in a daemon thread, which does not keep this process, and whose errors are ignored.
-    """
-
-    def call() -> None:
-        try:
-            function(*arguments)
-        except Exception as error:
-            _log.debug("while a connection to Ray ended: %s", error)
-
-    calling = threading.Thread(target=call, daemon=True, name="ray's end")
-    calling.start()
-    calling.join(SHUTDOWN_LIMIT_S)
-
-
-def _in_a_line(error: Exception) -> str:
-    """Return the beginning of one of Ray's errors, which have many lines."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-
-
-def _call_in_folder(folder: Path, function: Callable[[int], None], number: int) -> None:
-    """Call a function on a node; relative paths mean the caller's files where the node has them."""
-    if folder.is_dir():
-        os.chdir(folder)
-    function(number)
