@@ -11,7 +11,7 @@ tools or would move their description as the conversation grows. Calls stay in t
 as the model wrote them. With `rerender`, they go into fields if the template shows them otherwise.
 
 Where the model sees images, tokens of its own stand behind the note of each image
-(`image_format.py`).
+(`vision/image_format.py`).
 """
 
 import json
@@ -52,7 +52,7 @@ from openenv_pipe.models.turn_ends import find_turn_ends
 from openenv_pipe.types import Image, Message, Tool
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.image_format import ImageFormat
+    from openenv_pipe.models.vision.image_format import ImageFormat
 
 _log = logging.getLogger(__name__)
 

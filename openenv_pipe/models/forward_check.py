@@ -75,15 +75,7 @@ def _check(policy: Policy, probe: ForwardProbe) -> str | None:
         )
         policy.attention = OWN
         difference = _learner_difference(policy, probe, own_N)
-    differences = {"the learner's": difference}
-    if policy.images is not None:
-        # Imported late, because they import Pillow, which few runs need.
-        from openenv_pipe.models.image_check import image_differences
-        from openenv_pipe.models.vision_policy import VisionPolicy
-
-        assert isinstance(policy, VisionPolicy)
-        found = image_differences(policy)
-        differences |= {f"{whose} (with images)": value for whose, value in found.items()}
+    differences = {"the learner's": difference, **policy.image_differences()}
     for whose, difference in differences.items():
         if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
             raise _rejection(policy, whose, _excess(policy, difference))

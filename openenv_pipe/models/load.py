@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -41,9 +41,6 @@ from openenv_pipe.models.template_clock import pinned_template
 from openenv_pipe.models.template_rendering import check_template
 from openenv_pipe.models.template_variables import one_template, template_with
 from openenv_pipe.models.tokenizer_process import check_tokenizer
-
-if TYPE_CHECKING:
-    from openenv_pipe.models.image_format import ImageFormat
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -90,7 +87,7 @@ def load_policy(
     }
     if chat.images is None:
         return Policy(model, chat, **options)
-    from openenv_pipe.models.vision_policy import VisionPolicy  # imports Pillow
+    from openenv_pipe.models.vision import VisionPolicy  # imports Pillow
 
     return VisionPolicy(model, chat, **options)
 
@@ -175,7 +172,12 @@ def load_tokenizer(config: ModelConfig) -> Any:
 def load_chat(config: ModelConfig) -> ChatFormat:
     """Load the chat format, without the model. Raises ConfigError."""
     tokenizer = load_tokenizer(config)
-    images = load_image_format(config, tokenizer)
+    images = None
+    if (found := _vision_config(config)) is not None:
+        from openenv_pipe.models.vision import load_image_format  # imports Pillow
+
+        assert isinstance(config, HubModelConfig)
+        images = load_image_format(config, found, tokenizer)
     # A prompt with images is not rendered again (`reject_unsupported_vision`).
     history = "append" if images and config.history == "auto" else config.history
     return ChatFormat(tokenizer, history, images, _eos_ids(config, tokenizer))
@@ -192,24 +194,6 @@ def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:
     if wrong := [each for each in listed if type(each) is not int or each < 0]:
         raise ConfigError(f"{path}: eos_token_id has to be token ids, not {wrong[0]!r}")
     return listed
-
-
-def load_image_format(config: ModelConfig, tokenizer: Any) -> "ImageFormat | None":
-    """Load how the model reads images; None for a model of text alone. Raises ConfigError."""
-    if (found := _vision_config(config)) is None:
-        return None
-    # Imported late, because they import Pillow, which few runs need.
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    from openenv_pipe.models.image_format import ImageFormat
-
-    assert isinstance(config, HubModelConfig)
-    with readable_errors(config):
-        processor = Qwen2VLImageProcessorPil.from_pretrained(
-            config.path,
-            revision=config.revision,  # type: ignore[arg-type]  # None is the newest
-        )
-    return ImageFormat(processor, found, tokenizer)
 
 
 def _vision_config(config: ModelConfig) -> Any:

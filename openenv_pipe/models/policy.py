@@ -32,7 +32,7 @@ from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
-from openenv_pipe.types import Batch
+from openenv_pipe.types import NO_IMAGES, Batch, Images
 
 
 class Policy:
@@ -46,6 +46,8 @@ class Policy:
     padding_reason: str | None = None
     # The forward passes for sampling that this kind of policy has, fastest first.
     samplers: tuple[Sampler, ...] = tuple(Sampler)
+    # Made-up images for comparisons of forward passes, where the model sees images.
+    probe_images: Images = NO_IMAGES
 
     def __init__(
         self,
@@ -188,6 +190,13 @@ class Policy:
         """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
         with self._precision(), own_attention(self._inner):
             return self.model(input_ids=token_ids, use_cache=False).logits
+
+    def image_differences(self) -> dict[str, float]:
+        """Return the largest difference of a logprob from the model's own, where it sees images.
+
+        By whose forward pass it is, in words.
+        """
+        return {}
 
     @property
     def precision(self) -> torch.dtype:

@@ -21,7 +21,7 @@ from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
 from openenv_pipe.models.safetensors_only import plain_name
-from openenv_pipe.types import NO_IMAGES, Image, Images
+from openenv_pipe.types import Image
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
@@ -57,13 +57,8 @@ class PolicyWeights:
         self.precision = "bfloat16" if policy.precision is torch.bfloat16 else "float32"
         self.vocabulary_size: int = len(policy.model.get_input_embeddings().weight)
         self.end_ids = policy.end_ids
-        self.placeholder_id: int | None = None
-        self.probe_images: Images = NO_IMAGES
-        if policy.images is not None:
-            from openenv_pipe.models.image_check import probe_images  # imports Pillow
-
-            self.placeholder_id = policy.images.placeholder_id
-            self.probe_images = {each.token_id: each for each in probe_images()}
+        self.placeholder_id = policy.images.placeholder_id if policy.images else None
+        self.probe_images = policy.probe_images
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""

@@ -43,7 +43,7 @@ from openenv_pipe.models.load import (
     load_policy,
 )
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.models.vision_policy import VisionForward, VisionPolicy
+from openenv_pipe.models.vision.policy import VisionForward, VisionPolicy
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import IMAGE_IDS
 

@@ -17,6 +17,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import RowForward, Rows, Sampler, TransformersForward
+from openenv_pipe.models.vision.probe import image_differences, probe_images
 from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Batch, Images
 
 
@@ -31,6 +32,7 @@ class VisionPolicy(Policy):
         super().__init__(model, chat, **options)
         assert chat.images is not None
         self._images = chat.images
+        self.probe_images = probe_images()
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._vision: Any = inner.model  # with both of its parts, but not the head
 
@@ -80,6 +82,9 @@ class VisionPolicy(Policy):
                 image_grid_thw=self._images.grids(shown).to(self.device),
                 use_cache=False,
             ).logits
+
+    def image_differences(self) -> dict[str, float]:
+        return image_differences(self)
 
     def row_forwards(self, num: int) -> list[RowForward]:
         return [VisionForward(self) for _ in range(num)]

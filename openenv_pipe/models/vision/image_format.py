@@ -17,7 +17,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     smart_resize,
 )
 
+from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.hub import readable_errors
 from openenv_pipe.types import Image, Message
 
 
@@ -110,3 +112,13 @@ class ImageFormat:
     def save(self, folder: Path) -> None:
         """Write the processor's settings in transformers' format."""
         self._processor.save_pretrained(folder)
+
+
+def load_image_format(config: HubModelConfig, model_config: Any, tokenizer: Any) -> ImageFormat:
+    """Load how a model reads images. model_config: of transformers. Raises ConfigError."""
+    with readable_errors(config):
+        processor = Qwen2VLImageProcessorPil.from_pretrained(
+            config.path,
+            revision=config.revision,  # type: ignore[arg-type]  # None is the newest
+        )
+    return ImageFormat(processor, model_config, tokenizer)

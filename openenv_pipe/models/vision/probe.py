@@ -5,23 +5,25 @@ The package places an image's vectors, and computes positions, for rows that gro
 
 import io
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import PIL.Image
 import torch
 
-from openenv_pipe.models.vision_policy import VisionPolicy
-from openenv_pipe.types import Image
+from openenv_pipe.types import Image, Images
+
+if TYPE_CHECKING:  # It uses this module.
+    from openenv_pipe.models.vision.policy import VisionPolicy
 
 SIZES = ((61, 44), (33, 70))  # of the probe's images: width and height, in pixels
 NAME_LENGTH = 32  # hexadecimal digits
 NUM_TEXT = 3  # tokens before each image, and after the last
 
 
-def image_differences(policy: VisionPolicy) -> dict[str, float]:
+def image_differences(policy: "VisionPolicy") -> dict[str, float]:
     """Return the largest difference of a logprob from the model's own, for each forward pass."""
-    images = probe_images()
-    ids, ends = _token_ids(policy, images)
-    known = {each.token_id: each for each in images}
+    known = policy.probe_images
+    ids, ends = _token_ids(policy, [*known.values()])
     ids_1T = torch.tensor([ids], device=policy.device)
     expected = torch.log_softmax(policy.model_logits(ids_1T, known)[0].float(), dim=-1)
     learner = policy.logits(policy.hidden(ids_1T, images=known))[0].float()
@@ -31,14 +33,15 @@ def image_differences(policy: VisionPolicy) -> dict[str, float]:
         return (torch.log_softmax(logits, dim=-1) - wanted).abs().max().item()
 
     return {
-        "the learner's": difference(learner, expected),
-        "engine=local's": difference(rows, expected[places]),
+        "the learner's (with images)": difference(learner, expected),
+        "engine=local's (with images)": difference(rows, expected[places]),
     }
 
 
-def probe_images() -> list[Image]:
-    """Return two made-up images."""
-    return [_image(number, *size) for number, size in enumerate(SIZES)]
+def probe_images() -> dict[int, Image]:
+    """Return two made-up images, by their token ids."""
+    images = [_image(number, *size) for number, size in enumerate(SIZES)]
+    return {each.token_id: each for each in images}
 
 
 def _image(number: int, width: int, height: int) -> Image:
@@ -48,7 +51,7 @@ def _image(number: int, width: int, height: int) -> Image:
     return Image(str(number) * NAME_LENGTH, width, height, file.getvalue())
 
 
-def _token_ids(policy: VisionPolicy, images: list[Image]) -> tuple[list[int], list[int]]:
+def _token_ids(policy: "VisionPolicy", images: list[Image]) -> tuple[list[int], list[int]]:
     """Return the probe, and where each of its parts ends that a turn would add."""
     assert policy.images is not None
     start, placeholder, end = policy.tokenizer.convert_tokens_to_ids(policy.images.tokens)
@@ -63,7 +66,7 @@ def _token_ids(policy: VisionPolicy, images: list[Image]) -> tuple[list[int], li
 
 
 def _row_logits(
-    policy: VisionPolicy, ids: list[int], ends: list[int], images: dict[int, Image]
+    policy: "VisionPolicy", ids: list[int], ends: list[int], images: Images
 ) -> tuple[torch.Tensor, list[int]]:
     """Return logits [K, V] as the engine computes them, and the places in the probe they belong to.
 
