@@ -30,7 +30,7 @@ SMALL = (
     *("conf=echo", "model=hub", "model.dtype=float32", "model.autocast=float32", "device=cpu"),
     *("trainer.steps=2", "trainer.warm_start.steps=0", "trainer.tasks_per_step=2"),
     *("trainer.group_size=2", "eval.num_tasks=1", "eval.samples_per_task=1"),
-    *("eval.baselines=false", "trainer.checkpoint.every=1"),
+    *("eval.baselines=false", "trainer.checkpoint.every=1", "env.max_episode_tokens=2048"),
 )
 COLUMNS = ("family", "sampling", "training", "mismatch", "export", "resume", "rejected because")
 

@@ -36,6 +36,7 @@ from openenv_pipe.models.safetensors_only import (
     find_file,
     model_class,
     read_model,
+    text_config_within,
 )
 from openenv_pipe.models.template_clock import pinned_template
 from openenv_pipe.models.template_rendering import check_template
@@ -260,6 +261,7 @@ def build_empty(config: ModelConfig) -> Any:
             folder = find_model_folder(config)
             assert folder is not None  # the caller has checked that
             found = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            found = text_config_within(found) or found
             try:
                 return model_class(found).from_config(found)
             except (RuntimeError, NotImplementedError) as error:

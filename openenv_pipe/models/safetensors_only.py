@@ -8,12 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from peft import set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from openenv_pipe.errors import ConfigError
 
@@ -34,7 +36,9 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
     """
     reject_other_weights(path, revision)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    model, found = model_class(config).from_pretrained(
+    text_config = text_config_within(config)
+    whole_class: Any = model_class(config) if text_config is None else AutoModelForImageTextToText
+    model, found = whole_class.from_pretrained(
         path,
         revision=revision,
         use_safetensors=True,
@@ -48,7 +52,34 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
             f"({type(model).__name__}), such as {missing[0]}; expected all of them, or a "
             "config.json of the architecture that they are of"
         )
-    return model
+    return model if text_config is None else _language_model_within(model, text_config)
+
+
+def text_config_within(config: Any) -> Any:
+    """Return the config of the language model in a model that also sees or hears, and of which
+    transformers has no causal language model, such as Mistral 3; None for all others."""
+    found = getattr(config, "text_config", None)
+    is_composite = type(found) in MODEL_FOR_CAUSAL_LM_MAPPING and not (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in VISION_MODELS
+    )
+    return found if is_composite else None
+
+
+def _language_model_within(whole: Any, text_config: Any) -> Any:
+    """Return the language model of a whole one, with its own weights."""
+    text_config.tie_word_embeddings = whole.config.tie_word_embeddings
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(text_config)
+    decoder = whole.get_decoder()
+    if type(decoder) is not type(model.base_model):
+        raise ConfigError(
+            f"{type(whole).__name__} has a {type(decoder).__name__} where "
+            f"{type(model).__name__} has a {type(model.base_model).__name__}, so that its language "
+            "model cannot be trained by itself; choose a model for text"
+        )
+    setattr(model, model.base_model_prefix, decoder)
+    model.set_output_embeddings(whole.get_output_embeddings())
+    return model.eval()
 
 
 def model_class(config: Any) -> Any:

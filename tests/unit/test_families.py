@@ -14,8 +14,9 @@ from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention import packed
 from openenv_pipe.models.attention.reach import find_reaches, layer_masks
 from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.load import check_architecture, load_policy
+from openenv_pipe.models.load import check_architecture, load_policy, load_tokenizer
 from openenv_pipe.models.row_forward import Sampler
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.reports.sections import model_rows
 from tests import families
@@ -295,6 +296,32 @@ def test_vllm_gets_no_longer_rows_than_those_whose_angles_do_not_change(longrope
     check_architecture(family_run(longrope, *few, "engine.max_model_len=64"))
     with pytest.raises(ConfigError, match=r"max_model_len=65 is more than the 64 .* set it to 64"):
         check_architecture(family_run(longrope, *few, "engine.max_model_len=65"))
+
+
+def test_the_language_model_of_one_that_also_sees_is_trained_by_itself(tmp_path):
+    text = make_family(tmp_path / "text", "MistralConfig", sliding_window=None)
+    config = transformers.Mistral3Config(
+        text_config=transformers.AutoConfig.from_pretrained(text),
+        vision_config=transformers.PixtralVisionConfig(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        ),
+        tie_word_embeddings=False,
+    )
+    whole = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    folder = tmp_path / "whole"
+    whole.save_pretrained(folder)
+    load_tokenizer(family_run(text).model).save_pretrained(folder)
+
+    check_architecture(family_run(folder, "model.lora.rank=2"))
+    policy = family_policy(folder)
+    row = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        expected = whole.eval()(row).logits
+    assert torch.allclose(policy.model_logits(row), expected, atol=1e-5)
+    PolicyWeights(policy).write_weights(tmp_path / "written")
+    written = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    with torch.inference_mode():
+        assert torch.allclose(written(row).logits, expected, atol=1e-5)
 
 
 ADAPTED = {
