@@ -103,7 +103,6 @@ def train_ours(game_name: str, prompt_tokens: int, runs_dir: str, overrides: Seq
         *(f"trainer.optimizer.lr={LR}", "trainer.optimizer.type=adamw"),
         *("trainer.optimizer.schedule=constant", "trainer.optimizer.lr_warmup_steps=0"),
         *("trainer.steps=100000", "trainer.checkpoint.every=100000", "trainer.warm_start.steps=0"),
-        *("trainer.warm_start.policy=null", "trainer.warm_start.num_episodes=0"),
         *("eval.num_tasks=1", "eval.baselines=false", f"runs_dir={runs_dir}", "device=cpu"),
         *overrides,
         callbacks=[on_step],

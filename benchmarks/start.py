@@ -27,9 +27,9 @@ HERE = Path(__file__).parents[1]
 MARKS = {"ready": "playing the baselines", "first step": "warm_start 1/"}
 END = "report: "  # the last line of a run
 OVERRIDES = ("conf=wordle", "eval.num_tasks=8", "eval.samples_per_task=1")
-RUN = ("trainer.warm_start.num_episodes=256",)
+RUN = ("trainer.warm_start.source.num_episodes=256",)
 SWEEP = (
-    *("-m", "seed=0,1", "trainer.steps=1", "trainer.warm_start.num_episodes=64"),
+    *("-m", "seed=0,1", "trainer.steps=1", "trainer.warm_start.source.num_episodes=64"),
     *("trainer.tasks_per_step=1", "trainer.warm_start.steps=1"),
 )
 LIMIT_S = 300.0

@@ -40,7 +40,7 @@ SETTINGS = {
 }
 # Fewer episodes, so that two steps take minutes on a small machine; the files stay as written.
 FEW = ("trainer.steps=2", "trainer.tasks_per_step=1", "trainer.group_size=4", "eval.num_tasks=1")
-SHORT_WARM_START = ("trainer.warm_start.steps=2", "trainer.warm_start.num_episodes=4")
+SHORT_WARM_START = ("trainer.warm_start.steps=2", "trainer.warm_start.source.num_episodes=4")
 MAX_ERROR = 160  # characters of an error in the table
 # In place of the data of finqa_env, which is on a hub.
 QUESTIONS = """id,user_query,company,question,answer,question_type,explanation

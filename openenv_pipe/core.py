@@ -14,6 +14,7 @@ BASES = {
     "judge": f"{_SCHEMA}.judge:JudgeBlock",
     "reward.terms": f"{_SCHEMA}.reward_terms:Term",
     "tracker": f"{_SCHEMA}.tracker:TrackerBlock",
+    "trainer.warm_start.source": f"{_SCHEMA}.source:SourceBlock",
 }
 
 
@@ -101,6 +102,12 @@ CORE = Extra(
             config="tracker:PythonTrackerConfig",
             build="trackers.python:build_python_tracker",
             check="trackers.python:check_python_tracker",
+        ),
+        _type(
+            "trainer.warm_start.source",
+            "scripted",
+            config="source:ScriptedSourceConfig",
+            build="pipeline.demonstrations:play_scripted",
         ),
     ),
 )

@@ -108,9 +108,7 @@ RULES = (
     *_optimizer_rules("trainer.optimizer", "trainer.steps"),
     *_optimizer_rules("trainer.warm_start.optimizer", "trainer.warm_start.steps"),
     IneffectiveKeys(
-        keys=_keys(
-            "trainer.warm_start", "policy", "num_episodes", "episodes_per_step", "optimizer"
-        ),
+        keys=_keys("trainer.warm_start", "source", "episodes_per_step", "optimizer"),
         because=("trainer.warm_start.steps",),
         applies=lambda config: config.trainer.warm_start.steps == 0,
         advice="set trainer.warm_start.steps above 0",

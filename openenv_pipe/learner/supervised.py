@@ -1,4 +1,4 @@
-"""The warm start: supervised steps on a scripted policy's replies (behaviour cloning)."""
+"""The warm start: supervised steps on given replies (behaviour cloning)."""
 
 import random
 from collections.abc import Sequence

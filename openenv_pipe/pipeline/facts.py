@@ -82,8 +82,8 @@ def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
 def _callables(config: RunConfig) -> dict[str, JsonValue]:
     """Return digests of the files that define the user's functions and classes, by target."""
     named = list(_targets(config))
-    if config.trainer.warm_start.policy:
-        named.append(config.trainer.warm_start.policy)
+    if policy := config.trainer.warm_start.source.scripted_policy:
+        named.append(policy)
     found: dict[str, JsonValue] = {}
     for name in named:
         file = _defining_file(name)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from openenv_pipe.algorithms.advantages import has_signal
 from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
-from openenv_pipe.pipeline.components import with_scripted_policy
+from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.types import Group
@@ -23,8 +23,8 @@ class GroupSource(Protocol):
 
     version: int  # of the current weights: the step of GRPO that they come from
 
-    async def demonstrations(self) -> list[Group]:
-        """Return the groups that the warm start imitates."""
+    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
+        """Return the groups that the warm start imitates. notify: shows a note about them."""
 
     async def groups(self, step: int) -> list[Group]:
         """Return the groups of a step of GRPO. Call it once for each step, in order."""
@@ -89,16 +89,11 @@ class PlayedGroups:
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
 
-    async def demonstrations(self) -> list[Group]:
-        warm_start = self._config.trainer.warm_start
-        assert warm_start.policy is not None
-        return await collect_groups(
-            with_scripted_policy(self._rollout, warm_start.policy),
-            self._order.take(0, warm_start.num_episodes),
-            group_size=1,
-            temperature=1.0,
-            seed=self._config.seed,
-            label="warm start",
+    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
+        return await find_demonstrations(
+            SourceSetup(
+                config=self._config, rollout=self._rollout, order=self._order, notify=notify
+            )
         )
 
     async def groups(self, step: int) -> list[Group]:

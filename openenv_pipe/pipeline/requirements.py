@@ -293,7 +293,8 @@ def _rewards(config: RunConfig) -> str:
 def _policies(config: RunConfig) -> str:
     """Check the scripted policies of the warm start and of the baselines."""
     targets = list(config.env.baselines.values()) if config.eval.baselines else []
-    if (policy := config.trainer.warm_start.policy) and config.trainer.warm_start.steps:
+    warm_start = config.trainer.warm_start
+    if (policy := warm_start.source.scripted_policy) and warm_start.steps:
         targets.insert(0, policy)
     for target in targets:
         replies_of(load_callable(target))

@@ -1,4 +1,4 @@
-"""The warm start as a stage of a run: the model imitates a scripted policy's episodes."""
+"""The warm start as a stage of a run: the model imitates episodes of others."""
 
 import asyncio
 import time
@@ -83,7 +83,7 @@ class WarmStartStage:
     async def _demonstrations(self) -> list[Group]:
         """Return the groups to imitate. A run plays them once and then reads them again."""
         if not self._episodes.exists():
-            groups = await self._context.source.demonstrations()
+            groups = await self._context.source.demonstrations(self._context.metrics_log.note)
             await asyncio.to_thread(write_episodes, self._episodes, groups)
         return await asyncio.to_thread(read_episodes, self._episodes)
 

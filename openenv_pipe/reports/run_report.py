@@ -255,9 +255,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
     )
     warm_start = (
-        f"{warm.steps} steps on episodes of {code_span(warm.policy or '')}"
-        if warm.steps
-        else "none"
+        f"{warm.steps} steps on {for_markdown(warm.source.title)}" if warm.steps else "none"
     )
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {

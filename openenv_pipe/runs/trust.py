@@ -22,7 +22,7 @@ from openenv_pipe.system.secrets import MARK
 from openenv_pipe.system.user_key import NoKeyError, is_signed, sign
 
 # Keys whose values are functions or classes, as module:name.
-TARGETS = r"env\.baselines\..+|engine\.policy|trainer\.warm_start\.policy|(?:.+\.)?target"
+TARGETS = r"env\.baselines\..+|engine\.policy|trainer\.warm_start\.source\.policy|(?:.+\.)?target"
 # Keys whose values are programs, code, servers, or arguments of these.
 CODE = re.compile(
     rf"(?s){TARGETS}|.+\.(?:options|keywords)(?:\..+)?"

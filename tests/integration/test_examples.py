@@ -92,7 +92,7 @@ def test_two_roles(tmp_path):
     """Both roles call the tool, as the warm start has shown them, and both are trained."""
     agents = tmp_path / "agents"
     shutil.copytree(AGENTS, agents)
-    warm = ("steps=60", "num_episodes=256", "episodes_per_step=32")
+    warm = ("steps=60", "source.num_episodes=256", "episodes_per_step=32")
     shorter = (f"trainer.warm_start.{each}" for each in warm)
     likely = "trainer.temperature=0.3"
     code, _, err = run(agents, "train", "conf=two_roles", *shorter, likely, *SMALL)

@@ -38,7 +38,7 @@ def trained(tmp_path_factory) -> Path:
         pytest.skip(found)
     agents = tmp_path_factory.mktemp("serve") / "agents"
     shutil.copytree(AGENTS, agents)
-    warm = ("steps=60", "num_episodes=256", "episodes_per_step=32")
+    warm = ("steps=60", "source.num_episodes=256", "episodes_per_step=32")
     shorter = (f"trainer.warm_start.{each}" for each in warm)
     training = Command(
         agents,

@@ -31,7 +31,7 @@ TINY = (
     *("env.max_episode_tokens=2048", "env.max_reply_tokens=200", "env.max_turns=3"),
 )
 RANDOM = "openenv_pipe.environments.random_policy:random_action"
-WARM_START = ("trainer.warm_start.steps=1", f"trainer.warm_start.policy={RANDOM}")
+WARM_START = ("trainer.warm_start.steps=1", f"trainer.warm_start.source.policy={RANDOM}")
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
 
@@ -127,7 +127,7 @@ async def test_calls_that_open_the_vault(folder, monkeypatch):
 
 def test_check_passes(folder):
     overrides = ("conf=echo", "env=vault", "name=vault", *WARM_START, *TINY, *SMALL)
-    code, out, err = run(folder, "check", *overrides, "trainer.warm_start.num_episodes=2")
+    code, out, err = run(folder, "check", *overrides, "trainer.warm_start.source.num_episodes=2")
     assert code == 0, out + err
     assert RANDOM in out
 
@@ -136,7 +136,7 @@ def test_check_passes(folder):
 def test_a_model_is_trained_on_it_as_inspect_wrote_it(folder, name):
     """Training needs no code: it has a warm start on random actions and a baseline of them."""
     steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
-    warm_start = ("trainer.warm_start.steps=1", "trainer.warm_start.num_episodes=4")
+    warm_start = ("trainer.warm_start.steps=1", "trainer.warm_start.source.num_episodes=4")
     fewer = (*steps, *warm_start, "eval.num_tasks=2")
     code, _, err = run(folder, "train", f"conf={name}", *fewer)
     assert code == 0, err

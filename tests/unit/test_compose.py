@@ -250,7 +250,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("model.path=x", ['model.path="x"', "not a key of this type", "hidden_size"]),
         ("model.lora.target_modules=3", ["target_modules=3", "text or a list of text"]),
         ("reward.terms.new={type: lenght}", ["reward.terms.new.type", "did you mean length"]),
-        ("trainer.warm_start.policy=x", ['trainer.warm_start.policy="x"', "or null"]),
+        ("trainer.warm_start.source.policy=x", ['trainer.warm_start.source.policy="x"', "or null"]),
         ("trainer.optimizer=3", ["trainer.optimizer=3", "a block with the keys"]),
         ("eval.num_tasks=10000", ["eval.num_tasks=10000", "env.tasks.eval.num_tasks="]),
         ("name=${sed}", ["name: ${sed}", "did you mean seed"]),

@@ -76,8 +76,8 @@ def test_every_experiment_composes_with_every_model(experiment, model):
     Scorer(config.reward, config.env.success_reward)
     if config.host.type != "none":
         assert (find_env(config.env.package) / "openenv.yaml").is_file()
-    if config.trainer.warm_start.policy:
-        load_callable(config.trainer.warm_start.policy)
+    if policy := config.trainer.warm_start.source.scripted_policy:
+        load_callable(policy)
     for policy in config.env.baselines.values():
         load_callable(policy)
 

@@ -141,5 +141,5 @@ halved = partial(pow, exp=-1)
 @pytest.mark.parametrize("attribute", ["broken", "Half", "doubled", "halved"])
 def test_a_target_s_file_is_recorded_whatever_kind_of_callable_it_is(attribute):
     target = f"{__name__}:{attribute}"
-    config = run_config({"trainer.warm_start.policy": target})
+    config = run_config({"trainer.warm_start.source.policy": target})
     assert _callables(config)[target] == digest_of_file(Path(__file__))

@@ -113,7 +113,7 @@ REJECTED = [
     ("rewards", "mine:NUMBER", ["reward.terms.consistent.target=mine:NUMBER"]),
     ("rewards", "reward.terms.consistent", ["reward.terms.consistent.target=mine:takes_nothing"]),
     ("rewards", "reward.terms.it.pattern", [REGEX]),
-    ("policies", "no module 'nowhere'", ["trainer.warm_start.policy=nowhere:f"]),
+    ("policies", "no module 'nowhere'", ["trainer.warm_start.source.policy=nowhere:f"]),
     ("policies", "'no_such'", ["+env.baselines.it=wordle.policies:no_such"]),
     ("policies", "mine:Counter cannot be called", ["+env.baselines.it=mine:counter"]),
     ("policies", "mine:takes_nothing", ["+env.baselines.it=mine:takes_nothing"]),

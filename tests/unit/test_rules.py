@@ -56,7 +56,7 @@ BROKEN = [
     ),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     ([NO_HOST], "host agent"),
-    ([NO_HOST, CLIENT], "host trainer.warm_start.steps"),
+    ([NO_HOST, CLIENT], "host trainer.warm_start.source trainer.warm_start.steps"),
     (
         [NO_HOST, CLIENT, f"env.tasks.train={LISTED}"],
         "host env.tasks.train.type",
@@ -164,8 +164,8 @@ BROKEN = [
         "trainer.tasks_per_step trainer.group_size",
     ),
     (
-        ["trainer.warm_start.steps=1", "trainer.warm_start.policy=null"],
-        "trainer.warm_start.steps trainer.warm_start.policy trainer.warm_start.num_episodes",
+        ["trainer.warm_start.steps=1", "trainer.warm_start.source.policy=null"],
+        "trainer.warm_start.steps trainer.warm_start.source.policy",
     ),
     (
         [ROUNDS, "trainer=grpo", "trainer/advantage=python", "trainer.advantage.target=a:b"],

@@ -74,7 +74,7 @@ def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
         "env.baselines.expert: 'wordle.policies:consistent'",
         "reward.terms.checked.source.url: 'https://elsewhere.example/verify'",
         "reward.terms.consistent.target: 'wordle.rewards:consistent_guess'",
-        "trainer.warm_start.policy: 'wordle.policies:consistent'",
+        "trainer.warm_start.source.policy: 'wordle.policies:consistent'",
         "--trust",
     ):
         assert named in message

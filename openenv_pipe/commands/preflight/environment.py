@@ -162,4 +162,5 @@ def policy_path(config: RunConfig) -> str | None:
     """Return the scripted policy of the engine or of the warm start, if there is one."""
     if config.engine.type == "scripted":
         return config.engine.policy
-    return config.trainer.warm_start.policy if config.trainer.warm_start.steps else None
+    warm_start = config.trainer.warm_start
+    return warm_start.source.scripted_policy if warm_start.steps else None

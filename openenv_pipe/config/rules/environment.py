@@ -84,9 +84,13 @@ RULES = (
         "agent=harbor, or another host",
     ),
     Rule(
-        keys=("host", "trainer.warm_start.steps"),
-        breaks=lambda c: not c.host.has_environment and c.trainer.warm_start.steps > 0,
-        advice="the warm start's policy needs an environment to play in; set "
+        keys=("host", "trainer.warm_start.source", "trainer.warm_start.steps"),
+        breaks=lambda c: (
+            not c.host.has_environment
+            and c.trainer.warm_start.source.plays
+            and c.trainer.warm_start.steps > 0
+        ),
+        advice="what the warm start imitates is played in an environment; set "
         "trainer.warm_start.steps=0",
     ),
     Rule(

@@ -43,9 +43,10 @@ def _exceeds_tiny_model(config: "RunConfig") -> bool:
     return model.type == "tiny" and config.env.max_episode_tokens > model.max_length
 
 
-def _lacks_warm_start_episodes(config: "RunConfig") -> bool:
+def _lacks_scripted_policy(config: "RunConfig") -> bool:
     warm_start = config.trainer.warm_start
-    return warm_start.steps > 0 and not (warm_start.policy and warm_start.num_episodes)
+    is_scripted = warm_start.source.type == "scripted"
+    return warm_start.steps > 0 and is_scripted and not warm_start.source.scripted_policy
 
 
 RULES = (
@@ -55,13 +56,11 @@ RULES = (
         advice=f"a step has at most {MAX_PRODUCT:,} episodes; lower one of them",
     ),
     Rule(
-        keys=(
-            *("trainer.warm_start.steps", "trainer.warm_start.policy"),
-            "trainer.warm_start.num_episodes",
-        ),
-        breaks=_lacks_warm_start_episodes,
-        advice="a warm start trains on episodes of a scripted policy; set policy=module:name and "
-        "num_episodes above 0, or steps=0",
+        keys=("trainer.warm_start.steps", "trainer.warm_start.source.policy"),
+        breaks=_lacks_scripted_policy,
+        advice="this warm start imitates a scripted policy; set "
+        "trainer.warm_start.source.policy=module:name, choose another "
+        "trainer/warm_start/source=NAME, or set trainer.warm_start.steps=0",
     ),
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.type"),

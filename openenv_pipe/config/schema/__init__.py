@@ -73,6 +73,7 @@ from openenv_pipe.config.schema.reward_terms import (
     UnusableTerm,
 )
 from openenv_pipe.config.schema.run import RunConfig, ServingConfig
+from openenv_pipe.config.schema.source import ScriptedSourceConfig, SourceBlock
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
     OrderConfig,
@@ -157,7 +158,9 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "ScriptedEngineConfig",
+    "ScriptedSourceConfig",
     "ServingConfig",
+    "SourceBlock",
     "StandardiseTransform",
     "SuccessTerm",
     "TaskDataset",

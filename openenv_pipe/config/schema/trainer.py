@@ -8,7 +8,6 @@ from openenv_pipe.config.schema.base import (
     MIN_TEMPERATURE,
     Block,
     Count,
-    DottedPath,
     NonNegative,
     NumEpisodes,
     NumProcesses,
@@ -20,6 +19,7 @@ from openenv_pipe.config.schema.base import (
 )
 from openenv_pipe.config.schema.checkpoint import CheckpointConfig
 from openenv_pipe.config.schema.loss import LossConfig
+from openenv_pipe.config.schema.source import SourceConfig
 
 
 class OptimizerConfig(Block):
@@ -47,15 +47,10 @@ class OptimizerConfig(Block):
 
 
 class WarmStartConfig(Block):
-    """Supervised steps on episodes of a scripted policy, before GRPO."""
+    """Supervised steps on the replies of others, before GRPO."""
 
     steps: Count = Field(description="optimizer steps; 0: no warm start")
-    policy: DottedPath | None = Field(
-        description="the scripted policy, fn(observations, random) -> reply, as module:name"
-    )
-    num_episodes: Annotated[int, Field(ge=0, le=10**6)] = Field(
-        description="episodes that the policy plays once, and steps sample from"
-    )
+    source: SourceConfig = Field(description="where the episodes come from that are imitated")
     episodes_per_step: NumEpisodes = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
 

@@ -173,8 +173,7 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
         # A model with random weights never writes JSON by chance: it is shown random actions.
         trainer["warm_start"] = {
             "steps": max(5, min(100, WARM_START_TOKENS // (4 * limits.max_episode_tokens))),
-            "policy": RANDOM_POLICY,
-            "num_episodes": 8 if is_small else 64,
+            "source": {"policy": RANDOM_POLICY, "num_episodes": 8 if is_small else 64},
             "episodes_per_step": 4,
             "optimizer": {"type": "muon", "lr": 4.0e-3, "schedule": "linear"},
         }

@@ -63,7 +63,7 @@ def find_target(name: str, overrides: Sequence[str]) -> Target:
             return Target(
                 serving=ServingConfig(env=config.env, host=config.host),
                 is_experiment=True,
-                policy=config.trainer.warm_start.policy,
+                policy=config.trainer.warm_start.source.scripted_policy,
                 unusable_reward=math.fsum(
                     term.weight
                     for term in config.reward.terms.values()

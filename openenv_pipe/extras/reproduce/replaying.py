@@ -1,7 +1,7 @@
 """Training from recorded episodes: the learner alone, with no environment and no engine."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class RecordedGroups:
         self.version = 0
         self._folder = folder
 
-    async def demonstrations(self) -> list[Group]:
+    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
         return await self._read(0)
 
     async def groups(self, step: int) -> list[Group]:

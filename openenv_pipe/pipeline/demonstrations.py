@@ -1,0 +1,46 @@
+"""The episodes that the warm start imitates; `trainer.warm_start.source` says where they are from.
+
+The `build` of a source's type is called with its configuration and a `SourceSetup`, and returns the
+groups of episodes, awaited. The run writes them down and reads them again when it resumes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openenv_pipe.config.schema import RunConfig, ScriptedSourceConfig
+from openenv_pipe.environments.tasks import TaskOrder
+from openenv_pipe.pipeline.components import with_scripted_policy
+from openenv_pipe.registry import block_types, load
+from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.types import Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSetup:
+    """What a source may use."""
+
+    config: RunConfig
+    rollout: RolloutContext
+    order: TaskOrder  # of the train split
+    notify: Callable[[str], None]  # shows a note
+
+
+async def find_demonstrations(setup: SourceSetup) -> list[Group]:
+    """Return the groups that `trainer.warm_start.source` gives."""
+    source = setup.config.trainer.warm_start.source
+    build = load(block_types("trainer.warm_start.source")[source.type].build)
+    groups: list[Group] = await build(source, setup)
+    return groups
+
+
+async def play_scripted(source: ScriptedSourceConfig, setup: SourceSetup) -> list[Group]:
+    """Let a scripted policy play tasks of the train split."""
+    assert source.policy is not None
+    return await collect_groups(
+        with_scripted_policy(setup.rollout, source.policy),
+        setup.order.take(0, source.num_episodes),
+        group_size=1,
+        temperature=1.0,
+        seed=setup.config.seed,
+        label="warm start",
+    )
