@@ -39,7 +39,7 @@ OF_THE_MACHINE = (
 
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
-    *("train", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
+    *("train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
     *("show", "check", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins"),
     *("env", "engine", "judge", "episodes"),
 )

@@ -128,7 +128,8 @@ async def play_and_learn(
         folder.update(**facts)
         source = PlayedGroups(config, rollout)
         evaluator: Evaluator = NoEvaluations()
-        if evaluates and config.agent.plays_on_demand:
+        can_play = config.host.has_environment or not config.agent.needs_environment
+        if evaluates and can_play and config.agent.plays_on_demand:
             evaluator = Evaluations(
                 *(config, rollout, folder, progress, source.clear_engine), attempt.trackers
             )

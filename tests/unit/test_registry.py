@@ -14,6 +14,7 @@ from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.host import HostConfig
 from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.reward import TermConfig
+from openenv_pipe.config.schema.source import SourceConfig
 from openenv_pipe.config.schema.tracker import TrackerConfig
 from openenv_pipe.core import BASES, CORE
 from openenv_pipe.registry import extras, functions, load
@@ -86,7 +87,7 @@ def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
 def test_the_base_class_of_a_block_is_that_of_its_key():
     configs = (
         *(AgentConfig, SandboxConfig, ClusterConfig),
-        *(HostConfig, JudgeConfig, TermConfig, TrackerConfig),
+        *(HostConfig, JudgeConfig, TermConfig, TrackerConfig, SourceConfig),
     )
     annotated = {registered.block: base for base, registered in map(get_args, configs)}
     assert annotated == {block: load(base) for block, base in BASES.items() if base}

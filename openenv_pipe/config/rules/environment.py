@@ -27,7 +27,7 @@ def _evaluates_more_than_there_are(config: "RunConfig") -> bool:
     return tasks.type == "range" and config.eval.num_tasks > tasks.num_tasks
 
 
-def _plays_without_environment(config: "RunConfig") -> bool:
+def _lacks_environment(config: "RunConfig") -> bool:
     return config.agent.needs_environment and not config.host.has_environment
 
 
@@ -79,9 +79,15 @@ RULES = (
     ),
     Rule(
         keys=("host", "agent"),
-        breaks=_plays_without_environment,
+        breaks=lambda c: c.trainer.steps > 0 and _lacks_environment(c),
         advice="without an environment only clients and Harbor can play; set agent=client, "
-        "agent=harbor, or another host",
+        "agent=harbor, another host, or trainer.steps=0 for a run of supervised steps alone",
+    ),
+    Rule(
+        keys=("host", "agent"),
+        breaks=_lacks_environment,
+        advice="an evaluation plays in an environment; set env=NAME and host=process",
+        when="eval",
     ),
     Rule(
         keys=("host", "trainer.warm_start.source", "trainer.warm_start.steps"),

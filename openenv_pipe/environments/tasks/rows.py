@@ -36,10 +36,10 @@ def read_file(config: TaskFile, key: str) -> list[Row]:
             block's `key`, the line and the column.
     """
     path = Path(config.path).expanduser()
-    read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
+    read = _csv_rows if path.suffix.lower() == ".csv" else json_rows
     try:
         rows = []
-        for number, row in read(_text_of(path), config.columns):
+        for number, row in read(read_text(path), config.columns):
             where = f"{key}: {path}, line {number}"
             rows.append(_chosen(row, config.columns, where))
             require_sendable(rows[-1], where, key)
@@ -48,8 +48,11 @@ def read_file(config: TaskFile, key: str) -> list[Row]:
         raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
 
 
-def _text_of(path: Path) -> str:
-    """Read a file as UTF-8, without its byte order mark. Raises OSError and ValueError."""
+def read_text(path: Path) -> str:
+    """Return a file's text, which is UTF-8, without its byte order mark.
+
+    Raises OSError and ValueError.
+    """
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -61,7 +64,7 @@ def _text_of(path: Path) -> str:
         ) from error
 
 
-def _json_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[int, Row]]:
+def json_rows(text: str, columns: Mapping[str, str] | None = None) -> Iterator[tuple[int, Row]]:
     decode = json.JSONDecoder(
         object_pairs_hook=_object, parse_float=_float, parse_constant=_reject_constant
     ).decode

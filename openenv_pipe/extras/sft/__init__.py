@@ -1,0 +1,24 @@
+"""Supervised training on data: what the warm start imitates, and `openenv-pipe sft`.
+
+schema          the keys of the sources
+rows            reads the rows of a file or of a data set, and checks them
+conversations   source: makes episodes of conversations, in the model's own format
+cli, command    `openenv-pipe sft`: a run of supervised steps alone
+"""
+
+from openenv_pipe.registry import BlockType, Command, Extra
+
+_FOLDER = "openenv_pipe.extras.sft"
+
+EXTRA = Extra(
+    name="sft",
+    commands=(Command(name="sft", target=f"{_FOLDER}.cli:sft"),),
+    blocks=(
+        BlockType(
+            block="trainer.warm_start.source",
+            type="conversations",
+            config=f"{_FOLDER}.schema:ConversationsConfig",
+            build=f"{_FOLDER}.conversations:read_conversations",
+        ),
+    ),
+)

@@ -1,0 +1,28 @@
+"""What `openenv-pipe sft` trains: an experiment whose only stage is supervised."""
+
+import math
+from collections.abc import Sequence
+
+from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.extras.sft.rows import read_rows
+
+STEPS = "trainer.warm_start.steps"
+SOURCE = "trainer/warm_start/source=conversations"
+
+
+def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
+    """Return the configuration of a run that takes so many passes over the data, and no more.
+
+    Raises ConfigError.
+    """
+    quoted = data.replace("\\", "\\\\").replace("'", "\\'")
+    given = [SOURCE, f"trainer.warm_start.source.path='{quoted}'", "trainer.steps=0"]
+    if not any(each.startswith("conf=") for each in overrides):
+        given.insert(0, "conf=sft")
+    composed = compose([*given, f"{STEPS}=1", *overrides])
+    if any(each.startswith(f"{STEPS}=") for each in overrides):
+        return composed
+    warm_start = composed.config.trainer.warm_start
+    num_rows = sum(1 for _ in read_rows(warm_start.source))
+    steps = max(1, math.ceil(passes * num_rows / warm_start.episodes_per_step))
+    return compose([*given, f"{STEPS}={steps}", *overrides])

@@ -1,0 +1,150 @@
+"""Make episodes of conversations: the token ids that the model would have seen and written.
+
+Prompts are built as when the model plays, and replies are written in the model's own format. So
+what is learned is what an episode shows, and only tokens of the assistant have a loss.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import islice, takewhile
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sft.rows import (
+    KEY,
+    BadRowError,
+    Conversation,
+    conversation_of,
+    read_rows,
+)
+from openenv_pipe.extras.sft.schema import ConversationsConfig
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.template_messages import calls_in_text
+from openenv_pipe.models.template_probes import OPENING
+from openenv_pipe.pipeline.demonstrations import SourceSetup
+from openenv_pipe.rollout.conversation import written_completion
+from openenv_pipe.rollout.history import HISTORIES
+from openenv_pipe.types import Episode, Finish, Group, Message, Status, Task, Tool, Turn
+
+NUM_SHOWN = 5  # bad rows in a note
+
+
+async def read_conversations(source: ConversationsConfig, setup: SourceSetup) -> list[Group]:
+    """Read all conversations, each as a group of one episode.
+
+    Bad rows are left out, and a note says which they are.
+
+    Raises:
+        ConfigError: the data cannot be read, or no row can be used.
+    """
+    chat = setup.rollout.chat
+    assert isinstance(chat, ChatFormat)
+    return await asyncio.to_thread(_groups, source, chat, setup)
+
+
+def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -> list[Group]:
+    groups, bad = list[Group](), list[str]()
+    for where, row in read_rows(source):
+        index = len(groups) + len(bad)
+        task = Task(id=f"data/{index}", split="data", index=index, seed=0)
+        try:
+            turns = turns_of(conversation_of(row), chat, setup.config.env.max_episode_tokens)
+        except BadRowError as error:
+            bad.append(f"{where}: {error}")
+            continue
+        episode = Episode(task=task, member=0, seed=0, turns=turns, status=Status.DONE)
+        groups.append(Group(id=f"warm start/{index}", task=task, episodes=[episode]))
+    shown = "".join(f"\n  {each}" for each in islice(bad, NUM_SHOWN))
+    more = f"\n  and {len(bad) - NUM_SHOWN} more" if len(bad) > NUM_SHOWN else ""
+    if not groups:
+        raise ConfigError(
+            f"{KEY}.path={source.path!r} has no conversation that can be used{shown}{more}\n"
+            'expected rows such as {"messages": [{"role": "user", "content": "2+2?"}, '
+            '{"role": "assistant", "content": "4"}]}'
+        )
+    if bad:
+        setup.notify(
+            f"{len(bad)} of {len(groups) + len(bad)} conversations are left out{shown}{more}"
+        )
+    return groups
+
+
+def turns_of(conversation: Conversation, chat: ChatFormat, max_tokens: int) -> list[Turn]:
+    """Return the turns of a conversation as if the model had played it.
+
+    Raises BadRowError: it has more tokens than `max_tokens`, or a reply cannot be written.
+    """
+    opening, exchanges = _exchanges(conversation.messages)
+    history = HISTORIES[chat.history](chat, opening, conversation.tools)
+    turns, shown = list[Turn](), opening
+    for reply, following in exchanges:
+        if turns:
+            history.add(turns[-1], shown)
+        text = reply_text(chat, reply, conversation.tools)
+        completion = written_completion(chat, text, max_tokens)
+        num_tokens = len(history.prompt_ids) + len(completion.token_ids)
+        if completion.finish is Finish.LENGTH or num_tokens > max_tokens:
+            raise BadRowError(f"it has more tokens than env.max_episode_tokens={max_tokens}")
+        if chat.ends.ids.intersection(completion.token_ids[:-1]):
+            raise BadRowError(f"a reply contains the token that ends a turn: {text!r:.60}")
+        turns.append(
+            Turn(
+                prompt_ids=history.new_ids,
+                completion_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                finish=completion.finish,
+                policy_versions=completion.policy_versions,
+                reply=text,
+                parent=history.parent,
+                messages=shown,
+            )
+        )
+        shown = following
+    return turns
+
+
+def _exchanges(
+    messages: Sequence[Message],
+) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
+    """Return the messages before the first reply, and each reply with those that follow it."""
+    opening = [*takewhile(lambda each: each["role"] != "assistant", messages)]
+    exchanges = list[tuple[Message, list[Message]]]()
+    for message in messages[len(opening) :]:
+        if message["role"] == "assistant":
+            exchanges.append((message, []))
+        else:
+            exchanges[-1][1].append(message)
+    return opening, exchanges
+
+
+def reply_text(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str:
+    """Return a message of the assistant as the model writes it.
+
+    Raises BadRowError: the model's format has no place for its calls or its thoughts.
+    """
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    thought = message.get("reasoning_content", "")
+    if not functions and not thought:
+        return str(message["content"])
+    calls = [json.dumps(each, ensure_ascii=False) for each in functions]
+    in_text = calls_in_text({"content": message["content"], "calls": calls})["content"]
+    expected = ([(each["name"], each["arguments"]) for each in functions], thought.strip())
+    for text in (_by_template(chat, message, tools), in_text):
+        read = chat.reply_reader.read(text, tools)
+        made = [(call.name, dict(call.arguments)) for call in read.made_calls]
+        if (made, read.thought) == expected:
+            return text
+    raise BadRowError(
+        f"the chat template has no place for the calls or thoughts of {message!r:.80}"
+    )
+
+
+def _by_template(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str:
+    """Return what the chat template writes of a reply; an empty text if it does not know calls."""
+    try:
+        begun = chat.renderer.render(OPENING, prompt=True, tools=tools)
+        whole = chat.renderer.render((*OPENING, message), prompt=False, tools=tools)
+    except ConfigError:
+        return ""
+    written = whole.removeprefix(begun)
+    return written.rpartition(chat.ends.text)[0] if chat.ends.text else written

@@ -1,0 +1,128 @@
+"""Read conversations from a file or a data set, and find what is wrong with a row."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import TaskDataset
+from openenv_pipe.environments.tasks.rows import json_rows, read_dataset, read_text
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sft.schema import ConversationsConfig
+from openenv_pipe.types import Message, Tool
+
+KEY = "trainer.warm_start.source"
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class BadRowError(Exception):
+    """A row cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Messages as clients of chat completions write them, with the arguments of calls parsed."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+
+
+def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each row is, for messages, and the row. Raises ConfigError."""
+    path = Path(source.path).expanduser()
+    if path.suffix not in (".json", ".jsonl") and not path.is_file():
+        dataset = TaskDataset(
+            type="dataset",
+            path=source.path,
+            split=source.split,
+            **dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start")),
+            reset={},
+        )
+        for index, row in enumerate(read_dataset(dataset, KEY)):
+            yield f"{source.path}, row {index + 1}", row
+        return
+    try:
+        for line, row in json_rows(read_text(path)):
+            yield f"{path}, line {line}", row
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{KEY}.path={source.path!r}: {error}") from error
+
+
+def conversation_of(row: Mapping[str, Any]) -> Conversation:
+    """Return the conversation of a row. Raises BadRowError."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRowError(f"it has no list `messages`; it has {', '.join(row) or 'nothing'}")
+    open_calls: dict[str, str] = {}  # the names of the calls that no result has answered, by id
+    checked = list[Message]()
+    for number, message in enumerate(messages, start=1):
+        where = f"message {number}"
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ROLES:
+            raise BadRowError(f"{where} has the role {role!r}; expected one of {', '.join(ROLES)}")
+        before = checked[-1]["role"] if checked else None
+        if role == "tool":
+            called = message.get("tool_call_id")
+            if called not in open_calls:
+                raise BadRowError(f"{where} has tool_call_id={called!r}, which no call before has")
+            name = open_calls.pop(called)
+            checked.append({"role": role, "name": name, "content": _text(message, where)})
+            continue
+        if role == "assistant" and before in (None, "assistant"):
+            raise BadRowError(f"{where} is of the assistant, and answers nothing")
+        calls = [_call(each, where) for each in message.get("tool_calls") or ()]
+        open_calls = {each["id"]: each["function"]["name"] for each in calls}
+        thought = message.get("reasoning_content")
+        checked.append(
+            {
+                "role": role,
+                "content": _text(message, where, is_optional=bool(calls)),
+                **({"tool_calls": calls} if calls else {}),
+                **({"reasoning_content": thought} if isinstance(thought, str) else {}),
+            }
+        )
+    if all(message["role"] != "assistant" for message in checked):
+        raise BadRowError("it has no message of the assistant, so there is nothing to imitate")
+    return Conversation(messages=checked, tools=_tools(row.get("tools")))
+
+
+def _text(message: Mapping[str, Any], where: str, *, is_optional: bool = False) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    content = message.get("content")
+    if content is None and is_optional:
+        return ""
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" for part in content
+    ):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str):
+        raise BadRowError(f"{where} has the content {content!r:.60}; expected text")
+    return content
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """Return a tool call whose arguments are an object. Raises BadRowError."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadRowError(f"{where} has the tool call {call!r:.60}; expected a function's name")
+    if not isinstance(call.get("id"), str):
+        raise BadRowError(f"{where} calls {function['name']} without an id")
+    arguments = function.get("arguments")
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        raise BadRowError(f"{where} calls {function['name']} without a JSON object of arguments")
+    named = {"name": function["name"], "arguments": dict(arguments)}
+    return {"id": call["id"], "type": "function", "function": named}
+
+
+def _tools(tools: Any) -> list[Tool]:
+    """Return the tools, which data sets also store as JSON text. Raises BadRowError."""
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools or []
+        return [{"type": "function", "function": dict(each["function"])} for each in tools]
+    except (ValueError, TypeError, KeyError):
+        raise BadRowError(f"its tools are {tools!r:.60}; expected a list of functions") from None

@@ -1,0 +1,38 @@
+"""A run of supervised steps on conversations, killed and resumed."""
+
+import json
+
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
+
+STEPS = 40
+
+
+def test_killed_and_resumed_it_equals_the_uninterrupted_run(tmp_path):
+    """Without an environment: nothing is played and nothing is evaluated."""
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        [
+            {"role": "user", "content": f"{number} and one?"},
+            {"role": "assistant", "content": str(number + 1)},
+        ]
+        for number in range(20)
+    ]
+    data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    settings = (
+        *("conf=sft", "model=tiny", "device=cpu", "num_threads=1", "env.max_episode_tokens=512"),
+        *("trainer/warm_start/source=conversations", f"trainer.warm_start.source.path={data}"),
+        *(f"trainer.warm_start.steps={STEPS}", "trainer.warm_start.episodes_per_step=3"),
+        "trainer.checkpoint.every=4",
+    )
+    whole = uninterrupted(tmp_path / "whole", settings, "sft")
+    records = read_metrics(whole.folder / "metrics.jsonl")
+    assert [record["stage"] for record in records] == ["warm_start"] * STEPS
+    assert records[-1]["loss/supervised"] < records[0]["loss/supervised"]
+    assert list((whole.folder / "eval").glob("*.json")) == []
+    trial = killed_and_resumed(tmp_path / "killed", settings, "sft", [(2, 0.0), (9, 0.0)])
+    assert len(trial.kills) == 2
+    assert not any(trial.codes), trial.said
+    assert RunFolder.open(trial.folder).status == "finished"
+    assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None

@@ -1,0 +1,203 @@
+"""Conversations become episodes: what is imitated, what is left out, and what TRL makes of both."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import run_config, tiny_policy, trained_tensors
+
+from openenv_pipe.algorithms.samples import episode_samples
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sft.command import compose_sft
+from openenv_pipe.extras.sft.conversations import read_conversations, turns_of
+from openenv_pipe.extras.sft.rows import BadRowError, conversation_of
+from openenv_pipe.extras.sft.schema import ConversationsConfig
+from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+QUESTION = {"role": "user", "content": "2+2?"}
+ANSWER = {"role": "assistant", "content": "4"}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+ROWS = [
+    [QUESTION, ANSWER],
+    [
+        {"role": "system", "content": "Be brief."},
+        QUESTION,
+        {"role": "assistant", "content": "Four"},
+    ],
+    [QUESTION, ANSWER, {"role": "user", "content": "and 3+3?"}, {**ANSWER, "content": "six"}],
+    [QUESTION, ANSWER, {"role": "user", "content": "sure?"}],
+]
+TRL_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ message.content }}{% if message.role == 'assistant' %}<|end|>{% endif %}",
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>"
+    "{% endgeneration %}{% else %}{{ message.content }}{% endif %}",
+)
+
+
+def written(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return ConversationsConfig(type="conversations", path=str(path), split="train")
+
+
+async def groups_of(source, chat, notes=None, max_tokens=120):
+    return await read_conversations(
+        source,
+        SimpleNamespace(
+            config=run_config({"env.max_episode_tokens": max_tokens}),
+            rollout=SimpleNamespace(chat=chat),
+            notify=(notes if notes is not None else []).append,
+        ),
+    )
+
+
+def samples_of(groups):
+    return [
+        sample
+        for group in groups
+        for episode in group.episodes
+        for sample in episode_samples(group.id, episode, [1.0] * len(episode.turns))
+    ]
+
+
+async def test_the_replies_of_a_conversation_are_imitated_in_the_models_own_format():
+    chat = tiny_policy().chat
+    row = {"messages": [QUESTION, CALLING, RESULT, ANSWER], "tools": [ADD]}
+    turns = turns_of(conversation_of(row), chat, 500)
+    prompts = [chat.tokenizer.decode(turn.prompt_ids) for turn in turns]
+    assert prompts == ["<|system|>add(a)\n<|user|>2+2?<|assistant|>", "<|user|>3<|assistant|>"]
+    assert [turn.reply for turn in turns] == [
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        "4",
+    ]
+    assert {turn.completion_ids[-1] for turn in turns} == {chat.tokenizer.eos_token_id}
+
+
+# TRL uses names that transformers will drop.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+async def test_loss_and_gradients_are_those_of_trls_sft_trainer(tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    rows = [{"messages": row} for row in ROWS]
+    source = written(tmp_path / "rows.jsonl", rows)
+    policy = tiny_policy()
+    groups = await groups_of(source, policy.chat)
+    # Packed rows of at most 40 tokens, and all four conversations in one step.
+    config = run_config({"trainer.warm_start.episodes_per_step": len(rows)}).trainer.warm_start
+    ours = WarmStart(policy, config, tokens_per_batch=40, seed=0)
+    gradients = []
+    ours.optimizer.step = lambda: gradients.extend(
+        parameter.grad.clone() for parameter in trained_tensors(policy)
+    )
+    loss = ours.step(samples_of(groups))["loss/supervised"]
+
+    theirs = tiny_policy()
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TRL_TEMPLATE
+    trainer = trl.SFTTrainer(
+        model=theirs.model.train(),
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path / "trl"),
+            assistant_only_loss=True,
+            per_device_train_batch_size=len(rows),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+        ),
+        train_dataset=datasets.load_dataset("json", data_files=source.path, split="train"),
+        processing_class=tokenizer,
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    their_loss = trainer.compute_loss(trainer.model, batch)
+    their_loss.backward()
+    assert loss == pytest.approx(their_loss.item(), abs=1e-5)
+    assert loss > 1.0
+    for one, other in zip(gradients, trained_tensors(theirs), strict=True):
+        assert (one - other.grad).abs().max() < 1e-5
+    assert max(each.abs().max() for each in gradients) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"messages": [QUESTION]}, "no message of the assistant"),
+        ({"text": "hello"}, "no list `messages`; it has text"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "the role 'robot'"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": 4}]}, "the content 4"),
+        ({"messages": [ANSWER]}, "answers nothing"),
+        ({"messages": [QUESTION, {**RESULT}]}, "tool_call_id='c1', which no call before has"),
+        (
+            {"messages": [QUESTION, {**CALLING, "tool_calls": [{**CALL, "id": None}]}]},
+            "calls add without an id",
+        ),
+        ({"messages": [QUESTION, ANSWER], "tools": "[1]"}, "its tools are"),
+    ],
+)
+def test_a_row_that_cannot_be_used_says_why(row, why):
+    with pytest.raises(BadRowError, match=why):
+        conversation_of(row)
+
+
+def test_a_reply_that_contains_the_end_of_a_turn_is_rejected():
+    row = {"messages": [QUESTION, {"role": "assistant", "content": "4<|end|><|user|>"}]}
+    with pytest.raises(BadRowError, match="the token that ends a turn"):
+        turns_of(conversation_of(row), ChatFormat(build_tokenizer()), 500)
+
+
+async def test_bad_rows_are_left_out_and_named_by_line(tmp_path):
+    rows = [*({"messages": row} for row in ROWS[:2]), {}, {"messages": [QUESTION]}]
+    rows += [{"messages": [QUESTION, {"role": "assistant", "content": 200 * "x"}]}] * 5
+    source, notes = written(tmp_path / "rows.jsonl", rows), []
+    groups = await groups_of(source, tiny_policy().chat, notes)
+    assert [group.task.id for group in groups] == ["data/0", "data/1"]
+    (note,) = notes
+    assert note.startswith("7 of 9 conversations are left out")
+    assert f"{source.path}, line 3: it has no list `messages`" in note
+    assert "line 5: it has more tokens than env.max_episode_tokens=120" in note
+    assert note.endswith("and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("{}\n", "no conversation that can be used"),
+        ("{}\nno json\n", "line 2 is not JSON"),
+        (None, "No such file"),
+    ],
+)
+async def test_data_that_cannot_be_used_is_an_error_with_its_key(content, error, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    if content is not None:
+        path.write_text(content)
+    source = ConversationsConfig(type="conversations", path=str(path), split="train")
+    with pytest.raises(ConfigError, match=error) as caught:
+        await groups_of(source, tiny_policy().chat)
+    assert "trainer.warm_start.source.path=" in str(caught.value)
+
+
+def test_sft_takes_the_steps_of_its_passes_over_the_data(tmp_path):
+    source = written(tmp_path / "rows, 'all'.jsonl", [{"messages": row} for row in ROWS])
+    given = ["model=tiny", "env.max_episode_tokens=512", "trainer.warm_start.episodes_per_step=3"]
+    config = compose_sft(source.path, given, passes=2).config
+    assert (config.trainer.steps, config.trainer.warm_start.steps) == (0, 3)
+    assert config.trainer.warm_start.source == source
+    assert not config.host.has_environment
+    config = compose_sft(source.path, ["conf=echo", "trainer.warm_start.steps=7"], passes=1).config
+    assert (config.name, config.trainer.warm_start.steps) == ("echo", 7)
+
+
+def test_a_sampled_token_is_trained_only_if_the_assistant_wrote_it():
+    chat = tiny_policy().chat
+    turns = turns_of(conversation_of({"messages": ROWS[2]}), chat, 500)
+    assert all(torch.tensor(turn.logprobs).eq(0).all() for turn in turns)
+    assert [chat.tokenizer.decode(turn.completion_ids) for turn in turns] == [
+        "4<|end|>",
+        "six<|end|>",
+    ]
