@@ -199,7 +199,8 @@ class MessageConversation(Conversation):
     ) -> None:
         super().__init__(context, spec, opening, first)
         self._num_tokens = 0  # of all turns
-        self._new_messages = self._messages = self._cut(opening.messages)
+        self._messages = self._cut(opening.messages)
+        self._new_messages = _with_tools(self._messages, opening.tools)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property

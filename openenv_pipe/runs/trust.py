@@ -29,6 +29,7 @@ CODE = re.compile(
     r"|env\.(?:command|package|python|variables\..+)"
     r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
     r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)"
+    r"|trainer\.warm_start\.source\.(?:path|engine\.base_url)"
     r"|judge\.(?:base_url|model|arguments|variables\..+)"
     r"|reward\.terms\..+\.source\.(?:url|headers\..+)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"

@@ -1,4 +1,4 @@
-"""`eval` with engine=openai: a hosted model on the same tasks as a trained one."""
+"""A hosted model plays: in evaluations, on the tasks of a trained one, and as a teacher."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from tests.commands import run
 
 
@@ -87,5 +88,28 @@ def test_a_hosted_model_is_evaluated_and_a_second_time_costs_nothing(
         assert (report["model"], report["success"]["mean"]) == ("hosted", 1.0)
         num_asked.append(Letters.num_asked)
     assert num_asked[0] == num_asked[1] > 8
+    written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert "sk-0123456789" not in "".join(written)
+
+
+def test_a_hosted_model_plays_what_the_warm_start_imitates(tmp_path, endpoint, monkeypatch):
+    monkeypatch.setenv("HOSTED_API_KEY", "sk-0123456789")
+    source, key = "trainer.warm_start.source", "engine.api_key=${oc.env:HOSTED_API_KEY}"
+    teacher = (
+        *("trainer/warm_start/source=teacher", f"{source}.engine.model=hosted"),
+        *(f"{source}.engine.base_url={endpoint}", f"{source}.{key}"),
+        *(f"{source}.num_tasks=3", f"{source}.samples_per_task=2"),
+        f"{source}.engine.cache_dir={tmp_path / 'cache'}",
+    )
+    steps = ("trainer.steps=0", "trainer.warm_start.steps=2", "eval.num_tasks=2")
+    code, _, err = run(tmp_path, "train", "conf=echo", "eval.baselines=false", *steps, *teacher)
+    assert code == 0, err
+    assert "imitating 3 of 6 episodes" in err
+    folder = tmp_path / "runs/echo/0001"
+    for group in read_episodes(episodes_path(folder, 0)):
+        (episode,) = group.episodes
+        assert episode.success and len(episode.turns) == 4
+        assert all(turn.completion_ids and turn.reply.islower() for turn in episode.turns)
+    assert {path.stem for path in folder.glob("eval/*.json")} == {"start", "warm_start"}
     written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
     assert "sk-0123456789" not in "".join(written)

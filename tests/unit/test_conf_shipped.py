@@ -44,7 +44,8 @@ REQUIRED = {
     "judge=vllm": ["judge.model=some-model"],
     "reward=verifier": ["reward.terms.verifier.source.url=http://127.0.0.1:9000/verify"],
     "reward=ruler": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
-    "conf=sft": ["env.max_episode_tokens=512"],  # as many as the model tiny has positions for
+    # The model tiny has positions for no more tokens.
+    "conf=sft": ["trainer.warm_start.source.path=rows.jsonl", "env.max_episode_tokens=512"],
     "host=none": ["agent=client", "trainer.warm_start.steps=0"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],

@@ -105,7 +105,7 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
         RunFolder.open(folder.path)
 
 
-@pytest.mark.parametrize("written", [None, 1, 3])
+@pytest.mark.parametrize("written", [None, 2, 4])
 def test_a_folder_of_another_format_is_rejected_with_both_versions(tmp_path, written):
     path = run_samples.create(tmp_path).path
     record = json.loads((path / "run.json").read_text())

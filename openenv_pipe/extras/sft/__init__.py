@@ -2,7 +2,8 @@
 
 schema          the keys of the sources
 rows            reads the rows of a file or of a data set, and checks them
-conversations   source: makes episodes of conversations, in the model's own format
+conversations   a source: makes episodes of conversations, in the model's own format
+episodes        two sources: recorded episodes, and those that a teacher plays
 cli, command    `openenv-pipe sft`: a run of supervised steps alone
 """
 
@@ -19,6 +20,18 @@ EXTRA = Extra(
             type="conversations",
             config=f"{_FOLDER}.schema:ConversationsConfig",
             build=f"{_FOLDER}.conversations:read_conversations",
+        ),
+        BlockType(
+            block="trainer.warm_start.source",
+            type="episodes",
+            config=f"{_FOLDER}.schema:EpisodesConfig",
+            build=f"{_FOLDER}.episodes:read_recorded",
+        ),
+        BlockType(
+            block="trainer.warm_start.source",
+            type="teacher",
+            config=f"{_FOLDER}.schema:TeacherConfig",
+            build=f"{_FOLDER}.episodes:play_teacher",
         ),
     ),
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.extras.sft.rows import read_rows
+from openenv_pipe.extras.sft.schema import ConversationsConfig
 
 STEPS = "trainer.warm_start.steps"
 SOURCE = "trainer/warm_start/source=conversations"
@@ -23,6 +24,7 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
     if any(each.startswith(f"{STEPS}=") for each in overrides):
         return composed
     warm_start = composed.config.trainer.warm_start
-    num_rows = sum(1 for _ in read_rows(warm_start.source))
+    assert isinstance(warm_start.source, ConversationsConfig)
+    num_rows = len(list(read_rows(warm_start.source)))
     steps = max(1, math.ceil(passes * num_rows / warm_start.episodes_per_step))
     return compose([*given, f"{STEPS}={steps}", *overrides])

@@ -1,9 +1,11 @@
-"""The keys of `trainer.warm_start.source` for conversations."""
+"""The keys of `trainer.warm_start.source` for conversations, recorded episodes and a teacher."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from openenv_pipe.config.schema import OpenAIEngineConfig
+from openenv_pipe.config.schema.base import MIN_TEMPERATURE, NumEpisodes, PositiveCount
 from openenv_pipe.config.schema.source import SourceBlock
 
 
@@ -20,3 +22,46 @@ class ConversationsConfig(SourceBlock):
     @property
     def title(self) -> str:
         return f"conversations of {self.path}"
+
+
+class SelectedEpisodes(SourceBlock):
+    """Base of the sources of episodes, of which some are imitated."""
+
+    only: Literal["success"] | None = Field(
+        description="success: only episodes that reached env.success_reward; null: all"
+    )
+    best: PositiveCount | None = Field(
+        description="of the episodes of a group, so many with the highest rewards; null: all"
+    )
+
+
+class EpisodesConfig(SelectedEpisodes):
+    """Episodes that were recorded (conf/trainer/warm_start/source/episodes.yaml)."""
+
+    type: Literal["episodes"]
+    path: str = Field(
+        description="a run, by id or folder, a folder with files of episodes, or one such file"
+    )
+
+    @property
+    def title(self) -> str:
+        return f"episodes of {self.path}"
+
+
+class TeacherConfig(SelectedEpisodes):
+    """Another model plays the training tasks (conf/trainer/warm_start/source/teacher.yaml)."""
+
+    type: Literal["teacher"]
+    plays: ClassVar[bool] = True
+    engine: OpenAIEngineConfig = Field(
+        description="the endpoint of the model, hosted or a vLLM server of your own"
+    )
+    num_tasks: NumEpisodes = Field(description="tasks of the train split that the teacher plays")
+    samples_per_task: NumEpisodes = Field(description="episodes of each task")
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = Field(
+        description="sampling temperature of the teacher"
+    )
+
+    @property
+    def title(self) -> str:
+        return f"episodes of {self.engine.model}"

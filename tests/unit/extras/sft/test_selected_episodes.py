@@ -1,0 +1,115 @@
+"""Episodes to imitate: which are chosen, and how those of other models are written anew."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from fakes import made_up_episode, made_up_turn, run_config, tiny_policy
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.sft.episodes import read_recorded
+from openenv_pipe.extras.sft.schema import EpisodesConfig
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.types import Group, Usage
+
+CHAT = tiny_policy().chat
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}}}}}
+
+
+def own_turn(reply):
+    ids = CHAT.reply_ids(reply)
+    return made_up_turn(CHAT.first_ids([{"role": "user", "content": "?"}]), ids, reply=reply)
+
+
+def hosted_turn(reply, messages):
+    """Return a turn of a model that takes messages, without token ids."""
+    usage = Usage(num_prompt_tokens=1, num_completion_tokens=1)
+    return made_up_turn([], [], reply=reply, messages=messages, usage=usage)
+
+
+def group(name, *episodes):
+    """Return a group of episodes, each given as reward, success and turns."""
+    members = [
+        replace(made_up_episode(reward, member=member, turns=turns), success=success)
+        for member, (reward, success, turns) in enumerate(episodes)
+    ]
+    return Group(id=name, task=members[0].task, episodes=members)
+
+
+async def imitated(tmp_path, groups, notes=None, **changes):
+    (tmp_path / "episodes").mkdir()
+    for step, each in enumerate(groups, start=1):
+        write_episodes(episodes_path(tmp_path, step), [each])
+    values = {"type": "episodes", "path": str(tmp_path), "only": None, "best": None}
+    return await read_recorded(
+        EpisodesConfig(**(values | changes)),
+        SimpleNamespace(
+            config=run_config(),
+            rollout=SimpleNamespace(chat=CHAT),
+            notify=(notes if notes is not None else []).append,
+        ),
+    )
+
+
+def replies(groups):
+    return [[turn.reply for e in each.episodes for turn in e.turns] for each in groups]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [["a", "b", "c"], ["d"]]),
+        ({"only": "success"}, [["a", "c"]]),
+        ({"best": 1}, [["a"], ["d"]]),
+        ({"best": 2, "only": "success"}, [["a", "c"]]),
+    ],
+)
+async def test_the_best_and_the_successful_are_chosen(changes, expected, tmp_path):
+    groups = [
+        group(
+            "step 1/0",
+            *((0.2, True, [own_turn("c")]), (0.9, True, [own_turn("a")])),
+            (0.5, False, [own_turn("b")]),
+        ),
+        group("step 2/0", (0.0, False, [own_turn("d")])),
+    ]
+    notes = []
+    found = await imitated(tmp_path, groups, notes, **changes)
+    assert replies(found) == expected
+    assert notes == [f"imitating {sum(map(len, expected))} of 4 episodes"]
+    assert found[0].episodes[0].turns[0].completion_ids == CHAT.reply_ids("a")
+
+
+async def test_episodes_of_a_hosted_model_are_written_in_the_format_of_this_one(tmp_path):
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    opening = [{"role": "tools", "content": json.dumps([TOOL])}, {"role": "user", "content": "?"}]
+    result = [{"role": "tool", "name": "add", "content": "2"}]
+    turns = [hosted_turn(call, opening), hosted_turn("two", result)]
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
+    first, second = found.episodes[0].turns
+    assert CHAT.tokenizer.decode(first.prompt_ids) == "<|system|>add(a)\n<|user|>?<|assistant|>"
+    assert CHAT.reply_reader.read(first.reply).made_calls[0].name == "add"
+    assert CHAT.reply_text(second.completion_ids) == "two"
+    assert first.steps == turns[0].steps
+    assert first.usage is None
+
+
+async def test_token_ids_of_another_model_are_not_taken(tmp_path):
+    other = made_up_turn([5], [6, 7], reply="hello")
+    own = group("step 2/0", (1.0, True, [own_turn("a")]))
+    notes = []
+    found = await imitated(tmp_path, [group("step 1/0", (1.0, True, [other])), own], notes)
+    assert replies(found) == [["a"]]
+    assert "1 of them: its token ids are of another model" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"only": "success"}, "none of 1 episodes can be imitated"), ({"path": "nowhere"}, "nowhere")],
+)
+async def test_without_episodes_there_is_an_error_with_the_key(changes, error, tmp_path):
+    groups = [group("step 1/0", (0.0, False, [own_turn("a")]))]
+    with pytest.raises(ConfigError, match=error) as caught:
+        await imitated(tmp_path, groups, **changes)
+    assert "trainer.warm_start.source" in str(caught.value)
