@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 import yaml
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
@@ -61,7 +61,8 @@ def server_command(
 
 def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSpec:
     model = config.model
-    if not isinstance(model, HubModelConfig) or model.quantization != "none":
+    source = model.source
+    if source is None:
         raise ConfigError(
             f"model.type={model.type}, model.quantization={model.quantization}: a run writes such "
             "a model itself, so a server that runs before cannot load it; set "
@@ -69,8 +70,8 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
         )
     mode = engine.publish_mode(model.lora.rank)
     return ServerSpec(
-        model=str(Path(model.path).expanduser()),
-        revision=model.revision,
+        model=source.path,
+        revision=source.revision,
         build=build,
         dtype=model.autocast if engine.dtype == "auto" else engine.dtype,
         lora_rank=model.lora.rank if mode == "adapter" else 0,

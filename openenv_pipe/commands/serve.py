@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.endpoint import Served, serve
 from openenv_pipe.engines.vllm.install import find_build, find_installed, require_installed
@@ -118,10 +117,9 @@ def _served(
         template = scratch / TEMPLATE_FILE
         write_text(template, served_template(chat))
         path, revision = str(checkpoint), None
-        is_tuned = model.lora.rank > 0
-        if is_tuned and isinstance(model, HubModelConfig) and model.quantization == "none":
-            path, revision = str(Path(model.path).expanduser()), model.revision
-        elif is_tuned:
+        if model.lora.rank and (source := model.source):
+            path, revision = source.path, source.revision
+        elif model.lora.rank:
             path = str(scratch / "base")
             policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
             PolicyWeights(policy).write_base(Path(path))

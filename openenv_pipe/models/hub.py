@@ -7,11 +7,16 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
-from openenv_pipe.config.schema import HubModelConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.model_files import check_model_folder
 from openenv_pipe.models.safetensors_only import VISION_MODELS
 from openenv_pipe.system.out_of_memory import as_out_of_memory
+
+
+def is_on_this_machine(config: ModelConfig) -> bool:
+    """Return whether the model needs no download."""
+    return not isinstance(config, HubModelConfig) or find_model_folder(config) is not None
 
 
 def find_model_folder(config: HubModelConfig) -> Path | None:

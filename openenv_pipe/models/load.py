@@ -27,7 +27,12 @@ from openenv_pipe.models.architecture_check import (
 )
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.hub import find_generation_config, find_model_folder, readable_errors
+from openenv_pipe.models.hub import (
+    find_generation_config,
+    find_model_folder,
+    is_on_this_machine,
+    readable_errors,
+)
 from openenv_pipe.models.model_files import TOKENIZER
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
@@ -210,9 +215,7 @@ def _vision_config(config: ModelConfig) -> Any:
 
 def is_vision_model(config: ModelConfig) -> bool:
     """Return whether the model is a vision-language model; False if it is not on this machine."""
-    if isinstance(config, TinyModelConfig) or find_model_folder(config) is None:
-        return False
-    return _vision_config(config) is not None
+    return is_on_this_machine(config) and _vision_config(config) is not None
 
 
 def reject_vision_model(config: ModelConfig, purpose: str) -> None:

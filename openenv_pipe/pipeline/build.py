@@ -21,7 +21,6 @@ from typing import Any, cast
 import torch
 
 from openenv_pipe.config.schema import (
-    HubModelConfig,
     LocalEngineConfig,
     OpenAIEngineConfig,
     PythonEngineConfig,
@@ -33,7 +32,7 @@ from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.engines.vllm import LearnerFootprint, ModelSource, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import PipeError
@@ -201,7 +200,7 @@ def _load_checked(
     reject_unsupported_vision(config)
     policy, reason = load_checked_policy(config, device, workers, checkpoint)
     if reason is not None:
-        model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
+        model = config.model.label
         notify(f"model {model} does not support packed rows ({reason}); training pads samples")
     if isinstance(config.engine, LocalEngineConfig) and not policy.is_fast:
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
@@ -248,10 +247,11 @@ async def _opened_engine(
         with _local_engine(config, engine, policy, torch_thread) as local:
             yield local
     elif isinstance(engine, VllmEngineConfig):
+        whole_checkpoint = checkpoint is not None and not config.model.lora.rank
         async with open_engine(
             engine,
             weights,
-            source=_base_model(config, checkpoint),
+            source=None if whole_checkpoint else config.model.source,
             footprint=_footprint(config, policy),
             logs=logs,
             executor=torch_thread,
@@ -292,16 +292,6 @@ def _local_engine(
             in_batches=model.is_fast,
             refresh=partial(twin.follow, policy) if twin else None,
         )
-
-
-def _base_model(config: RunConfig, checkpoint: Path | None) -> ModelSource | None:
-    """Return the base model that a server can load; None: the run writes the model for it."""
-    model = config.model
-    if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
-        return None
-    if model.quantization != "none":  # the adapter is trained on top of the quantized weights
-        return None
-    return ModelSource(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:

@@ -117,9 +117,7 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
 
 def describe_model(config: RunConfig) -> str:
     """Return the model's name for reports."""
-    if config.engine.player is not None:
-        return config.engine.player
-    return config.model.type if config.model.type == "tiny" else config.model.path
+    return config.engine.player or config.model.label
 
 
 async def _play(

@@ -37,7 +37,7 @@ from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.adapter import adapts_experts, describe_adapter
-from openenv_pipe.models.hub import find_model_folder
+from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import (
     check_architecture,
     is_vision_model,
@@ -180,10 +180,9 @@ def _model(config: RunConfig) -> str:
 
 
 def _chat(config: RunConfig) -> str:
-    model = config.model
-    if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
+    if not is_on_this_machine(config.model):
         return ""
-    chat = load_chat(model)
+    chat = load_chat(config.model)
     if chat.history == "rerender":
         return "the template renders each prompt anew"
     return "the template keeps earlier turns as they were written"
@@ -230,30 +229,23 @@ def _reject_too_many_sessions(config: RunConfig) -> None:
 
 def _ports(config: RunConfig) -> str:
     """Check that the fixed ports of servers that the run starts are free."""
-    wanted = {}
-    if ports := config.host.fixed_ports:
-        wanted["host.port"] = (ports[0], len(ports))
-    engine = config.engine
-    if (
-        isinstance(engine, VllmEngineConfig)
-        and engine.launch != "attach"
-        and engine.port
-        and not config.cluster.serves_on_nodes
-    ):
-        wanted["engine.port"] = (engine.port, engine.num_servers)
-    for key, (first, num_servers) in wanted.items():
-        if first + num_servers - 1 > MAX_PORT:
+    wanted = {"host.port": config.host.fixed_ports}
+    if not config.cluster.serves_on_nodes:
+        wanted["engine.port"] = config.engine.fixed_ports
+    wanted = {key: ports for key, ports in wanted.items() if ports}
+    for key, ports in wanted.items():
+        if ports[-1] > MAX_PORT:
             raise ConfigError(
-                f"{key}={first} for {num_servers} servers goes beyond the last port, {MAX_PORT}; "
+                f"{key}={ports[0]} for {len(ports)} servers goes beyond the last port, {MAX_PORT}; "
                 "set a lower one, or null to let free ports be picked"
             )
-        for port in range(first, first + num_servers):
+        for port in ports:
             if port_in_use(port):
                 raise ConfigError(
-                    f"{key}={first}: port {port} is used by another program; set another number, "
-                    "or null to let free ports be picked"
+                    f"{key}={ports[0]}: port {port} is used by another program; set another "
+                    "number, or null to let free ports be picked"
                 )
-    return ", ".join(f"{key}={first} is free" for key, (first, _) in wanted.items())
+    return ", ".join(f"{key}={ports[0]} is free" for key, ports in wanted.items())
 
 
 def _cluster(config: RunConfig) -> str:

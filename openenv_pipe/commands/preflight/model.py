@@ -10,10 +10,10 @@ import torch
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.machine import disk_line, memory_line
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.hub import find_model_folder
+from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import build_empty, load_policy
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 
@@ -45,7 +45,7 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
     Raises:
         ConfigError: no forward pass agrees with the model's own.
     """
-    if not config.engine.capabilities.needs_tokenizer or not _is_on_this_machine(config.model):
+    if not config.engine.capabilities.needs_tokenizer or not is_on_this_machine(config.model):
         return
     num_parameters = sum(each.numel() for each in build_empty(config.model).parameters())
     if num_parameters > MAX_TRIED or config.model.quantization != "none":
@@ -59,10 +59,6 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
         why = [f"not {name}: {reason}" for name, reason in policy.samplers_left_out.items()]
         text += f"; sampling is {policy.sampler}" + (f" ({'; '.join(why)})" if why else "")
     yield Line("forward", Result.OK, text)
-
-
-def _is_on_this_machine(model: ModelConfig) -> bool:
-    return not isinstance(model, HubModelConfig) or find_model_folder(model) is not None
 
 
 def check_memory(config: RunConfig) -> Iterator[Line]:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.config.schema import EnvConfig, HubModelConfig, RunConfig
+from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.hub import find_model_folder
+from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_chat as load_chat_format
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.types import Opening
@@ -14,13 +14,10 @@ from openenv_pipe.types import Opening
 
 def load_chat(config: RunConfig) -> ChatFormat | None:
     """Load the chat format; None without a tokenizer on this machine that can be trained with."""
-    model = config.model
     if not config.engine.capabilities.needs_tokenizer:
         return None
     try:
-        if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
-            return None
-        return load_chat_format(model)
+        return load_chat_format(config.model) if is_on_this_machine(config.model) else None
     except ConfigError:  # The requirement `chat` reports it.
         return None
 

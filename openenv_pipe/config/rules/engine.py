@@ -70,7 +70,7 @@ def _cuts_episodes_off(config: "RunConfig") -> bool:
     engine = _vllm(config)
     return (
         engine is not None
-        and engine.launch != "attach"
+        and engine.starts_servers
         and engine.max_model_len < config.env.max_episode_tokens
     )
 

@@ -1,5 +1,6 @@
 """What every type of `engine` declares, so that other code need not ask for the type."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -62,3 +63,8 @@ class EngineBlock(Block):
     def player(self) -> str | None:
         """Name of what plays in the place of `model`; None: `model` plays."""
         return None
+
+    @property
+    def fixed_ports(self) -> Sequence[int]:
+        """The ports that the servers of this engine get, if the configuration names them."""
+        return ()

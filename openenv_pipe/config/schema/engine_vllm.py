@@ -1,5 +1,6 @@
 """`engine` of type vllm: vLLM servers, started or attached to, sampled over HTTP."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -168,6 +169,17 @@ class VllmEngineConfig(EngineBlock):
     def urls(self) -> list[str]:
         """The URLs of the servers to attach to."""
         return [self.url] if isinstance(self.url, str) else list(self.url or ())
+
+    @property
+    def starts_servers(self) -> bool:
+        """Whether the run starts the servers, by whatever `launch` names."""
+        return self.launch != "attach"
+
+    @property
+    def fixed_ports(self) -> Sequence[int]:
+        if self.port is None or not self.starts_servers:
+            return ()
+        return range(self.port, self.port + self.num_servers)
 
     def publish_mode(self, lora_rank: int) -> PublishMode:
         """Return `publish`, or what `auto` means for this rank of the adapter."""

@@ -1,6 +1,8 @@
 """`model`: the model that is trained."""
 
+from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -26,6 +28,14 @@ def _time(text: str) -> str:
             "2026-04-30T12:00:00"
         )
     return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A base model that vLLM servers load themselves."""
+
+    path: str  # a folder, or an id on a model hub
+    revision: str | None
 
 
 class LoraConfig(Block):
@@ -90,6 +100,15 @@ class TinyModelConfig(_Model):
     )
     init_std: Positive = Field(description="standard deviation of the initial weights")
 
+    @property
+    def label(self) -> str:
+        """The model's name in messages and reports."""
+        return "tiny"
+
+    @property
+    def source(self) -> None:
+        """Where vLLM servers find the base model: nowhere, so a run writes it for them."""
+
     @field_validator("head_size")
     @classmethod
     def _is_even(cls, head_size: int) -> int:
@@ -107,6 +126,18 @@ class HubModelConfig(_Model):
     type: Literal["hub"]
     path: str = Field(description="a folder, or an id on the model hub")
     revision: str | None = Field(description="branch, tag or commit on the hub; null: the newest")
+
+    @property
+    def label(self) -> str:
+        """The model's name in messages and reports."""
+        return self.path
+
+    @property
+    def source(self) -> ModelSource | None:
+        """Where vLLM servers find the base model; None: a run writes it for them."""
+        if self.quantization != "none":  # the adapter is trained on top of the quantized weights
+            return None
+        return ModelSource(path=str(Path(self.path).expanduser()), revision=self.revision)
 
 
 ModelConfig = Annotated[TinyModelConfig | HubModelConfig, Field(discriminator="type")]

@@ -1,6 +1,6 @@
 """Engine `vllm`: servers in a Python environment of their own, which take token ids over HTTP."""
 
-from openenv_pipe.engines.vllm.build import ModelSource, open_engine
+from openenv_pipe.engines.vllm.build import open_engine
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 
-__all__ = ["LearnerFootprint", "ModelSource", "open_engine"]
+__all__ = ["LearnerFootprint", "open_engine"]

@@ -5,13 +5,14 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.config.schema.engine_vllm import PublishMode
+from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
@@ -42,14 +43,6 @@ if TYPE_CHECKING:
     from openenv_pipe.models.weights import PolicyWeights
 
 Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSource:
-    """A base model that servers load themselves."""
-
-    path: str  # a folder, or an id on a model hub
-    revision: str | None
 
 
 @asynccontextmanager
@@ -85,7 +78,7 @@ async def open_engine(
     spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
     installed = None if make_on_nodes else _required_installation(config, spec)
     with weights_folder(config.weights_dir) as root:
-        if source is None and config.launch != "attach":
+        if source is None and config.starts_servers:
             spec = replace(spec, model=str(root / "base"))
             await in_thread(executor, weights.write_base, root / "base")
         servers = await make_servers(
@@ -218,12 +211,12 @@ async def running(
     )
     try:
         await run_all(replica.open() for replica in replicas)
-        if sleep_level and config.launch == "attach":
+        if sleep_level and not config.starts_servers:
             await run_all(_reject_sleepless(replica, config.sleep) for replica in replicas)
         await engine.publish(0)
         yield engine
     finally:
-        await asyncio.shield(_close(replicas, versions, withdraw=config.launch == "attach"))
+        await asyncio.shield(_close(replicas, versions, withdraw=not config.starts_servers))
 
 
 async def _close(replicas: Sequence[Replica], versions: Versions, *, withdraw: bool) -> None:

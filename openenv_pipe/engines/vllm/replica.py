@@ -298,7 +298,7 @@ class Replica:
 
     async def _first_token(self, client: VllmClient) -> None:
         await wait_until_healthy(self.url, timeout_s=math.inf, check=client.check_health)
-        if self._config.launch == "attach":  # before anything changes the server for its user
+        if not self._config.starts_servers:  # before anything changes the server for its user
             client.claim = claim = Claim(
                 client,
                 self._versions.owner,

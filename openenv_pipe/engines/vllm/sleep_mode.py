@@ -38,7 +38,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: 
     """
     shares_gpu = footprint.shares_gpu
     if config.sleep == "auto":
-        if config.launch == "attach" or not shares_gpu or footprint.plays_ahead:
+        if not config.starts_servers or not shares_gpu or footprint.plays_ahead:
             return 0
         served_bytes = config.num_servers * config.gpu_memory_share * footprint.gpu_bytes
         if footprint.needs_bytes + served_bytes <= footprint.gpu_bytes:
@@ -49,7 +49,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: 
             f"engine.sleep={config.sleep} needs a GPU that server and learner share, and this run "
             "learns on a CPU, where vLLM cannot sleep; set engine.sleep=auto or never"
         )
-    if config.sleep != "never" and config.launch != "attach" and not shares_gpu:
+    if config.sleep != "never" and config.starts_servers and not shares_gpu:
         raise ConfigError(
             f"engine.sleep={config.sleep}: servers run on GPUs that the learner does not use, so "
             "sleep would free no memory for it; set engine.sleep=auto or never"

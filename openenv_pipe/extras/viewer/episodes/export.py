@@ -56,8 +56,7 @@ class RowMaker:
         config = folder.written_config
         self._run = folder.record.id
         self._env = config.env.name
-        model = config.model
-        self._model = str(config.engine.player or getattr(model, "path", model.type))
+        self._model = str(config.engine.player or config.model.label)
         self._messages: Callable[[Episode], Messages] = messages_reader(config)
 
     def rows(self, form: ExportForm, found: FoundEpisode) -> list[Row]:
