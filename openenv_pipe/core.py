@@ -70,8 +70,7 @@ CORE = Extra(
             "agent.sandbox",
             "none",
             config="agent:NoSandboxConfig",
-            build="rollout.agents.sandbox:this_machine",
-            check="rollout.agents.program:check_program",
+            build="rollout.agents.this_machine:this_machine",
         ),
         # The engine makes the servers of these two itself.
         _type("engine.launch", "managed", "", "engines.vllm.servers:own_processes"),

@@ -13,8 +13,7 @@ from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.rollout import RolloutContext, play_groups
-from openenv_pipe.rollout.agents.player import Programs
-from openenv_pipe.rollout.agents.sandbox import this_machine
+from openenv_pipe.rollout.agents.player import serving_programs
 from openenv_pipe.types import Episode, Finish
 
 # What every program begins with.
@@ -121,8 +120,7 @@ async def programs_context(
     """Yield a rollout context whose episodes are played by a program."""
     config: RunConfig = run_config({"env.max_episode_tokens": 400, **(changes or {})})
     context = rollout_context(config, FakeHost(play), chat=chat, engine=engine)
-    async with this_machine(agent, folder, level=level) as sandbox, sandbox.gateway.serving():
-        programs = Programs(context.loop, agent, sandbox=sandbox, folder=folder / "programs")
+    async with serving_programs(context.loop, agent, folder, level=level) as programs:
         yield replace(context, agents=programs)
 
 

@@ -11,11 +11,10 @@ from fakes import FakeHost, rollout_context, run_config
 
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
-from openenv_pipe.extras.containers.docker.sandbox import containers_of_programs
 from openenv_pipe.extras.containers.schema import DockerSandboxConfig
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout.agents.player import Programs
+from openenv_pipe.rollout.agents.player import serving_programs
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -68,14 +67,7 @@ async def sandboxed(script, tmp_path, *replies, sandbox=None, **agent):
     context = rollout_context(
         run_config({"env.max_episode_tokens": 400}), FakeHost(two_steps), chat=CHAT, engine=engine
     )
-    opening = containers_of_programs(config, tmp_path, level="tokens")
-    async with opening as sandbox, sandbox.gateway.serving():
-        programs = Programs(
-            context.loop,
-            config,
-            sandbox=sandbox,
-            folder=tmp_path / "programs",
-        )
+    async with serving_programs(context.loop, config, tmp_path, level="tokens") as programs:
         yield replace(context, agents=programs)
 
 

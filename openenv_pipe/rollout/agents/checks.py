@@ -3,13 +3,16 @@
 from openenv_pipe.config.schema import ClientAgentConfig, ProgramAgentConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
+from openenv_pipe.rollout.agents.program import check_program
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 
 
 def check_programs(config: ProgramAgentConfig) -> str:
     """Return what would be started, for people. Raises ConfigError if it cannot be."""
-    return str(load(block_types("agent.sandbox")[config.sandbox.type].check)(config))
+    if config.sandbox.is_this_machine:
+        return check_program(config)
+    return str(load(block_types("agent.sandbox")[config.sandbox.type].check)(config.sandbox))
 
 
 def check_clients(config: ClientAgentConfig) -> str:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,18 @@ from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
     VARIABLES,
     Address,
-    ProgramStartError,
-    RunningProgram,
-    output_file,
+    make_program,
     results_folder,
     take_output,
 )
-from openenv_pipe.rollout.agents.sandbox import Sandbox
 from openenv_pipe.rollout.agents.settling import wait_until_settled
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
 from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
 from openenv_pipe.rollout.episode import LocalRunner, Player
+from openenv_pipe.rollout.sandbox import ProgramStartError, RunningProgram, Sandbox
 from openenv_pipe.system.child_environment import child_environment, names_left_out
+from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.types import Episode, Opening, Status
 
 WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
@@ -56,36 +55,66 @@ class Programs(LocalRunner):
         config: ProgramAgentConfig,
         *,
         sandbox: Sandbox,
+        gateway: Gateway,
+        digests: dict[str, JsonValue],
         folder: Path,
     ) -> None:
         """
         loop: has the sessions of the programs.
+        digests: of the files that the programs consist of, by name.
         folder: for the folders and the output of programs that run.
         """
         super().__init__(loop.host, loop.adapter)
         self.config = config
         self.sandbox = sandbox
+        self.gateway = gateway
+        self.digests = digests
         self.folder = folder
 
     def facts(self) -> dict[str, JsonValue]:
-        return {**super().facts(), **self.sandbox.facts}
+        return {**super().facts(), "program": self.digests, **self.sandbox.facts}
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         return await ProgramPlayer(self, context, spec).play(self.host)
 
 
 @asynccontextmanager
-async def open_programs(
-    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
+async def serving_programs(
+    loop: LocalRunner, config: ProgramAgentConfig, logs: Path, *, level: str
 ) -> AsyncIterator[Programs]:
+    """Serve programs until the end of the block.
+
+    level: of the gateway.
+
+    Raises:
+        OSError: the gateway cannot listen.
+        HostError, ConfigError: the sandbox cannot be opened.
+    """
+    build = block_types("agent.sandbox")[config.sandbox.type].build
+    open_sandbox = await asyncio.to_thread(load, build)
+    async with open_sandbox(config.sandbox, config.command, logs) as sandbox:
+        digests: dict[str, JsonValue] = {
+            path.name: await asyncio.to_thread(digest_of_file, path) for path in sandbox.files
+        }
+        gateway = Gateway(level=level, path=sandbox.socket, url=sandbox.url)
+        async with gateway.serving():
+            yield Programs(
+                loop,
+                config,
+                sandbox=sandbox,
+                gateway=gateway,
+                digests=digests,
+                folder=logs.absolute() / "programs",
+            )
+
+
+def open_programs(
+    config: RunConfig, loop: LocalRunner, logs: Path, notify: Callable[[str], None]
+) -> AbstractAsyncContextManager[Programs]:
     """Serve the programs of `agent=program`; see `rollout.episode.own_loop`."""
-    agent = config.agent
-    assert isinstance(agent, ProgramAgentConfig)
+    assert isinstance(config.agent, ProgramAgentConfig)
     level = "tokens" if config.engine.capabilities.takes == "token_ids" else "text"
-    sandbox_type = block_types("agent.sandbox")[agent.sandbox.type]
-    open_sandbox = await asyncio.to_thread(load, sandbox_type.build)
-    async with open_sandbox(agent, logs, level=level) as sandbox, sandbox.gateway.serving():
-        yield Programs(loop, agent, sandbox=sandbox, folder=logs.absolute() / "programs")
+    return serving_programs(loop, config.agent, logs, level=level)
 
 
 class AgentPlayer(Player, ABC):
@@ -183,8 +212,9 @@ class ProgramPlayer(AgentPlayer):
     """Plays one episode by a program in the place of the pipeline's loop."""
 
     def __init__(self, programs: Programs, context: PlayContext, spec: EpisodeSpec) -> None:
-        gateway = programs.sandbox.gateway
-        super().__init__(context, programs.adapter, spec, gateway=gateway, config=programs.config)
+        super().__init__(
+            context, programs.adapter, spec, gateway=programs.gateway, config=programs.config
+        )
         self._programs = programs
 
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
@@ -193,27 +223,29 @@ class ProgramPlayer(AgentPlayer):
         programs.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = programs.folder / secrets.token_hex(4)
         try:
-            process = await programs.sandbox.start(
+            program = make_program(
                 programs.config,
-                Address(url=programs.sandbox.gateway.url, key=rollout.key),
+                Address(url=programs.gateway.url, key=rollout.key),
+                programs.sandbox.paths(folder),
                 folder=folder,
                 prompt="\n\n".join(message["content"] for message in opening.messages),
                 task=json.dumps(self._task(opening)),
             )
+            process = await programs.sandbox.start(program)
         except ProgramStartError as error:
             episode.error = f"the program was not started: {error}"
             return Status.PROGRAM_FAILED
-        steps, gate = rollout.steps, programs.sandbox.gateway.gate
+        steps, gate = rollout.steps, programs.gateway.gate
         rollout.calls.settle = partial(
             wait_until_settled,
             process.pid,
             lambda: steps.num_running > 0 or gate.is_receiving(rollout.key),
         )
         try:
-            limit = await _watch(process, programs.config, rollout, output_file(folder))
+            limit = await _watch(process, programs.config, rollout, program.output)
         finally:
             await process.stopped(programs.config.grace_s)
-            episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
+            episode.output = await asyncio.to_thread(take_output, program.output, rollout.key)
             verdict = None
             if programs.config.reward_from == "harbor":
                 verdict = await asyncio.to_thread(take_verdict, results_folder(folder))

@@ -1,21 +1,18 @@
-"""A program as a process: its folder, its environment variables, its output."""
+"""What a program is started with: its command, its environment variables, its files."""
 
-import errno
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from openenv_pipe.config.schema import ProgramAgentConfig
 from openenv_pipe.environments.hosts.process import absolute_part, filled_in
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.calls import MODEL
-from openenv_pipe.system.child_environment import child_environment, given_variables
-from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.rollout.sandbox import Program, ProgramPaths, ProgramStartError
+from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.untrusted_text import visible
 
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
@@ -50,28 +47,6 @@ class Address:
         }
 
 
-class RunningProgram(Protocol):
-    """A program that runs, or has ended."""
-
-    @property
-    def pid(self) -> int:
-        """Of the parent of the program's processes."""
-
-    @property
-    def returncode(self) -> int | None:
-        """None while it runs; then its code, or 128 + N if signal N ended it."""
-
-    async def exited(self) -> str:
-        """Return when it has ended, with the cause: 'exit code 1'."""
-
-    async def stopped(self, timeout_s: float) -> None:
-        """End all of its processes, by SIGKILL those that run `timeout_s` after SIGTERM."""
-
-
-class ProgramStartError(Exception):
-    """The program of one episode cannot be started with this task. The text says why."""
-
-
 def check_program(config: ProgramAgentConfig) -> str:
     """Return what is started, for people.
 
@@ -88,45 +63,43 @@ def check_program(config: ProgramAgentConfig) -> str:
     raise ConfigError(problem)
 
 
-async def start_process(
-    config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
-) -> ManagedProcess:
-    """Start a program as a process (`Sandbox.start`).
+def make_program(
+    config: ProgramAgentConfig,
+    address: Address,
+    paths: ProgramPaths,
+    *,
+    folder: Path,
+    prompt: str,
+    task: str,
+) -> Program:
+    """Return the program of one episode, with its placeholders filled in.
 
-    folder: its current folder and home, which is removed when it ends.
+    Args:
+        paths: where the sandbox lets it find things.
+        folder: does not exist yet, and is the program's own.
+        task: JSON, for programs that want more than the prompt.
+
+    Raises:
+        ProgramStartError: the task does not fit into the program's arguments.
+        ConfigError: agent.files names a file outside of the program's folder.
     """
-    values = {
-        "{start_folder}": str(Path.cwd()),
-        "{results}": str(results_folder(folder)),
-        **placeholders(address, str(folder), python=sys.executable, prompt=prompt),
-    }
-    command = command_line([absolute_part(part, Path.cwd()) for part in config.command], values)
-    folder.mkdir(mode=0o700)
-    write_task(config, folder, folder, values, prompt=prompt, task=task)
-    # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
-    inherited = child_environment(without=["XDG_*"])
-    paths = _joined(inherited.get("PYTHONPATH", ""), str(Path.cwd()))
-    try:
-        return ManagedProcess(
-            command,
-            log=output_file(folder),
-            environment={
-                **inherited,
-                "PYTHONPATH": paths,
-                **program_variables(config, address, values, home=str(folder)),
-            },
-            cwd=folder,
-            grace_s=config.grace_s,
-            scratch=folder,
-        )
-    except OSError as error:
-        # No guardian has started, which would remove it.
-        shutil.rmtree(folder)
-        output_file(folder).unlink(missing_ok=True)
-        if error.errno != errno.E2BIG:
-            raise
-        problem = f"agent.command and agent.variables: {error.strerror}; {SHORTER}"
-        raise ProgramStartError(problem) from error
+    values, command = placeholders(address, paths, prompt), config.command
+    if config.sandbox.is_this_machine:
+        here = {"{start_folder}": str(Path.cwd()), "{results}": str(results_folder(folder))}
+        values, command = here | values, [absolute_part(part, Path.cwd()) for part in command]
+    for name in config.files:
+        if not Path(os.path.normpath(Path(paths.home, name))).is_relative_to(paths.home):
+            raise ConfigError(f"agent.files names {name!r}, outside of the program's folder")
+    return Program(
+        folder=folder,
+        output=folder.with_suffix(".log"),
+        command=command_line(command, values),
+        variables=program_variables(config, address, values, home=paths.home),
+        task_files={PROMPT_FILE: prompt, TASK_FILE: task},
+        files={name: filled_in(text, values) for name, text in config.files.items()},
+        max_output_mb=config.max_output_mb,
+        grace_s=config.grace_s,
+    )
 
 
 def command_line(parts: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -144,15 +117,12 @@ def command_line(parts: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return arguments
 
 
-def placeholders(address: Address, folder: str, *, python: str, prompt: str) -> dict[str, str]:
-    """Return what is filled in for each placeholder.
-
-    folder: where the program finds the task's files.
-    """
+def placeholders(address: Address, paths: ProgramPaths, prompt: str) -> dict[str, str]:
+    """Return what is filled in for each placeholder."""
     return {
-        PYTHON: python,
-        "{prompt_file}": f"{folder}/{PROMPT_FILE}",
-        "{task_file}": f"{folder}/{TASK_FILE}",
+        PYTHON: paths.python,
+        "{prompt_file}": f"{paths.task_folder}/{PROMPT_FILE}",
+        "{task_file}": f"{paths.task_folder}/{TASK_FILE}",
         "{base_url}": f"{address.url}/v1",
         "{api_key}": address.key,
         "{model}": MODEL,
@@ -166,34 +136,11 @@ def as_argument(text: str) -> str:
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def write_task(
-    config: ProgramAgentConfig,
-    folder: Path,
-    files: Path,
-    values: Mapping[str, str],
-    *,
-    prompt: str,
-    task: str,
-) -> None:
-    """Write the task's files into `folder`, and agent.files into `files`.
-
-    Raises ConfigError if agent.files names a file outside of the folder.
-    """
-    _write(folder / PROMPT_FILE, prompt)
-    _write(folder / TASK_FILE, task)
-    for name, text in config.files.items():
-        path = (files / name).resolve()
-        if not path.is_relative_to(files.resolve()):
-            raise ConfigError(f"agent.files names {name!r}, outside of the program's folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, filled_in(text, values))
-
-
 def program_variables(
     config: ProgramAgentConfig, address: Address, values: Mapping[str, str], *, home: str
 ) -> dict[str, str]:
     """Return the environment variables that a program gets wherever it runs."""
-    no_proxy = _joined(os.environ.get("no_proxy", ""), "127.0.0.1", separator=",")
+    no_proxy = ",".join(filter(None, (os.environ.get("no_proxy", ""), "127.0.0.1")))
     given = given_variables(config.variables, VARIABLES)
     return {
         "HOME": home,
@@ -208,22 +155,16 @@ def program_variables(
     }
 
 
-def output_file(folder: Path) -> Path:
-    """Return the file beside the folder that gets the program's output."""
-    return folder.with_suffix(".log")
-
-
 def results_folder(folder: Path) -> Path:
     """Return the folder beside the program's own for what is read when the program has ended."""
     return folder.with_suffix(".results")
 
 
-def take_output(folder: Path, secret: str) -> str:
+def take_output(path: Path, secret: str) -> str:
     """Return the output of a program that has ended, cut and fit to be shown, and remove its file.
 
     secret: the key of the episode, which is new each time.
     """
-    path = output_file(folder)
     with suppress(OSError):
         with path.open("rb") as file:
             data = file.read(KEPT_BYTES // 2)
@@ -235,11 +176,3 @@ def take_output(folder: Path, secret: str) -> str:
         text = (data + note + last).decode(errors="replace")
         return visible(text.replace(secret, "<hidden: OPENAI_API_KEY>"))
     return ""
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_bytes(text.encode(errors="replace"))
-
-
-def _joined(*parts: str, separator: str = os.pathsep) -> str:
-    return separator.join(filter(None, parts))
