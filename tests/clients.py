@@ -11,11 +11,11 @@ from ports import lasting_port
 from programs import RepliesEngine, two_steps
 
 from openenv_pipe.client import AsyncClient
-from openenv_pipe.config.schema import ClientAgentConfig
+from openenv_pipe.extras.agents.clients.player import serving_clients
+from openenv_pipe.extras.agents.schema import ClientAgentConfig
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import collect_groups
-from openenv_pipe.rollout.agents.client_player import serving_clients
 from openenv_pipe.types import Group
 
 CHAT = ChatFormat(build_tokenizer())

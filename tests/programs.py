@@ -8,12 +8,13 @@ from typing import Any
 
 from fakes import FakeHost, Play, all_episodes, rollout_context, run_config
 
-from openenv_pipe.config.schema import LocalEngineConfig, ProgramAgentConfig, RunConfig
+from openenv_pipe.config.schema import LocalEngineConfig, RunConfig
 from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.extras.agents.programs.player import serving_programs
+from openenv_pipe.extras.agents.schema import ProgramAgentConfig
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.rollout import RolloutContext, play_groups
-from openenv_pipe.rollout.agents.player import serving_programs
 from openenv_pipe.types import Episode, Finish
 
 # What every program begins with.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.completion import complete_override
+from openenv_pipe.cli.completion import complete_override, complete_run
 
 Trust = Annotated[
     bool,
@@ -34,6 +34,15 @@ RunsDir = Annotated[
         help="The folder of runs.  [default: that of the variable OPENENV_PIPE_RUNS_DIR, or runs; "
         "and those that runs started here have used]",
         show_default=False,
+    ),
+]
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder for its last checkpoint, or RUN@STEP, or RUN@best.",
+        autocompletion=complete_run,
     ),
 ]
 

@@ -72,7 +72,7 @@ class EpisodeRunner(Protocol):
     """Plays episodes, each from its reset to its end.
 
     They are played by the loop of this process (`rollout.episode`), by workers on other machines,
-    or by programs and clients that call the model (`rollout.agents`).
+    or by programs and clients that call the model (the block `agent`).
     """
 
     @property

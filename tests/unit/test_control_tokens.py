@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
+from openenv_pipe.extras.agents.http.chat_completions import InvalidRequestError, read_request
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout.agents.chat_completions import InvalidRequestError, read_request
 
 SPECIAL = ["<|system|>", "<|user|>", "<|assistant|>", "<｜User｜>"]
 ORDINARY = [

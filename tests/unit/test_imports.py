@@ -42,12 +42,12 @@ ALLOWED_PLACES = {
     "kubernetes": {"extras/containers/kubernetes/api.py"},
     "optuna": {"extras/sweeps/search.py"},
     "datasets": {"environments/tasks/rows.py"},
-    "starlette": {"extras/viewer/web/*.py", "rollout/agents/*.py"},
+    "starlette": {"extras/viewer/web/*.py", "extras/agents/*.py", "extras/agents/*/*.py"},
     "wandb": {"extras/trackers/wandb.py"},
     "mlflow": {"extras/trackers/mlflow.py"},
     "trackio": {"extras/trackers/trackio.py"},
     "opentelemetry": {"extras/trackers/*"},
-    "openenv": set(),  # environment servers use it; rollout/agents/capture.py loads a part of it
+    "openenv": set(),  # environment servers use it; agents/http/capture.py loads a part of it
     "trl": set(),  # only the tests use it
 }
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))

@@ -174,7 +174,7 @@ class CsvConfig(TrackerBlock):
     type: Literal["csv"]
 """
 PYTHON = "openenv_pipe.config.schema.tracker:PythonTrackerConfig"
-HOST = "openenv_pipe.config.schema.host:NoHostConfig"
+HOST = "openenv_pipe.config.schema.host:AttachHostConfig"
 
 
 def registers(**changed):
@@ -234,8 +234,8 @@ UNUSABLE = {
     ),
     "a function without its module": (registers(check="check"), "check='check': there is no such"),
     "a class of another block": (
-        registers(type="none", config=HOST),
-        r"tracker\.type=none: config=.*expected a subclass of .*tracker:TrackerBlock",
+        registers(type="attach", config=HOST),
+        r"tracker\.type=attach: config=.*expected a subclass of .*tracker:TrackerBlock",
     ),
     "another name in the class": (
         registers(type="tsv"),

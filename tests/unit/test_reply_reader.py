@@ -24,6 +24,9 @@ from openenv_pipe.config.schema import JsonAdapterConfig, ToolAdapterConfig
 from openenv_pipe.engines.openai.messages import endpoint_messages
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.extras.agents.calls import Connection
+from openenv_pipe.extras.agents.http.chat_completions import read_request, reply_message
+from openenv_pipe.extras.agents.serving.served_model import ServedModel
 from openenv_pipe.extras.judges.answers import json_object, number_of
 from openenv_pipe.extras.judges.judge import UnusableAnswerError
 from openenv_pipe.models.chat_template import ChatFormat
@@ -31,9 +34,6 @@ from openenv_pipe.models.replies import CallStatus
 from openenv_pipe.models.reply_formats import FORMATS, HARMONY, HERMES
 from openenv_pipe.models.reply_reader import PLAIN_READER, ReplyReader
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
-from openenv_pipe.rollout.agents.calls import Connection
-from openenv_pipe.rollout.agents.chat_completions import read_request, reply_message
-from openenv_pipe.rollout.agents.served_model import ServedModel
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import (
     code_block,

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from openenv_pipe.commands.serve import _served
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm import endpoint as serving
@@ -28,6 +27,7 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.agents.serving.serve import _served, serve
 from openenv_pipe.extras.containers.docker.start_guard import owner_label
 from openenv_pipe.extras.containers.docker.vllm_server import docker_command
 from openenv_pipe.models.load import load_chat
@@ -136,7 +136,7 @@ async def endpoint(folder, host="127.0.0.1", extra=()):
         chat_template=None,
         calls_tools=False,
     )
-    await serving.serve(
+    await serve(
         served,
         SimpleNamespace(python="python", build="cpu"),
         host=host,

@@ -13,10 +13,7 @@ from openenv_pipe.config.schema.adapter import (
 )
 from openenv_pipe.config.schema.agent import (
     AgentConfig,
-    CallingAgentConfig,
-    ClientAgentConfig,
     LoopAgentConfig,
-    ProgramAgentConfig,
 )
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
@@ -106,9 +103,7 @@ __all__ = [
     "AgentConfig",
     "AttachHostConfig",
     "BestConfig",
-    "CallingAgentConfig",
     "CheckpointConfig",
-    "ClientAgentConfig",
     "ClipTransform",
     "ClippedLossConfig",
     "ClusterBlock",
@@ -141,7 +136,6 @@ __all__ = [
     "OrderConfig",
     "OverlongTerm",
     "ProcessHostConfig",
-    "ProgramAgentConfig",
     "PythonAdapterConfig",
     "PythonAdvantageConfig",
     "PythonEngineConfig",

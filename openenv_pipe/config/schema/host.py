@@ -151,11 +151,4 @@ class PythonHostConfig(PythonTarget, HostBlock):
     runs_on_nodes: ClassVar[bool] = True
 
 
-class NoHostConfig(HostBlock):
-    """No environment: clients and Harbor play by rules of their own (conf/host/none.yaml)."""
-
-    type: Literal["none"]
-    has_environment: ClassVar[bool] = False
-
-
 HostConfig = Annotated[HostBlock, Registered("host")]

@@ -6,13 +6,11 @@ The model's own chat template, generation settings and form of tool calls apply.
 import asyncio
 import os
 import re
-import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import BASE
@@ -20,15 +18,13 @@ from openenv_pipe.engines.vllm.install import Build, Installed, python_path
 from openenv_pipe.engines.vllm.launch import server_process
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,
-    HOSTS_VARIABLE,
     KEY_VARIABLE,
     allowed_rank,
     process_environment,
 )
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.child_environment import names_left_out
-from openenv_pipe.system.http import LOOPBACK
-from openenv_pipe.system.process import ManagedProcess, port_in_use
+from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.readiness import (
     ATTEMPT_LIMIT_S,
     NotReadyError,
@@ -103,49 +99,6 @@ def serving_arguments(
     return [*arguments, *extra]
 
 
-async def serve(
-    served: Served,
-    installed: Installed,
-    *,
-    host: str,
-    port: int,
-    extra: Sequence[str],
-    start_timeout_s: float,
-    log: Path,
-    notify: Notify,
-    check: Callable[[VllmClient], Coroutine[Any, Any, None]],
-) -> None:
-    """Serve until cancelled.
-
-    check: what else has to be right when the server is ready.
-
-    Raises:
-        ConfigError: the port is taken, or a public address has no API key.
-        EngineError: the server died, or was not ready within `start_timeout_s` seconds.
-    """
-    arguments = serving_arguments(served, installed.build, host, port, extra)
-    key = server_key(host, notify)
-    if port_in_use(port, host):
-        raise ConfigError(f"--port {port} is used by another program; choose another one")
-    url = f"http://{host}:{port}"
-    async with running(
-        served,
-        installed,
-        arguments,
-        url=url,
-        key=key,
-        start_timeout_s=start_timeout_s,
-        log=log,
-        notify=notify,
-        variables={} if host in LOOPBACK else {HOSTS_VARIABLE: "*"},  # the key alone decides
-    ) as server:
-        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
-            await unless_dead(check(client), server.exited())
-        notify(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
-        reason = f"the server died: {await server.exited()}"
-    raise EngineError(reason, log)
-
-
 @asynccontextmanager
 async def running(
     served: Served,
@@ -204,25 +157,6 @@ def _first_error(log: Path, begin: int) -> str | None:
         file.seek(begin)
         found = ERROR_LINE.search(file.read(MAX_READ_BYTES))
     return found.group().decode(errors="replace") if found else None
-
-
-def server_key(host: str, notify: Notify) -> str:
-    """Return the key that requests have to carry: that of the user, or a new one, which is told.
-
-    Raises:
-        ConfigError: other machines can reach the server, and the user has set no key.
-    """
-    if key := os.environ.get(KEY_VARIABLE, "").strip():
-        return key
-    if host not in LOOPBACK:
-        raise ConfigError(
-            f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
-            "not set; set it to a secret that clients send as their API key, or use --host "
-            "127.0.0.1"
-        )
-    key = secrets.token_urlsafe(16)
-    notify(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
-    return key
 
 
 def _reject_own_option(argument: str) -> None:

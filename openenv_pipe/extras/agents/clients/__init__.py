@@ -1,0 +1,1 @@
+"""Episodes that are played by clients, which come when they like."""

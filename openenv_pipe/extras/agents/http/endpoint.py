@@ -1,0 +1,216 @@
+"""A web server for a model in four dialects, by OpenEnv's capture proxy.
+
+The proxy translates between dialects, replays streams and counts calls; the calls themselves go to
+an engine without HTTP. Programs that play episodes and `openenv-pipe serve` reach the model by it.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
+
+from openenv_pipe.extras.agents.calls import Connection, RejectedCallError, TooLongError
+from openenv_pipe.extras.agents.http.capture import (
+    Upstream,
+    UpstreamHTTPError,
+    UpstreamPool,
+    create_app,
+    model_endpoint,
+)
+from openenv_pipe.extras.agents.http.dialects import Dialects
+from openenv_pipe.extras.agents.http.error_shapes import error_response
+from openenv_pipe.extras.agents.http.gate import (
+    FIRST_ERROR,
+    MAX_CALL_BYTES,
+    MAX_MESSAGE_BYTES,
+    Admitted,
+    Gate,
+    ParsedRequest,
+    RejectedError,
+    connection,
+    error_text,
+)
+from openenv_pipe.extras.agents.http.request_shapes import check_shape
+from openenv_pipe.system.http_server import BoundedServer
+
+END_LIMIT_S = 5.0
+MODELS = "/v1/models"
+# The ends of paths that clients call the model by, and what the proxy knows each by.
+CALLS = {
+    "/chat/completions": "v1/chat/completions",
+    "/responses": "v1/responses",
+    "/messages": "v1/messages",
+    "/messages/count_tokens": "v1/messages/count_tokens",
+}
+GOOGLE_CALLS = (":generatecontent", ":streamgeneratecontent", ":counttokens")
+
+
+class Answers(Protocol):
+    """Answers requests for chat completions."""
+
+    async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
+        """Return the JSON of the answer. Raises RejectedCallError."""
+        ...
+
+
+class Endpoint:
+    """The server, for models that `find` returns by the keys of clients."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        model: str,
+        find: Callable[[str], Answers | None],
+        admit: Callable[[Scope, Headers], Admitted],
+        level: str,
+        routes: Sequence[BaseRoute] = (),
+        registry: Any = None,
+        on_rejection: Callable[[str, str], None] = lambda key, reason: None,
+    ) -> None:
+        """
+        listener: is closed when serving ends.
+        model: the name that is listed.
+        admit, on_rejection: those of `Gate`.
+        level: how much the proxy records of answers, `tokens` or `text`.
+        routes: further addresses.
+        registry: in the place of the proxy's own, which knows the keys that it is told.
+        """
+        logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
+        capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
+        capture.state.upstreams = _Engines(find, level)
+        capture.state.transforms = Dialects()
+        if registry is not None:
+            capture.state.registry = registry
+        self._registry = capture.state.registry
+        models = Route(MODELS, _lister(model))
+        calls = Route("/{path:path}", _caller(model_endpoint(capture)), methods=["POST"])
+        app = Starlette(routes=[models, *routes, calls])
+        self.gate = Gate(app, admit, on_rejection)
+        self._server = _Server(
+            self.gate,
+            log_config=None,
+            log_level="error",
+            lifespan="off",
+            ws_max_size=MAX_MESSAGE_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        self._listener = listener
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve until the end of the block.
+
+        Each call allocates enough to start Python's garbage collector, whose full collections visit
+        all objects of the process, torch's too, and take longer than many calls. The objects that
+        are there at the beginning are therefore left out of them.
+        """
+        gc.collect()
+        gc.freeze()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        try:
+            yield
+        finally:
+            self._server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(serving, END_LIMIT_S)
+            self._listener.close()
+            gc.unfreeze()
+
+
+class _Engines(UpstreamPool):  # type: ignore[misc]  # openenv has no types
+    """Gives the capture proxy the engine of each of its sessions."""
+
+    def __init__(self, find: Callable[[str], Answers | None], level: str) -> None:
+        super().__init__(default_client=_Engine(None), default_level=level)
+        self._find = find
+        self._level = level
+
+    async def resolve(self, upstream: Upstream) -> tuple[Any, str]:
+        return _Engine(self._find(str(upstream.api_key))), self._level
+
+
+class _Engine:
+    """In the place of the proxy's HTTP client: gives calls to what answers them."""
+
+    provider = "openai"
+
+    def __init__(self, answers: Answers | None) -> None:
+        self._answers = answers
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self._answers is None:
+            raise UpstreamHTTPError(400, {"error": {"message": "the episode is over"}})
+        try:
+            return await self._answers.complete(body, connection.get())
+        except TooLongError as error:
+            # The proxy answers this code with a final message, which agents understand.
+            body = {"message": str(error), "code": "context_length_exceeded"}
+            raise UpstreamHTTPError(400, {"error": body}) from error
+        except RejectedCallError as error:
+            raise UpstreamHTTPError(400, {"error": {"message": str(error)}}) from error
+
+
+class _Server(BoundedServer):
+    """Leaves the signals of this process alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def admit_call(scope: Scope, key: str) -> Admitted:
+    """Admit a request of a client with a valid key, if it calls or lists the model.
+
+    Raises RejectedError.
+    """
+    path, method = scope["path"], scope.get("method")
+    if method in ("GET", "HEAD") and path == MODELS:
+        return Admitted(client=key, max_bytes=0)
+    if method == "POST" and _proxy_path(path) is not None:
+        return Admitted(client=key, max_bytes=MAX_CALL_BYTES)
+    known = ", ".join(f"/{each}" for each in CALLS.values())
+    text = f"{method} {path!r:.80} is not served; the model is called by POST {known}"
+    raise RejectedError(404, text)
+
+
+def _proxy_path(path: str) -> str | None:
+    """Return the path by which the proxy finds the dialect of a call; None if it is no call."""
+    if path.lower().endswith(GOOGLE_CALLS):
+        return path.removeprefix("/")
+    return next((known for end, known in CALLS.items() if path.endswith(end)), None)
+
+
+def _caller(
+    endpoint: Callable[[str, Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def call(request: Request) -> Response:
+        path = _proxy_path(request.url.path)
+        assert path is not None  # It was admitted.
+        parsed = ParsedRequest(request.scope, request.receive)
+        if (problem := check_shape(await parsed.json())) is not None:
+            return error_response(400, problem, request.url.path)
+        answer = await endpoint(path, parsed)
+        if answer.status_code < FIRST_ERROR:
+            return answer
+        text = error_text(bytes(answer.body).decode(errors="replace"))
+        return error_response(answer.status_code, text, request.url.path)
+
+    return call
+
+
+def _lister(name: str) -> Callable[[Request], JSONResponse]:
+    """List the one model. Some programs look for theirs before they call it."""
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "openenv-pipe"}
+    return lambda _: JSONResponse({"object": "list", "data": [model]})

@@ -1,0 +1,120 @@
+"""Play one episode by what calls the model by HTTP, and make turns of its calls and steps."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from openenv_pipe.environments.adapters.base import Adapter
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.extras.agents.calls import ModelCalls
+from openenv_pipe.extras.agents.gateway import Gateway, Rollout
+from openenv_pipe.extras.agents.hosted_calls import HostedCalls
+from openenv_pipe.extras.agents.schema import CallingAgentConfig
+from openenv_pipe.extras.agents.steps import EnvironmentSteps
+from openenv_pipe.extras.agents.turns import build_turns
+from openenv_pipe.rollout.context import EpisodeSpec, PlayContext
+from openenv_pipe.rollout.episode import Player
+from openenv_pipe.types import Opening, Status
+
+MAX_REASONS = 8  # for which calls were rejected
+
+
+class AgentPlayer(Player, ABC):
+    """Plays one episode by what calls the model and takes steps by HTTP."""
+
+    def __init__(
+        self,
+        context: PlayContext,
+        adapter: Adapter,
+        spec: EpisodeSpec,
+        *,
+        gateway: Gateway,
+        config: CallingAgentConfig,
+    ) -> None:
+        super().__init__(context, adapter, spec)
+        self._gateway = gateway
+        self._limits = config
+
+    async def _converse(self, session: Session, first: StepResult, opening: Opening) -> Status:
+        context, config = self._context, self._limits
+        is_hosted = context.engine.capabilities.takes == "messages"
+        calls = (HostedCalls if is_hosted else ModelCalls)(context, self._spec, config)
+        steps = EnvironmentSteps(
+            session,
+            context.env,
+            first,
+            opening=opening,
+            adapter=self._adapter,
+            last_call=lambda: len(calls.answered) - 1,
+        )
+        with self._gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
+            try:
+                return await self._run(rollout, opening)
+            finally:
+                calls.cancel()
+
+    @abstractmethod
+    async def _run(self, rollout: Rollout, opening: Opening) -> Status:
+        """Wait for the agent's end, and fill in the episode. Return how it ended."""
+
+    async def _conclude(self, rollout: Rollout) -> None:
+        """Answer no further call and no further step, and make the episode's turns of them.
+
+        Raises:
+            SessionError: the environment's session has failed.
+            Exception: the engine has failed.
+        """
+        calls, steps = rollout.calls, rollout.steps
+        await steps.end()
+        await calls.end()
+        if calls.failure is not None:
+            raise calls.failure
+        self._episode.turns = build_turns(
+            calls.answered, steps, keeps_messages=self._context.reads_messages
+        )
+        self._episode.notes = calls.notes + _noted(calls.rejections)
+        if steps.failure is not None:
+            raise steps.failure
+
+    def _status(self, rollout: Rollout) -> Status:
+        """Return how an agent that ended by itself has ended."""
+        episode, calls, steps = self._episode, rollout.calls, rollout.steps
+        if rollout.fatal_findings:
+            episode.error = f"the calls cannot be used: {rollout.fatal_findings[0]}"
+            return Status.ERROR
+        if steps.is_done:
+            return Status.DONE
+        if calls.is_too_long:
+            return Status.TOKEN_LIMIT
+        if not calls.answered:
+            rejected = "; ".join(_noted(calls.rejections))
+            without = f"an answered call: {rejected}" if rejected else "a call of the model"
+            episode.error = f"the program ended without {without}"
+            return Status.NO_CALLS
+        if rollout.num_rejected_calls or steps.is_used_up:
+            return Status.TURN_LIMIT
+        return Status.ANSWERED
+
+    def _task(self, opening: Opening) -> dict[str, Any]:
+        """Return the task for the agent."""
+        task = self._episode.task
+        return {
+            "id": task.id,
+            "observation": self._episode.first_observation,
+            "messages": [
+                {"role": message["role"], "content": message["content"]}
+                for message in opening.messages
+            ],
+            "tools": list(opening.tools),
+            "max_steps": self._context.env.max_turns,
+        }
+
+
+def _noted(rejections: Sequence[str]) -> list[str]:
+    """Say how many calls got an error in the place of an answer, for each reason."""
+    return [
+        f"{count} {'call was' if count == 1 else 'calls were'} rejected with {reason}"
+        for reason, count in Counter(rejections).items()
+    ][:MAX_REASONS]

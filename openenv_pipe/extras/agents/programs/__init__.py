@@ -1,0 +1,1 @@
+"""Episodes that are played by programs: their processes, their output, how they end."""

@@ -1,0 +1,1 @@
+"""`openenv-pipe serve`: a trained model by vLLM, or from this process."""

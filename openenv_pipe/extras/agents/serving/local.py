@@ -1,0 +1,83 @@
+"""`serve --engine local`: serve a run's trained model from this process, without vLLM."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from openenv_pipe.engines.eager import EagerEngine
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.agents.http.chat_completions import read_request
+from openenv_pipe.extras.agents.serving.served_model import ModelEndpoint, ServedModel
+from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.served_template import reject_other_prompts
+from openenv_pipe.models.template_probes import TemplateProbe
+from openenv_pipe.pipeline.build import prepare_thread
+from openenv_pipe.runs.find import SelectedModel
+from openenv_pipe.system.process import usable_cores
+
+MAX_BATCH = 32  # requests sampled at once
+
+
+def serve_locally(
+    subject: SelectedModel,
+    *,
+    host: str,
+    port: int,
+    key: str,
+    max_tokens: int,
+    notify: Callable[[str], None],
+) -> None:
+    """Serve a checkpoint by the local engine until interrupted.
+
+    key: what requests have to carry.
+    max_tokens: of a conversation.
+    notify: receives the address, and what requests ask for and do not get.
+
+    Raises:
+        ConfigError: The model cannot be loaded, or the port is taken.
+    """
+    config = subject.config
+    policy = load_policy(
+        config.model,
+        seed=config.seed,
+        device=select_device(config.device),
+        checkpoint=subject.checkpoint,
+    )
+    if policy.max_length is not None and max_tokens > policy.max_length:
+        raise ConfigError(
+            f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
+            f"tokens; set --max-model-len {policy.max_length} or less"
+        )
+    asyncio.run(_serve(subject, policy, host, port, key, max_tokens, notify))
+
+
+def _prompt_ids(model: ServedModel, probe: TemplateProbe) -> list[int]:
+    body = {"messages": [*probe.messages], "tools": [*probe.tools]}
+    return model.prompt_ids(read_request(body))
+
+
+async def _serve(
+    subject: SelectedModel,
+    policy: Policy,
+    host: str,
+    port: int,
+    key: str,
+    max_tokens: int,
+    notify: Callable[[str], None],
+) -> None:
+    num_threads = subject.config.num_threads or len(usable_cores())
+    prepare = partial(prepare_thread, num_threads)
+    with ThreadPoolExecutor(1, "sampler", prepare) as executor:
+        engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
+        name = subject.folder.record.id.replace("/", "-")
+        model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, notify=notify)
+        reject_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
+        try:
+            endpoint = ModelEndpoint(model, host=host, port=port, key=key)
+        except OSError as error:
+            raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
+        async with endpoint.serving():
+            notify(f"serving {name} at http://{host}:{port} until Ctrl-C")
+            await asyncio.Event().wait()

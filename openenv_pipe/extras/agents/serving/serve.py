@@ -1,0 +1,210 @@
+"""`serve`: serve a trained model, by vLLM with the adapter on the base, or from this process."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
+from openenv_pipe.engines.vllm.install import (
+    Installed,
+    find_build,
+    find_installed,
+    require_installed,
+)
+from openenv_pipe.engines.vllm.server_command import HOSTS_VARIABLE, KEY_VARIABLE
+from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.errors import ConfigError, EngineError, RunFolderError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
+from openenv_pipe.models.served_template import (
+    TEMPLATE_FILE,
+    reject_other_prompts,
+    served_template,
+)
+from openenv_pipe.models.template_probes import TemplateProbe, probes
+from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.runs.find import SelectedModel, find_model
+from openenv_pipe.system.files import write_text
+from openenv_pipe.system.http import LOOPBACK
+from openenv_pipe.system.process import port_in_use
+from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, unless_dead
+
+START_TIMEOUT_S = 1800.0  # enough for a large model, download included
+
+
+def serve_run(
+    word: str,
+    *,
+    host: str,
+    port: int,
+    engine: Literal["vllm", "local"] | None,
+    max_model_len: int | None,
+    extra: Sequence[str],
+    runs_dir: Path | None,
+    notify: Callable[[str], None],
+    trust: bool,
+) -> None:
+    """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
+
+    engine: None: vLLM where it is installed.
+    runs_dir: where runs are looked for, as for `find_run`.
+    notify: receives lines about the server's start.
+    trust: also of a run whose folder another user made, or that was changed since.
+
+    Raises:
+        RunFolderError: The checkpoint does not exist or is damaged.
+        ConfigError: vLLM cannot serve the model here.
+        EngineError: The server did not start, or died.
+    """
+    subject = find_model(word, runs_dir=runs_dir, trust=trust)
+    if subject.checkpoint is None:
+        raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
+    reject_vision_model(subject.config.model, "serve")
+    build = find_build()
+    if engine is None and find_installed(build) is None:
+        notify("vLLM is not installed here; the model is sampled in this process (--engine local)")
+        engine = "local"
+    if engine == "local":
+        # Imported late, because a server of vLLM needs nothing of it.
+        from openenv_pipe.extras.agents.serving.local import serve_locally
+
+        if extra:
+            raise ConfigError(
+                f"{extra[0]!r} is an argument of vLLM, which --engine local is without"
+            )
+        max_tokens = max_model_len or subject.config.env.max_episode_tokens
+        key = server_key(host, notify)
+        serve_locally(subject, host=host, port=port, key=key, max_tokens=max_tokens, notify=notify)
+        return
+    installed = require_installed(build)
+    chat = load_chat(subject.config.model)
+    with _served(subject, subject.checkpoint, chat, max_model_len) as served:
+        serving = serve(
+            served,
+            installed,
+            host=host,
+            port=port,
+            extra=extra,
+            start_timeout_s=START_TIMEOUT_S,
+            log=subject.folder.path / "logs" / "serve" / "engine.log",
+            notify=notify,
+            check=partial(_check_prompts, chat, served),
+        )
+        asyncio.run(serving)
+
+
+async def serve(
+    served: Served,
+    installed: Installed,
+    *,
+    host: str,
+    port: int,
+    extra: Sequence[str],
+    start_timeout_s: float,
+    log: Path,
+    notify: Callable[[str], None],
+    check: Callable[[VllmClient], Coroutine[Any, Any, None]],
+) -> None:
+    """Serve until cancelled.
+
+    check: what else has to be right when the server is ready.
+
+    Raises:
+        ConfigError: the port is taken, or a public address has no API key.
+        EngineError: the server died, or was not ready within `start_timeout_s` seconds.
+    """
+    arguments = serving_arguments(served, installed.build, host, port, extra)
+    key = server_key(host, notify)
+    if port_in_use(port, host):
+        raise ConfigError(f"--port {port} is used by another program; choose another one")
+    url = f"http://{host}:{port}"
+    async with running(
+        served,
+        installed,
+        arguments,
+        url=url,
+        key=key,
+        start_timeout_s=start_timeout_s,
+        log=log,
+        notify=notify,
+        variables={} if host in LOOPBACK else {HOSTS_VARIABLE: "*"},  # the key alone decides
+    ) as server:
+        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
+            await unless_dead(check(client), server.exited())
+        notify(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
+        reason = f"the server died: {await server.exited()}"
+    raise EngineError(reason, log)
+
+
+def server_key(host: str, notify: Callable[[str], None]) -> str:
+    """Return the key that requests have to carry: that of the user, or a new one, which is told.
+
+    Raises:
+        ConfigError: other machines can reach the server, and the user has set no key.
+    """
+    if key := os.environ.get(KEY_VARIABLE, "").strip():
+        return key
+    if host not in LOOPBACK:
+        raise ConfigError(
+            f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
+            "not set; set it to a secret that clients send as their API key, or use --host "
+            "127.0.0.1"
+        )
+    key = secrets.token_urlsafe(16)
+    notify(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
+    return key
+
+
+async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -> None:
+    """Raise ConfigError if the server gives the model other prompts than training."""
+    found: dict[str, list[int] | EngineError] = {}
+    for probe in probes(chat):
+        try:
+            ids = await client.chat_ids(served.name, probe.messages, probe.tools)
+            found[probe.name] = ids
+        except EngineError as error:
+            found[probe.name] = error
+
+    def ids_of(probe: TemplateProbe) -> list[int]:
+        ids = found[probe.name]
+        if isinstance(ids, EngineError):
+            raise ConfigError(str(ids))
+        return ids
+
+    reject_other_prompts(chat, "vLLM's server", ids_of)
+
+
+@contextmanager
+def _served(
+    subject: SelectedModel, checkpoint: Path, chat: ChatFormat, max_model_len: int | None
+) -> Iterator[Served]:
+    """Yield the checkpoint in vLLM's terms: a whole model, or an adapter on a base, which is
+    written first if it is not a folder yet."""
+    config, model = subject.config, subject.config.model
+    with weights_folder(None) as scratch:
+        template = scratch / TEMPLATE_FILE
+        write_text(template, served_template(chat))
+        path, revision = str(checkpoint), None
+        if model.lora.rank and (source := model.source):
+            path, revision = source.path, source.revision
+        elif model.lora.rank:
+            path = str(scratch / "base")
+            policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
+            PolicyWeights(policy).write_base(Path(path))
+        yield Served(
+            name=subject.folder.record.id.replace("/", "-"),
+            model=path,
+            revision=revision,
+            adapter=checkpoint if model.lora.rank else None,
+            lora_rank=model.lora.rank,
+            dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
+            max_model_len=max_model_len or config.env.max_episode_tokens,
+            chat_template=template,
+            calls_tools=True,
+        )
