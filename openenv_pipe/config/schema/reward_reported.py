@@ -89,6 +89,7 @@ class VerifierTerm(NumbersTerm):
     A verifier that fails leaves the episode without a reward.
     """
 
+    replaces_reward = True
     type: Literal["verifier"]
     source: Annotated[HttpVerifier | PythonVerifier, Field(discriminator="type")]
     timeout_s: Seconds = Field(description="time limit of one request, or of one call")

@@ -17,6 +17,7 @@ class Term(Block):
         "credited with their sum, as a whole"
     )
     asks_judge: ClassVar[bool] = False  # the `judge` block says which model that is
+    replaces_reward: ClassVar[bool] = False  # clients of such a run need not report rewards
     is_relative: ClassVar[bool] = False  # it says only how the episodes of a group compare
 
     @property
@@ -86,6 +87,7 @@ class PythonTerm(Term):
     It may be asynchronous. With None, the episode has no reward.
     """
 
+    replaces_reward = True
     type: Literal["python"]
     target: DottedPath = Field(description="the function, as module:name")
     keywords: dict[str, Any] = Field(description="its keyword arguments")

@@ -111,6 +111,7 @@ class RulerTerm(Term):
     """
 
     asks_judge = True
+    replaces_reward = True
     is_relative = True
     type: Literal["ruler"]
     per_turn: Literal[False] = Field(description="a verdict is about the whole episode")
@@ -166,6 +167,7 @@ class JudgeTerm(Term):
     """A judge scores each episode by criteria: their weighted sum, times those that are gates."""
 
     asks_judge = True
+    replaces_reward = True
     type: Literal["judge"]
     criteria: Annotated[
         list[Criterion], BeforeValidator(_read_criteria), Field(min_length=1, max_length=64)

@@ -30,7 +30,7 @@ def _sessions(profiled: Profiled) -> str | None:
     """Episodes that wait for a free session."""
     config, num_episodes = profiled.config, _num_episodes(profiled)
     host = config.host
-    if host.type == "python" or host.type == "none":
+    if host.type == "python" or not host.has_environment:
         return None
     if host.capacity >= num_episodes:
         return None

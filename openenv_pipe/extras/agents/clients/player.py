@@ -19,7 +19,6 @@ from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Opening, Status
 
-JUDGING = ("verifier", "python")  # reward terms that need no reward of the client, beside judges
 LAST_WORD_S = 2.0  # after the end of training, for clients that ask for an episode
 LOOK_S = 0.1  # between two looks whether the engine or the session has failed
 MAX_ERROR_LENGTH = 300  # characters of what a client reports
@@ -38,8 +37,7 @@ async def serving_clients(
 
     Raises ConfigError if the address cannot be used.
     """
-    terms = reward.terms.values()
-    needs_reward = not any(term.asks_judge or term.type in JUDGING for term in terms)
+    needs_reward = not any(term.replaces_reward for term in reward.terms.values())
     queue = RolloutQueue(config, needs_reward=needs_reward)
     token = config.token or secrets.token_urlsafe(16)
     try:

@@ -104,7 +104,7 @@ class RolloutQueue:
     """Gives each client that asks the next episode that waits for one."""
 
     def __init__(self, config: ClientAgentConfig, *, needs_reward: bool) -> None:
-        """needs_reward: the run has no judge, so that clients have to report rewards."""
+        """needs_reward: no reward term replaces what clients report, so they have to report it."""
         self._config = config
         self._needs_reward = needs_reward
         self._queued: list[QueuedEpisode] = []
