@@ -29,6 +29,7 @@ class Optimizer:
         self, parameters: NamedParameters, config: OptimizerConfig, num_steps: int
     ) -> None:
         self.num_steps_taken = 0
+        self.rate_factor = 1.0  # of the learning rate of all further steps
         self._parameters = [parameter for _, parameter in parameters]
         self._config = config
         self._num_steps = num_steps
@@ -51,7 +52,8 @@ class Optimizer:
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        return self._config.lr * rate_share(self._config, self.num_steps_taken, self._num_steps)
+        share = rate_share(self._config, self.num_steps_taken, self._num_steps)
+        return self._config.lr * self.rate_factor * share
 
     def step(self) -> float:
         """Apply the gradients and clear them; return their norm before clipping.
@@ -91,6 +93,11 @@ class Optimizer:
         """Write all state into a safetensors file; before the first step there is none."""
         if tensors := self.tensors():
             save_file(tensors, file)
+
+    def forget(self) -> None:
+        """Begin with new moments, but not with a new schedule."""
+        for part in self._parts:
+            part.state.clear()
 
     def load_file(self, file: Path, num_steps_taken: int) -> None:
         """Load what `save` wrote after `num_steps_taken` steps."""

@@ -132,9 +132,13 @@ class Saver:
                 self._save_weights(partial, at)
         self.tidy({step: float(value)})
 
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load a checkpoint's weights into the policy."""
+        load_weights(checkpoint, self._policy)
+
     def load(self, checkpoint: Path) -> None:
         """Load a checkpoint's weights into the policy, and its state into the group source."""
-        load_weights(checkpoint, self._policy)
+        self.load_weights(checkpoint)
         self._source.load(checkpoint / RESUME)
 
     def load_progress(

@@ -33,6 +33,9 @@ from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.types import Group, Sample
 
+RATE_AFTER_COLLAPSE = 1.0 / 3.0
+MAX_RETURNS = 3  # to the best checkpoint, by trainer.guard=back
+
 
 class GrpoStage:
     """Runs the steps of GRPO and counts them."""
@@ -68,7 +71,8 @@ class GrpoStage:
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
         evaluations = self._config.eval.during
         while self._step < self._trainer.steps and self._step != self._stop_after:
-            self.stop_reason = await evaluator.during(self._step)
+            self.stop_reason = await self._heed_guard()
+            self.stop_reason = self.stop_reason or await evaluator.during(self._step)
             if self.stop_reason is not None:
                 break
             if evaluations.every and self._step % evaluations.every == 0:
@@ -84,6 +88,31 @@ class GrpoStage:
             await evaluator.during(self._step)  # the last checkpoint may be the best, too
         await self._conclude()
         return StageStep("grpo", self._step)
+
+    async def _heed_guard(self) -> str | None:
+        """Go back to the best checkpoint, or return why training ends, if the policy has collapsed.
+
+        `trainer.guard` says which. What the last step has raised follows from its metrics, so a
+        run that was killed does the same when it resumes.
+        """
+        context, guard = self._context, self._trainer.guard
+        alarms, optimizer = context.metrics_log.alarms, self._learner.optimizer
+        alarm = alarms.collapse
+        if guard == "back":
+            optimizer.rate_factor = RATE_AFTER_COLLAPSE**alarms.num_collapses
+        if guard == "warn" or alarm is None:
+            return None
+        best = context.folder / "checkpoints" / "best"
+        if guard == "stop" or alarms.num_collapses > MAX_RETURNS or not best.exists():
+            return f"stopped by trainer.guard={guard} after step {self._step}: {alarm.what}"
+        await context.source.begin_update()
+        await context.components.compute(context.saver.load_weights, best)
+        optimizer.forget()
+        await context.source.publish(self._step)
+        context.metrics_log.note(
+            f"going back to {best.resolve().name}, with a learning rate of {optimizer.lr:.3g}"
+        )
+        return None
 
     async def _save_if_best(self, metrics: Mapping[str, Any] | None = None) -> None:
         save = self._context.saver.save_if_best

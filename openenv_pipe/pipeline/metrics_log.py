@@ -47,7 +47,8 @@ class MetricsLog:
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
         self._unscored = UnscoredWatch(config.trainer.steps)
         records = read_metrics(folder.metrics_path, budget=None)  # of attempts before this one
-        self._alarms = AlarmWatch(records, config.trainer.max_mismatch)
+        trainer = config.trainer
+        self.alarms = AlarmWatch(records, trainer.max_mismatch, forgets=trainer.guard == "back")
         for record in records:
             self._track(record)
             self._unusable.warning(record)
@@ -82,7 +83,7 @@ class MetricsLog:
             self._unusable.exceptions(record, groups),
             self._unusable.warning(record),
             self._unscored.warning(record, groups),
-            *self._alarms.new_alarms(record),
+            *self.alarms.new_alarms(record),
         )
         for warning in filter(None, warnings):
             self._progress.note(warning)

@@ -42,6 +42,7 @@ from openenv_pipe.system.progress import Progress
 
 MAY_CHANGE = (
     "trainer.steps",
+    "trainer.guard",
     "trainer.devices",
     "trainer.replicas",
     "trainer.checkpoint.",

@@ -4,17 +4,16 @@ Each alarm compares the last steps with a bound or with the first steps. The bou
 begin to look, not where a run is lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, ends_of, mean_of, share_of, sum_of
+from openenv_pipe.reports.collapse import COLLAPSES
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
 
-WINDOW = 5  # steps that a mean is over
 # Of trainer.max_mismatch: from where on a step is worth a warning, and where one token ends a run.
 WARNING_SHARE = 0.25
 WARNING_FACTOR_OF_MAX = 10
@@ -23,7 +22,6 @@ STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip 
 LOOSEST_MISMATCH = 0.4
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
-Record = Mapping[str, Any]
 MISMATCH_CAUSES = (
     "the usual causes: another process has changed the weights of the server, or it serves another "
     "model or old weights; sampler and trainer compute the model differently, as with a kind of "
@@ -36,27 +34,34 @@ STALE_ADVICE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alarm:
-    """One thing that goes wrong. `metric` is the curve to look at."""
-
-    metric: str
-    what: str
-    advice: str
-    at_once: bool = False  # True: one step says enough
-
-
 class AlarmWatch:
-    """Finds the alarms that a training run raises, each once."""
+    """Finds the alarms that a training run raises, each once.
 
-    def __init__(self, records: Sequence[Record], max_mismatch: float) -> None:
-        """records: of earlier attempts. max_mismatch: `trainer.max_mismatch`."""
-        self._records = list(records)
+    All of its state follows from the steps' metrics, so that a resumed run has the same.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], max_mismatch: float, *, forgets: bool = False
+    ) -> None:
+        """
+        records: of earlier attempts.
+        max_mismatch: `trainer.max_mismatch`.
+        forgets: steps up to a collapse are forgotten, because the run goes back from there.
+        """
+        self.collapse: Alarm | None = None  # that the last step has raised
+        self.num_collapses = 0
+        self._records: list[Record] = []
         self._max_mismatch = max_mismatch
-        self._raised = {alarm.metric for alarm in find_alarms(records, max_mismatch)}
+        self._forgets = forgets
+        self._raised: set[str] = set()
+        for record in records:
+            self.new_alarms(record)
 
     def new_alarms(self, record: Record) -> list[str]:
         """Return what goes wrong with this step and did not before, and what to try."""
+        if self._forgets and self.collapse is not None:
+            self._records.clear()
+            self._raised.clear()
         self._records.append(record)
         is_settled = sum(each.get("stage") == "grpo" for each in self._records) >= WINDOW
         found = [
@@ -65,6 +70,8 @@ class AlarmWatch:
             if alarm.metric not in self._raised and (is_settled or alarm.at_once)
         ]
         self._raised.update(alarm.metric for alarm in found)
+        self.collapse = next((alarm for alarm in found if alarm.is_collapse), None)
+        self.num_collapses += self.collapse is not None
         return [f"alarm: {alarm.what}; {alarm.advice}" for alarm in found]
 
 
@@ -168,7 +175,7 @@ def _not_finite(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _failed(steps: Sequence[Record]) -> Alarm | None:
-    share = _share(steps, "episodes/failed", "episodes/count")
+    share = share_of(steps, "episodes/failed", "episodes/count")
     if share is None or share < 0.05:
         return None
     return Alarm(
@@ -180,7 +187,7 @@ def _failed(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _untrained(steps: Sequence[Record]) -> Alarm | None:
-    share = _share(steps, "episodes/untrained", "episodes/count")
+    share = share_of(steps, "episodes/untrained", "episodes/count")
     if share is None or share < 0.05:
         return None
     return Alarm(
@@ -193,7 +200,7 @@ def _untrained(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _judge(steps: Sequence[Record]) -> Alarm | None:
-    share = _share(steps, "judge/failed", "episodes/count")
+    share = share_of(steps, "judge/failed", "episodes/count")
     if share is None or share < 0.05:
         return None
     return Alarm(
@@ -205,13 +212,13 @@ def _judge(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _no_signal(steps: Sequence[Record]) -> Alarm | None:
-    skipped, trained = (_sum(steps, f"groups/{name}") for name in ("skipped", "trained"))
+    skipped, trained = (sum_of(steps, f"groups/{name}") for name in ("skipped", "trained"))
     if skipped is None or trained is None or skipped <= trained:
         return None
-    share, success = skipped / (skipped + trained), _mean(steps[-WINDOW:], "success/rate")
+    share, success = skipped / (skipped + trained), mean_of(steps[-WINDOW:], "success/rate")
     what = f"{share:.0%} of the last groups had no signal: all their episodes had one reward"
     identical, solved, unsolved = (
-        (_sum(steps, f"skipped/{kind}") or 0) / skipped
+        (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
     if identical > 0.5:
@@ -241,28 +248,8 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
     )
 
 
-def _entropy(steps: Sequence[Record]) -> Alarm | None:
-    """Look at all sampled tokens: once the model has collapsed, none is trained on."""
-    name = "sampling/entropy"
-    if all(step.get(name) is None for step in steps):
-        name = "loss/entropy"  # of a version that did not measure the other
-    first, last = _ends(steps, name)
-    success = _mean(steps[-WINDOW:], "success/rate")
-    if first is None or last is None or last > 0.1 * first:
-        return None
-    if success is not None and success > 0.9:
-        return None  # The model is certain because it has learned the task.
-    return Alarm(
-        metric=name,
-        what=f"The entropy has collapsed from {first:.3g} to {last:.3g} nats a token: the model "
-        "hardly explores any more",
-        advice="raise trainer.loss.clip_high (0.28 in DAPO) or trainer.loss.entropy_coef, lower "
-        "trainer.optimizer.lr, or go back to a checkpoint before the fall",
-    )
-
-
 def _mismatch(steps: Sequence[Record]) -> Alarm | None:
-    first, last = _ends(steps, "mismatch/mean")
+    first, last = ends_of(steps, "mismatch/mean")
     if last is None or last < 0.01 or (first is not None and last < 2 * first):
         return None
     return Alarm(
@@ -275,7 +262,7 @@ def _mismatch(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _clipped(steps: Sequence[Record]) -> Alarm | None:
-    share = _mean(steps[-WINDOW:], "clip/share")
+    share = mean_of(steps[-WINDOW:], "clip/share")
     if share is None or share < 0.1:
         return None
     return Alarm(
@@ -286,7 +273,7 @@ def _clipped(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _truncated(steps: Sequence[Record]) -> Alarm | None:
-    share = _share(steps, "episodes/truncated", "episodes/count")
+    share = share_of(steps, "episodes/truncated", "episodes/count")
     if share is None or share < 0.25:
         return None
     return Alarm(
@@ -298,7 +285,7 @@ def _truncated(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _unusable(steps: Sequence[Record]) -> Alarm | None:
-    share = _mean(steps[-WINDOW:], "replies/unusable")
+    share = mean_of(steps[-WINDOW:], "replies/unusable")
     if share is None or share < MANY_UNUSABLE:
         return None
     return Alarm(
@@ -337,32 +324,10 @@ CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
         _untrained,
         _judge,
         _no_signal,
-        _entropy,
         _mismatch,
         _clipped,
         _truncated,
     ),
     *(_unusable, _memory),
+    *COLLAPSES,
 )
-
-
-def _ends(steps: Sequence[Record], name: str) -> tuple[float | None, float | None]:
-    """Return the means over the first and the last steps; None while they overlap."""
-    if len(steps) < 2 * WINDOW:
-        return None, None
-    return _mean(steps[:WINDOW], name), _mean(steps[-WINDOW:], name)
-
-
-def _mean(steps: Sequence[Record], name: str) -> float | None:
-    values = [step[name] for step in steps if step.get(name) is not None]
-    return fmean(values) if values else None
-
-
-def _sum(steps: Sequence[Record], name: str) -> float | None:
-    values = [step[name] for step in steps[-WINDOW:] if step.get(name) is not None]
-    return sum(values) if values else None
-
-
-def _share(steps: Sequence[Record], name: str, of: str) -> float | None:
-    part, whole = _sum(steps, name), _sum(steps, of)
-    return part / whole if part is not None and whole else None

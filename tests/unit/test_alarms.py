@@ -8,6 +8,8 @@ from openenv_pipe.reports.alarms import AlarmWatch, check_mismatch, find_alarms
 SOUND = {
     "stage": "grpo",
     "success/rate": 0.4,
+    "reward/mean": 0.9,
+    "reward/std": 0.5,
     "loss/total": 0.1,
     "sampling/entropy": 1.0,
     "loss/entropy": 1.0,
@@ -51,6 +53,12 @@ def test_a_sound_run_has_no_alarm():
         ({"judge/failed": 64}, "judge/failed", "for 100% of the episodes"),
         ({"replies/unusable": 0.9}, "replies/unusable", "90% of the replies of the last steps"),
         ({"grad/norm": None}, "grad/norm", "grad/norm of step 19 is not a finite number"),
+        ({"grad/norm": 11.0}, "grad/norm", "has grown from 1 to 11"),
+        (
+            {"reward/mean": 0.1},
+            "reward/mean",
+            "from 0.9, its best mean over 5 steps, at step 4, to",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said_with_what_to_try(last, metric, words):
@@ -197,3 +205,40 @@ def test_the_keys_that_advice_names_exist():
     assert len(names) >= 5
     for name in names:
         locate(name.split("."))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "falls"),
+    [
+        ([0.2] * 5 + [0.8] * 5 + [0.4] * 5, True),  # more than half of what was gained
+        ([0.2] * 5 + [0.8] * 5 + [0.6] * 5, False),
+        ([0.8] * 10 + [0.2] * 5, True),  # nothing was gained, and much is lost
+        ([-0.1] * 5 + [-0.05] * 5 + [-0.9] * 5, True),
+        ([0.16] * 5 + [0.39] * 5 + [0.15] * 5, False),  # within what chance explains
+        ([0.2] * 9, False),
+    ],
+)
+def test_a_reward_falls_if_more_is_lost_than_chance_explains(rewards, falls):
+    records = [
+        {**SOUND, "step": step, "reward/mean": reward} for step, reward in enumerate(rewards, 1)
+    ]
+    assert [alarm.metric for alarm in find_alarms(records)] == ["reward/mean"] * falls
+
+
+def test_after_a_collapse_a_run_that_goes_back_begins_anew():
+    """A resumed run, which has only the records, is at the same point."""
+    rewards = [0.8] * 10 + [0.2] * 5 + [0.8] * 10 + [0.2] * 5
+    records = [
+        {**SOUND, "step": step, "reward/mean": reward} for step, reward in enumerate(rewards, 1)
+    ]
+    collapses = []
+    for forgets in (True, False):
+        watch, seen = AlarmWatch([], 0.1, forgets=forgets), []
+        for record in records:
+            watch.new_alarms(record)
+            resumed = AlarmWatch(records[: record["step"]], 0.1, forgets=forgets)
+            assert resumed.collapse == watch.collapse
+            assert resumed.num_collapses == watch.num_collapses
+            seen += [record["step"]] if watch.collapse else []
+        collapses.append(seen)
+    assert collapses == [[13, 28], [13]]

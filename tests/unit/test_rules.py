@@ -56,6 +56,15 @@ BROKEN = [
     ),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     ([NO_HOST], "host agent"),
+    ([NO_HOST, "trainer.steps=0", "trainer.warm_start.steps=0"], "host agent"),
+    (
+        ["trainer.guard=back", "trainer.checkpoint.best=null"],
+        "trainer.guard trainer.checkpoint.best",
+    ),
+    (
+        ["trainer.guard=back", "trainer.max_staleness=1"],
+        "trainer.guard trainer.max_staleness trainer.devices",
+    ),
     ([NO_HOST, CLIENT], "host trainer.warm_start.source trainer.warm_start.steps"),
     (
         [NO_HOST, CLIENT, f"env.tasks.train={LISTED}"],
@@ -291,6 +300,7 @@ VALID = [
     [EVERY, "eval.num_tasks=1", "eval.during.stop.at=1.0", "eval.during.stop.bound=mean"],
     [NO_HOST, CLIENT, "trainer.warm_start.steps=0"],
     [*PROGRAM, "engine=vllm"],
+    ["trainer.guard=back"],
 ]
 
 

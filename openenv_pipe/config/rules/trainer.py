@@ -125,6 +125,20 @@ RULES = (
         when="train",
     ),
     Rule(
+        keys=("trainer.guard", "trainer.checkpoint.best"),
+        breaks=lambda c: c.trainer.guard == "back" and c.trainer.checkpoint.best is None,
+        advice="no checkpoint is the best one; set trainer.checkpoint.best.metric and "
+        "trainer.checkpoint.best.direction, or trainer.guard=stop",
+    ),
+    Rule(
+        keys=("trainer.guard", "trainer.max_staleness", "trainer.devices"),
+        breaks=lambda c: (
+            c.trainer.guard == "back" and (c.trainer.max_staleness > 0 or c.trainer.devices > 1)
+        ),
+        advice="groups played ahead and other ranks would keep the weights that are left; set "
+        "trainer.guard=stop, or trainer.max_staleness=0 and trainer.devices=1",
+    ),
+    Rule(
         keys=("trainer.replicas", "trainer.parallel"),
         breaks=lambda c: c.trainer.replicas > 1 and c.trainer.parallel != "fsdp",
         advice="every device already holds the whole model; set trainer.parallel=fsdp or "

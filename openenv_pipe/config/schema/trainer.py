@@ -113,6 +113,11 @@ class TrainerConfig(Block):
         "from a quarter, or 10 times, on; with max_staleness above 0, the weights of each version "
         "may add 0.2 to the mean"
     )
+    guard: Literal["warn", "stop", "back"] = Field(
+        description="what to do when updates destroy the policy: its reward falls far below its "
+        "best, its entropy collapses, or gradients grow tenfold; warn; stop; or go back to the "
+        "best checkpoint and go on with a third of the learning rate, at most three times"
+    )
     tokens_per_batch: PositiveCount = Field(
         description="tokens of one forward and backward pass on each device; larger is faster and "
         "needs more memory, with the same result"
