@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from openenv_pipe.config.other_names import OTHER_NAMES
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
@@ -88,6 +89,8 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     if key in known:  # It belongs to another type of the same block.
         return f"not a key of this type, which has {', '.join(block.model_fields)}"
     leaf = key.rpartition(".")[2]
+    if own := OTHER_NAMES.get(leaf):
+        return f"there is no such key; what other trainers call {leaf} is {own} here"
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from openenv_pipe.config.compose import _leaves, amend, compose
+from openenv_pipe.config.other_names import OTHER_NAMES
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
@@ -299,6 +300,25 @@ def test_a_missing_file_of_a_defaults_list_is_named(folder):
     write(folder / "conf/env/mine.yaml", "defaults: [wordel, _self_]\nname: mine\n")
     message = rejection("conf=echo", "env=mine")
     assert "did you mean wordle" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "own"),
+    [
+        ("trainer.num_generations=8", "trainer.group_size"),
+        ("trainer.optimizer.learning_rate=1e-5", "trainer.optimizer.lr"),
+        ("epsilon_high=0.28", "trainer.loss.clip_high"),
+    ],
+)
+def test_a_name_of_another_trainer_is_answered_with_the_own_one(override, own):
+    with pytest.raises(ConfigError, match=f"what other trainers call .* is {own} here"):
+        compose(["conf=echo", override])
+
+
+def test_the_names_of_other_trainers_stand_for_keys_and_are_none_themselves():
+    known = set(known_keys())
+    assert set(OTHER_NAMES.values()) <= known
+    assert not {key.rpartition(".")[2] for key in known} & set(OTHER_NAMES)
 
 
 def test_known_keys_reach_into_every_type_of_a_block():

@@ -1,0 +1,56 @@
+"""What other trainers (TRL, verl, prime-rl, ART) call the keys here, for messages about them."""
+
+from collections.abc import Mapping
+
+# By the last part of the other name; one that several keys here have is left out.
+OTHER_NAMES: Mapping[str, str] = {
+    # TRL
+    "num_generations": "trainer.group_size",
+    "generation_batch_size": "trainer.tasks_per_step",
+    "per_device_train_batch_size": "trainer.tokens_per_batch",
+    "learning_rate": "trainer.optimizer.lr",
+    "lr_scheduler_type": "trainer.optimizer.schedule",
+    "warmup_steps": "trainer.optimizer.lr_warmup_steps",
+    "beta": "trainer.loss.kl.coef",
+    "epsilon": "trainer.loss.clip_low",
+    "epsilon_high": "trainer.loss.clip_high",
+    "loss_type": "trainer.loss.type",
+    "scale_rewards": "trainer.advantage.scale",
+    "max_completion_length": "env.max_reply_tokens",
+    "max_tool_calling_iterations": "env.max_turns",
+    "max_steps": "trainer.steps",
+    "save_steps": "trainer.checkpoint.every",
+    "save_total_limit": "trainer.checkpoint.keep_last",
+    "eval_steps": "eval.during.every",
+    "num_generations_eval": "eval.samples_per_task",
+    "report_to": "tracker",
+    "use_bias_correction_kl": "trainer.loss.kl.importance_weights",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_share",
+    "vllm_importance_sampling_correction": "trainer.loss.correction.type",
+    "gradient_checkpointing": "model.activation_checkpointing",
+    "model_name_or_path": "model.path",
+    # verl
+    "train_batch_size": "trainer.tasks_per_step",
+    "ppo_max_token_len_per_gpu": "trainer.tokens_per_batch",
+    "clip_ratio_low": "trainer.loss.clip_low",
+    "clip_ratio_high": "trainer.loss.clip_high",
+    "kl_loss_coef": "trainer.loss.kl.coef",
+    "kl_loss_type": "trainer.loss.kl.estimator",
+    "entropy_coeff": "trainer.loss.entropy_coef",
+    "clip_grad": "trainer.optimizer.max_grad_norm",
+    "max_num_gen_batches": "trainer.max_sampling_rounds",
+    "max_response_length": "env.max_reply_tokens",
+    "max_assistant_turns": "env.max_turns",
+    "max_tool_response_length": "env.max_observation_tokens",
+    "total_training_steps": "trainer.steps",
+    "save_freq": "trainer.checkpoint.every",
+    "test_freq": "eval.during.every",
+    "staleness_threshold": "trainer.max_staleness",
+    "enable_gradient_checkpointing": "model.activation_checkpointing",
+    # prime-rl and ART
+    "rollouts_per_example": "trainer.group_size",
+    "max_async_level": "trainer.max_staleness",
+    "max_off_policy_steps": "trainer.max_staleness",
+    "kl_penalty_coef": "trainer.loss.kl.coef",
+    "base_model": "model.path",
+}
