@@ -29,7 +29,6 @@ from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.memory_estimate import memory_bytes, num_in_layers, tiny_shape
 from openenv_pipe.models.quantization import dense_state, load_bitsandbytes
 from openenv_pipe.models.weights import PolicyWeights
-from openenv_pipe.pipeline.build import _base_model
 
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
@@ -249,7 +248,7 @@ def test_a_server_gets_a_hubs_model_written_out_where_it_was_rounded(quantizatio
     shared = {key: tiny_model(lora_rank=4).model_dump()[key] for key in _Model.model_fields}
     hub = {"type": "hub", "path": "owner/name", "revision": None, "quantization": quantization}
     config = run_config({"model": shared | hub})
-    assert (_base_model(config, None) is not None) == is_there
+    assert (config.model.source is not None) == is_there
 
 
 def test_the_memory_estimate_knows_both():
