@@ -1,8 +1,10 @@
 """Keys that somebody has set, and that the values of other keys leave without an effect."""
 
+from functools import cache
+
 import pytest
 
-from openenv_pipe.config.compose import compose
+from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.unused_keys import all_rules, find_unused, unused_keys
 from openenv_pipe.system.resources import group_options, shipped_dir
@@ -122,17 +124,20 @@ UNUSED = [
 ]
 
 
+@cache
+def composed(overrides: tuple[str, ...]) -> Composed:
+    return compose([ECHO, *overrides])
+
+
 @pytest.mark.parametrize(("key", "cause", "overrides"), UNUSED)
 def test_a_key_without_an_effect_is_said(key, cause, overrides):
-    (text,) = (
-        each for each in unused_keys(compose([ECHO, *overrides])) if each.startswith(f"{key} ")
-    )
+    (text,) = (each for each in unused_keys(composed(overrides)) if each.startswith(f"{key} "))
     assert cause in text
 
 
 def test_each_rule_is_tried():
-    configs = [compose([ECHO, *overrides]) for _, _, overrides in UNUSED]
-    applied = {rule.keys for each in configs for rule in all_rules() if rule.applies(each.config)}
+    configs = [composed(overrides).config for _, _, overrides in UNUSED]
+    applied = {rule.keys for each in configs for rule in all_rules() if rule.applies(each)}
     assert applied == {rule.keys for rule in all_rules()}
 
 
