@@ -1,6 +1,10 @@
-"""The servers of envs/, each in a process of its own, driven over the WebSocket."""
+"""The servers of envs/, each in a process of its own, driven over the WebSocket.
+
+Most tests check what the servers have in common; those of each game's rules are in `unit/`.
+"""
 
 import asyncio
+import importlib
 import json
 import random
 import subprocess
@@ -10,17 +14,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from echo import policies as echo_policies
 from websockets.asyncio.client import connect
-from wordle import policies, rules, words
+from wordle import rules
 
 from tests.ports import lasting_port
 
-ENVS = Path(__file__).parent.parent.parent / "envs"
+FOLDER = Path(__file__).parents[2] / "envs"
 LIMIT_S = 240.0  # for each wait
 
 
@@ -28,7 +33,7 @@ LIMIT_S = 240.0  # for each wait
 def serve(*command: str) -> Iterator[int]:
     """Run `python -m <command> --port <free port>` in envs/ for the block, and yield the port."""
     port = lasting_port()
-    process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=ENVS)
+    process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=FOLDER)
     try:
         deadline = time.monotonic() + LIMIT_S
         while not is_healthy(port):
@@ -66,18 +71,6 @@ def call(port: int, path: str, body: dict | None = None):
         raise
 
 
-@pytest.fixture(scope="module")
-def wordle_port() -> Iterator[int]:
-    with serve("wordle.server.app") as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def echo_port() -> Iterator[int]:
-    with serve("uvicorn", "echo.server.app:app") as port:
-        yield port
-
-
 class Session:
     """A WebSocket to one environment: sends a frame and returns the `data` of the answer."""
 
@@ -100,123 +93,189 @@ class Session:
             return json.loads(await self._socket.recv())["data"]
 
 
-async def play(session: Session, policy, rng: random.Random, **reset: object) -> list[dict]:
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """An environment, a policy that plays it, and its differences from the others."""
+
+    name: str
+    policy: str
+    num_eval_tasks: int
+    reset: dict[str, Any] = field(default_factory=dict)
+    bad_resets: tuple[dict[str, Any], ...] = ()
+    field: str = "action"
+    needs: str = ""  # a package
+
+
+ENVS = [
+    Env(
+        name="wordle",
+        policy="consistent",
+        num_eval_tasks=50,
+        bad_resets=({"words": ["full"]}, {"index": 200}),
+        field="guess",
+    ),
+    Env(name="blackjack", policy="random_action", num_eval_tasks=10_000, needs="pyspiel"),
+    Env(
+        name="catch",
+        policy="random_move",
+        num_eval_tasks=1000,
+        bad_resets=({"rows": 5}, {"columns": "5"}),
+        needs="pyspiel",
+    ),
+    Env(
+        name="game2048",
+        policy="random_move",
+        num_eval_tasks=1000,
+        reset={"max_moves": 10},
+        bad_resets=({"max_moves": 0}, {"reward_scale": "large"}, {"reward_scale": 10**400}),
+        needs="pyspiel",
+    ),
+    Env(
+        name="reasoning",
+        policy="number_of_question",
+        num_eval_tasks=1000,
+        bad_resets=({"task": "riddles"}, {"task": "n_queens"}, {"config": {"size": 1}}),
+        field="answer",
+        needs="reasoning_gym",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=ENVS, ids=lambda env: env.name)
+def served(request) -> Iterator[tuple[Env, int]]:
+    if request.param.needs:
+        pytest.importorskip(request.param.needs)
+    with serve(f"{request.param.name}.server.app") as port:
+        yield request.param, port
+
+
+async def play(session: Session, env: Env, rng: random.Random, **reset: object) -> list[dict]:
     """Play one episode; return all answers, that of the reset first."""
-    answers = [await session.send("reset", **reset)]
+    policy = getattr(importlib.import_module(f"{env.name}.policies"), env.policy)
+    answers = [await session.send("reset", **env.reset, **reset)]
+    assert answers[0]["reward"] is None and not answers[0]["done"]
     while not answers[-1]["done"]:
-        guess = policy([answer["observation"] for answer in answers], rng)
-        answers.append(await session.send("step", guess=guess))
+        reply = policy([answer["observation"] for answer in answers], rng)
+        answers.append(await session.send("step", **{env.field: reply}))
     return answers
 
 
-async def test_a_game_over_the_wire(wordle_port):
-    answer = words.answers("train")[3]
-    async with Session(wordle_port) as session:
-        first = await session.send("reset", split="train", index=3, episode_id="third")
-        assert first["reward"] is None and not first["done"]
-        assert first["observation"]["turns_left"] == 6
-        other = words.answers("train")[4]
-        second = await session.send("step", guess=other)
-        assert second["observation"]["board"][0]["guess"] == other
-        assert (second["reward"], second["done"]) == (0.0, False)
-        last = await session.send("step", guess=answer.upper())
-        assert (last["reward"], last["done"]) == (1.0, True)
-        assert last["observation"]["status"] == "won"
-        assert last["observation"]["answer"] == answer
-        assert await session.send("state") == {"episode_id": "third", "step_count": 2}
+async def test_the_same_seed_gives_the_same_episode_in_every_session(served):
+    env, port = served
 
-
-async def test_the_same_seed_gives_the_same_game(wordle_port):
-    async with Session(wordle_port) as one, Session(wordle_port) as other:
-        for seed in range(20):
-            games = [
-                await play(session, policies.consistent, random.Random(seed), seed=seed)
+    async with Session(port) as one, Session(port) as other:
+        episodes = []
+        for seed in range(10):
+            same = [
+                await play(session, env, random.Random(seed), seed=seed)
                 for session in (one, other, one)
             ]
-            assert games[0] == games[1] == games[2]
+            assert same[0] == same[1] == same[2]
+            episodes.append(json.dumps(same[0]))
+        assert len(set(episodes)) > 3
 
 
-async def test_thirty_two_sessions_at_once_stay_apart(wordle_port):
-    async def one_session(index: int) -> None:
-        rng = random.Random(index)
-        async with Session(wordle_port) as session:
-            for _ in range(5):
-                game = await play(session, policies.consistent, rng, split="train", index=index)
-                assert game[-1]["observation"]["answer"] == words.answers("train")[index]
+async def test_sixteen_sessions_at_once_stay_apart(served):
+    env, port = served
 
-    await asyncio.gather(*(one_session(index) for index in range(32)))
+    async def one_session(index: int) -> list[list[dict]]:
+        async with Session(port) as session:
+            return [
+                await play(session, env, random.Random(index), split="eval", index=index)
+                for _ in range(3)
+            ]
 
-
-async def test_the_answer_stays_secret_until_the_end(wordle_port):
-    async with Session(wordle_port) as session:
-        for index in range(words.num_tasks("train")):
-            rng = random.Random(index)
-            policy = policies.random_word if index % 2 else policies.consistent
-            game = await play(session, policy, rng, split="train", index=index)
-            answer = words.answers("train")[index]
-            assert game[-1]["observation"]["answer"] == answer
-            for seen in game[:-1]:
-                # Green letters of several guesses may correctly spell the answer.
-                board = seen["observation"]["board"]
-                assert seen["observation"].pop("pattern") == rules.pattern(board)
-                assert answer not in json.dumps(seen)
-            assert answer not in json.dumps(await session.send("state"))
+    together = await asyncio.gather(*(one_session(index) for index in range(16)))
+    for index, episodes in enumerate(together):
+        assert episodes == await one_session(index)
 
 
-async def test_invalid_guesses_are_answered_and_cost_a_turn(wordle_port):
-    async with Session(wordle_port) as session:
-        await session.send("reset", seed=1)
-        for turn, guess in enumerate(["", "zzzzz", "a" * 100_000, "\u0000", "12345"], start=1):
-            reply = await session.send("step", guess=guess)
-            assert reply["observation"]["turn"] == turn
-            assert reply["observation"]["message"].startswith("Invalid guess")
-            assert reply["observation"]["board"] == []
-        last = await session.send("step", guess="é")
-        assert (last["reward"], last["done"]) == (0.0, True)
-        assert last["observation"]["status"] == "lost"
+async def test_any_text_is_answered(served):
+    env, port = served
+
+    async with Session(port) as session:
+        for text in ("", "north by northwest", "\0", "é" * 20_000, "1e999", "[[1], {}]"):
+            await session.send("reset", **env.reset, index=0)
+            reply = await session.send("step", **{env.field: text})
+            assert reply["observation"]["message"]
+            assert isinstance(reply["reward"], float)
 
 
-async def test_a_step_before_reset_or_after_the_end_changes_nothing(wordle_port):
-    answer = words.answers("train")[0]
-    async with Session(wordle_port) as session:
-        early = await session.send("step", guess=answer)
+async def test_a_step_before_reset_or_after_the_end_earns_nothing(served):
+    env, port = served
+
+    async with Session(port) as session:
+        early = await session.send("step", **{env.field: "left"})
         assert (early["reward"], early["done"]) == (0.0, True)
         assert "Reset" in early["observation"]["message"]
-        await session.send("reset", index=0)
-        won = await session.send("step", guess=answer)
-        again = await session.send("step", guess=answer)
-        assert (won["reward"], again["reward"], again["done"]) == (1.0, 0.0, True)
-        assert again["observation"]["board"] == won["observation"]["board"]
-        assert (await session.send("state"))["step_count"] == 1
+        episode = await play(session, env, random.Random(0), index=0, episode_id="first")
+        num_steps = len(episode) - 1
+        again = await session.send("step", **{env.field: "left"})
+        assert (again["reward"], again["done"]) == (0.0, True)
+        state = await session.send("state")
+        assert state == {"episode_id": "first", "step_count": num_steps}
 
 
-async def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(wordle_port):
-    async with Session(wordle_port) as session:
-        for reset in ({"split": "test"}, {"words": ["full"]}, {"index": 200}, {"seed": "x"}):
+async def test_bad_reset_arguments_are_rejected_and_the_session_goes_on(served):
+    env, port = served
+    bad_resets = ({"split": "test"}, {"split": []}, {"index": -1}, {"seed": "x"}, *env.bad_resets)
+
+    async with Session(port) as session:
+        for reset in bad_resets:
             error = await session.send("reset", **reset)
             assert error["code"] == "EXECUTION_ERROR"
             assert next(iter(reset)) in error["message"]
-        assert not (await session.send("reset", words="full", split="eval"))["done"]
+        assert await play(session, env, random.Random(0), split="eval")
 
 
-def test_the_task_routes_count_the_tasks(wordle_port, echo_port):
-    train, held_out = call(wordle_port, "/wordle/splits")
-    assert (train["name"], train["num_tasks"]) == ("train", words.num_tasks("train"))
-    assert held_out["num_tasks_by_words"]["full"] == words.num_tasks("eval", "full")
-    assert call(wordle_port, "/wordle/num_tasks", {"split": "eval"}) == {"num_tasks": 50}
-    task = call(wordle_port, "/wordle/task", {"split": "eval", "index": 49})["task"]
-    assert task == {"split": "eval", "index": 49}
-    span = {"split": "eval", "start": 48}
-    assert len(call(wordle_port, "/wordle/task_range", span)["tasks"]) == 2
+def test_the_task_routes_count_the_tasks(served):
+    env, port = served
+    train, held_out = call(port, f"/{env.name}/splits")
+    assert (train["name"], held_out["name"]) == ("train", "eval")
+    assert held_out["num_tasks"] == env.num_eval_tasks
+    last = {"split": "eval", "index": env.num_eval_tasks - 1}
+    assert call(port, f"/{env.name}/num_tasks", {"split": "eval"}) == {
+        "num_tasks": env.num_eval_tasks
+    }
+    assert call(port, f"/{env.name}/task", last)["task"] == last
+    span = {"split": "train", "start": 2, "stop": 5}
+    assert len(call(port, f"/{env.name}/task_range", span)["tasks"]) == 3
     for route, body in {
         "num_tasks": {"split": "x"},
-        "task": {"split": "eval", "index": 50},
+        "task": {"split": "eval", "index": env.num_eval_tasks},
     }.items():
         with pytest.raises(urllib.error.HTTPError) as caught:
-            call(wordle_port, f"/wordle/{route}", body)
+            call(port, f"/{env.name}/{route}", body)
         assert caught.value.code == 400
-    assert [split["num_tasks"] for split in call(echo_port, "/echo/splits")] == [400, 100]
-    assert len(call(echo_port, "/echo/tasks", {"split": "eval"})["tasks"]) == 100
+        caught.value.close()
+
+
+async def test_hidden_cards_and_right_answers_stay_secret(served):
+    env, port = served
+
+    async with Session(port) as session:
+        for index in range(30):
+            episode = await play(session, env, random.Random(index), index=index)
+            seen = [answer["observation"] for answer in episode]
+            if env.name == "wordle":
+                answer = seen[-1].pop("answer")
+                for each in seen[:-1]:
+                    # Green letters of several guesses may correctly spell the answer.
+                    assert each.pop("pattern") == rules.pattern(each["board"])
+                    assert answer not in json.dumps(each)
+            if env.name == "blackjack":
+                hidden = seen[-1]["dealer_cards"][0]
+                assert hidden not in json.dumps(seen[:-1])
+            if env.name == "reasoning":
+                assert set(seen[0]) == {"task", "question", "message", "metadata"}
+                assert not seen[0]["metadata"] and not seen[0]["message"]
+                assert seen[-1] | {"message": ""} == seen[0]
+
+
+@pytest.fixture(scope="module")
+def echo_port() -> Iterator[int]:
+    with serve("uvicorn", "echo.server.app:app") as port:
+        yield port
 
 
 async def test_echo_over_the_wire(echo_port):
