@@ -1,8 +1,7 @@
 """`env play` with piped input: the model's view, replies, rewards, and every way to end it."""
 
-import os
+import io
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -13,45 +12,46 @@ from openenv_pipe.cli import main as cli
 from tests.commands import REPOSITORY, Command, servers_of, wait_until
 
 
-def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
-    """Run the command; return exit code and stdout, and assert that stderr is empty."""
-    done = subprocess.run(
-        [sys.executable, "-m", "openenv_pipe.cli.main", "env", "play", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        input=replies,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stderr == ""
-    assert servers_of(folder) == []
-    return done.returncode, done.stdout
+@pytest.fixture
+def play(tmp_path, monkeypatch, capsys):
+    """A function that runs the command in this process; it returns exit code and stdout, and
+    asserts that stderr is empty."""
+
+    def run_command(replies: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(replies))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["env", "play", *arguments])
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        assert servers_of(tmp_path) == []
+        return ended.value.code, shown.out
+
+    return run_command
 
 
-def test_a_whole_episode(tmp_path):
-    code, shown = play(tmp_path, "a\nb\nc\nd\n", "echo", "--split", "eval", "--index", "1")
+def test_a_whole_episode(play):
+    code, shown = play("a\nb\nc\nd\n", "echo", "--split", "eval", "--index", "1")
     assert code == 0
     assert shown.startswith("[system]\nYou are shown a letter.")
     assert shown.count("> ") == shown.count("reward ") - 1 == 4
     assert "done after 4 turns, with reward 0." in shown
 
 
-def test_of_an_experiment_every_part_of_the_reward_is_shown(tmp_path):
+def test_of_an_experiment_every_part_of_the_reward_is_shown(play):
     reward = ["reward=ruler", "judge=openai", "judge.model=m", "judge.api_key=null"]
     clip = "reward.transforms.env=[{type: clip, low: 7, high: null}]"
     weight = "reward.terms.env.weight=0.5"
-    code, shown = play(tmp_path, "a\nb\nc\nd\n", "conf=echo", *reward, weight, clip)
+    code, shown = play("a\nb\nc\nd\n", "conf=echo", *reward, weight, clip)
     assert code == 0
     assert "  env/transformed 7\n" in shown
     assert "  ruler has no value: a judge or a verifier decides it" in shown
     assert shown.endswith("  reward 3.5\n")
 
 
-def test_a_package_without_a_block_and_the_end_of_the_input(tmp_path):
+def test_a_package_without_a_block_and_the_end_of_the_input(play):
     replies = "no object\n"
-    code, shown = play(tmp_path, replies, str(REPOSITORY / "envs/echo"), "--raw", "--seed", "7")
+    code, shown = play(replies, str(REPOSITORY / "envs/echo"), "--raw", "--seed", "7")
     assert code == 0
     assert '"letter": "' in shown
     assert "there is no JSON object in the reply" in shown
