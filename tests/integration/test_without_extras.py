@@ -1,4 +1,7 @@
-"""Each extra is one folder: without it, the tests of the core and a run pass."""
+"""Each extra is one folder: without it, tests of the core and a run pass.
+
+`unit/test_imports.py` shows that the core names no extra.
+"""
 
 import os
 import shutil
@@ -10,24 +13,21 @@ from commands import REPOSITORY
 
 from openenv_pipe.registry import extras
 
-# Quick ones, of what names, builds or calls the parts that extras bring.
-TESTS = ("registry", "rollout", "losses", "run_folder")
+# One process runs all of it, and imports the libraries once.
+TESTS = ["tests/unit/test_registry.py", "test_alone.py"]
+ALONE = """
+import pytest
+
+from openenv_pipe.cli.main import main
+from openenv_pipe.registry import extras
+
+
+def test_the_extra_is_missing_and_a_run_ends():
+    assert {extra!r} not in [each.name for each in extras()]
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["train", "conf=smoke", "trainer.steps=1", "eval.baselines=false"])
+"""
 LIMIT_S = 600.0
-
-
-def ended(folder, *arguments):
-    """Run Python in a folder, whose package it imports; return the exit code and the output."""
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "OMP_WAIT_POLICY": "PASSIVE"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return result.returncode, result.stdout
 
 
 @pytest.mark.parametrize("extra", [extra.name for extra in extras()])
@@ -37,11 +37,16 @@ def test_the_core_does_without_an_extra(extra, tmp_path):
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     shutil.rmtree(tmp_path / "openenv_pipe/extras" / extra)
     shutil.rmtree(tmp_path / "tests/unit/extras" / extra, ignore_errors=True)
-    listing = "from openenv_pipe.registry import extras; print(*[each.name for each in extras()])"
-    code, out = ended(tmp_path, "-c", listing)
-    assert code == 0 and extra not in out.split()
-    tests = [f"tests/unit/test_{name}.py" for name in TESTS]
-    code, out = ended(tmp_path, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
-    assert code == 0, out
-    code, out = ended(tmp_path, "-m", "openenv_pipe.cli.main", "train", "conf=smoke")
-    assert code == 0, out
+    (tmp_path / "test_alone.py").write_text(ALONE.format(extra=extra))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": "PASSIVE"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert list(tmp_path.glob("runs/smoke/0001/report.md"))
