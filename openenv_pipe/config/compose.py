@@ -25,9 +25,9 @@ from openenv_pipe.config.error_messages import (
     explain_validation,
     explain_yaml,
 )
+from openenv_pipe.config.resolvers import RESOLVERS, default_correction, default_max_mismatch
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
-from openenv_pipe.config.schema.engine import capabilities_of
 from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
+NO_EXPERIMENT = "conf=_none"  # composes the groups alone
 
 _CORRECTION = "trainer.loss.correction.type"
 _MAX_MISMATCH = "trainer.max_mismatch"
@@ -91,7 +92,7 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
         if not any(block_of(override) == "model" for override in parsed):
             lines.append("model=hub")
         return ServingConfig.model_validate(
-            load_values(loader, ["~conf", *lines], only=("env", "host"))
+            load_values(loader, [NO_EXPERIMENT, *lines], only=("env", "host"))
         )
 
 
@@ -131,16 +132,16 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             ]
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # An env's prompts depend on it.
-            values |= load_values(loader, ["~conf", *lines], only=groups, saved=values)
+            values |= load_values(loader, [NO_EXPERIMENT, *lines], only=groups, saved=values)
         changed = [each.key_or_group for each in parsed]
         trainer, saved = values["trainer"], config.engine.capabilities
         correction = trainer["loss"]["correction"]
         is_default = correction["type"] == saved.default_correction
         if is_default and not any(map(_CORRECTION.startswith, changed)):
-            correction["type"] = _default_correction(values["engine"])
+            correction["type"] = default_correction(values["engine"])
         is_default = trainer["max_mismatch"] == saved.default_max_mismatch(config.model.autocast)
         if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
-            trainer["max_mismatch"] = _default_max_mismatch(values["engine"], values["model"])
+            trainer["max_mismatch"] = default_max_mismatch(values["engine"], values["model"])
         return RunConfig.model_validate(values)
 
 
@@ -157,8 +158,8 @@ def open_loader() -> "ConfigLoaderImpl":
     from hydra.core.utils import setup_globals
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("default_correction", _default_correction, replace=True)
-    OmegaConf.register_new_resolver("default_max_mismatch", _default_max_mismatch, replace=True)
+    for resolver in RESOLVERS:
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
     version.setbase("1.3")
     setup_globals()
     Plugins.instance()  # Registers the readers of files.
@@ -196,19 +197,6 @@ def _read_file(name: str, read: Callable[[str], Any]) -> Any:
     if is_experiment and found is not None:
         found.header["package"] = "_global_"  # Hydra finds it in the first line only.
     return found
-
-
-def _default_correction(engine: Mapping[str, Any]) -> str:
-    """The value of `${default_correction:${engine}}` in `conf/trainer/`."""
-    capabilities = capabilities_of(engine) if isinstance(engine, Mapping) else None
-    return capabilities.default_correction if capabilities else "none"
-
-
-def _default_max_mismatch(engine: Mapping[str, Any], model: Mapping[str, Any]) -> float:
-    """The value of `${default_max_mismatch:${engine},${model}}` in `conf/trainer/`."""
-    capabilities = capabilities_of(engine) if isinstance(engine, Mapping) else None
-    precision = model.get("autocast") if isinstance(model, Mapping) else None
-    return capabilities.default_max_mismatch(str(precision)) if capabilities else 0.4
 
 
 def parse_overrides(
@@ -277,6 +265,11 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
     if _is_group(loader, override):
         choice = override.value()
         choices = choice if isinstance(choice, list) else [choice]
+        if override.key_or_group == EXPERIMENTS and choice is choices:
+            raise ConfigError(
+                f"{line} names several experiments, but a run has one; a file of "
+                "yours can include another: defaults: [wordle, _self_]"
+            )
         is_text = all(isinstance(each, str) for each in choices)
         if not is_text or len(str(choice)) > MAX_KEY_LENGTH:
             raise ConfigError(explain_choice(override.key_or_group, choice))

@@ -276,7 +276,8 @@ def _is_chosen(origin: Path | str) -> bool:
     """Return whether an override, an experiment or a group of the user's own sets a key."""
     if isinstance(origin, str):
         return True
-    return origin.parent.name == EXPERIMENTS or not origin.is_relative_to(shipped_dir("conf"))
+    shipped = shipped_dir("conf")
+    return not origin.is_relative_to(shipped) or origin.is_relative_to(shipped / EXPERIMENTS)
 
 
 def _shown(config: RunConfig, key: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
+from openenv_pipe.config.learning_rates import warn_of_lr
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.config.unused_keys import unused_keys
@@ -73,6 +74,8 @@ def train(
     """
     for text in unused_keys(composed):
         control.progress.note(text)
+    if warning := warn_of_lr(composed.config):
+        control.progress.note(warning)
     with control.progress.phase("checking what the run needs"):
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import (
     RunConfig,
     TaskDataset,
@@ -251,7 +252,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     )
     grpo = (
         f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
-        f"{trainer.loss.title} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
+        f"{trainer.loss.title} loss by {trainer.loss.normalise}, "
         f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
     )
     warm_start = (
@@ -266,6 +267,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "reward": terms,
         "warm start": warm_start,
         "GRPO": grpo,
+        "learning rate": describe_lr(config),
         "engine, seed": f"{config.engine.type}, {config.seed}",
         "code": _code(folder),
         "machine": f"{for_markdown(record.machine.cpu)}, {record.machine.num_cpus} CPUs{gpus}",

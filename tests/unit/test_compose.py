@@ -107,9 +107,10 @@ def test_the_origin_of_a_key_is_the_last_file_or_override_that_sets_it(folder):
     assert composed.overrides[:2] == ("conf=wordle", "trainer.steps=3")
 
 
-def test_two_experiments_can_be_joined_and_interpolations_are_resolved(folder):
-    config = compose(["conf=[echo,wordle]", "name=seed-${seed}", "seed=7"]).config
+def test_a_run_has_one_experiment_and_interpolations_are_resolved(folder):
+    config = compose(["conf=wordle", "name=seed-${seed}", "seed=7"]).config
     assert (config.env.name, config.name) == ("wordle", "seed-7")
+    assert "names several experiments" in rejection("conf=[echo,wordle]")
 
 
 def test_an_engine_that_is_not_exact_gets_a_correction(folder):
@@ -233,7 +234,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("modle=tiny", ['modle="tiny"', "did you mean model"]),
         ("model=qwen", ['model="qwen"', "hub, llama3_2_1b, olmo3_7b, qwen3_0_6b", "./conf/model/"]),
         ("model=7", ["model=7", "gemma3_1b, hub"]),
-        ("conf=wordl", ['conf="wordl"', "smoke, wordle", "did you mean wordle"]),
+        ("conf=wordl", ['conf="wordl"', "sums, wordle", "did you mean wordle"]),
         ("model=hub", ["model.path", "model.path=<text>"]),
         ("trainer.optimizer.lr=fast", ['"fast"', "a number, more than 0"]),
         ("trainer.optimizer.lr=inf", ["trainer.optimizer.lr: inf", "a finite number"]),

@@ -56,8 +56,8 @@ def inspect(
         typer.Option(
             "--output",
             "-o",
-            help="conf/env/NAME.yaml: write the block there, and the experiment to "
-            "conf/conf/NAME.yaml.",
+            help="conf/env/NAME.yaml: write the block there, the experiment to "
+            "conf/conf/NAME.yaml, and what random weights need to conf/conf/NAME/tiny.yaml.",
             show_default=False,
         ),
     ] = None,
@@ -83,13 +83,14 @@ def inspect(
         found = inspect_environment(find_target(target, overrides), output, notify)
     print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
     if found.experiment is not None:
-        print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"), end="", flush=True)
+        print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"))
+        print(redact(f"# conf/conf/{found.name}/tiny.yaml\n{found.tiny}"), end="", flush=True)
     for note in found.notes:
         notify_user(f"note: {note}")
     if found.problem is not None:
         raise FailureError(f"no experiment is written: {found.problem}")
     if output is None:
-        print("nothing is written; -o conf/env/NAME.yaml writes both files", file=sys.stderr)
+        print("nothing is written; -o conf/env/NAME.yaml writes the files", file=sys.stderr)
     else:
         print(f"train on it: openenv-pipe train conf={found.name}", file=sys.stderr)
 

@@ -1,7 +1,7 @@
 """The experiment that `env inspect` writes beside an environment's block: it trains as written.
 
-It uses the model `tiny`, whose tokens are bytes, so its limits are those of this environment's
-texts, measured in the observations of a trial. A larger model needs other limits than these.
+What only the model `tiny` needs is in a file of its own: settings that teach random weights, and
+limits in its tokens, which are bytes, measured in the observations of a trial.
 """
 
 import math
@@ -162,14 +162,25 @@ def _written(env: EnvConfig, action: Action) -> str:
 
 
 def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
-    """Return the keys of the experiment, except for its defaults list.
+    """Return the keys of the experiment for any model, except for its defaults list.
 
     name: of the experiment and its block.
     """
     is_slow = trial.mean_step_s > SLOW_STEP_S
-    is_small = is_slow or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
-    trainer: dict[str, Any] = {"steps": 40, **(SMALL_GROUPS if is_small else GROUPS)}
+    return {
+        "name": name,
+        "host": _host(serving, trial),
+        "reward": {"terms": {"unusable": {"weight": -unusable_penalty(trial.plays)}}},
+        "trainer": {"steps": 40, **(SMALL_GROUPS if _is_small(trial, limits) else GROUPS)},
+        "eval": {"num_tasks": 4 if is_slow else 20, "temperature": 1.0},
+    }
+
+
+def for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
+    """Return the keys of the experiment that only the model `tiny` needs."""
+    trainer: dict[str, Any] = {}
     if serving.env.adapter.type in ("json", "tool") and trial.num_actions:
+        is_small = _is_small(trial, limits)
         # A model with random weights never writes JSON by chance: it is shown random actions.
         trainer["warm_start"] = {
             "steps": max(5, min(100, WARM_START_TOKENS // (4 * limits.max_episode_tokens))),
@@ -181,14 +192,15 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
     lr = 1.0e-3 if "warm_start" in trainer else 1.0e-2
     trainer["optimizer"] = {"type": "muon", "lr": lr}
     return {
-        "name": name,
         "env": limits.keys,
-        "host": _host(serving, trial),
-        "reward": {"terms": {"unusable": {"weight": -unusable_penalty(trial.plays)}}},
         "model": {"max_length": limits.max_episode_tokens},
         "trainer": trainer,
-        "eval": {"num_tasks": 4 if is_slow else 20, "temperature": 1.0},
     }
+
+
+def _is_small(trial: Trial, limits: Limits) -> bool:
+    """Return whether steps should have few episodes, because these are long, or slow."""
+    return trial.mean_step_s > SLOW_STEP_S or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
 
 
 def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:

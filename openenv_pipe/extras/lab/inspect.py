@@ -32,7 +32,12 @@ from openenv_pipe.environments.client.metadata import (
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits
+from openenv_pipe.extras.lab.experiment import (
+    ends_notes,
+    experiment,
+    fit_limits,
+    for_random_weights,
+)
 from openenv_pipe.extras.lab.random_play import calls_tools
 from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.extras.lab.templates import (
@@ -60,6 +65,10 @@ ONE_SESSION = (
 MAX_NAME = 60  # characters
 WIDTH = 100  # columns of the files that are written
 MAX_WORDS = 20_000  # characters of a server's words
+FOR_TINY = (
+    "# @package _global_\n"
+    "# Limits in tokens of the model `tiny`, which are bytes, and what teaches random weights.\n"
+)
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
@@ -73,6 +82,7 @@ class Inspection:
     name: str  # of the block and of the experiment
     block: str  # conf/env/<name>.yaml
     experiment: str | None  # conf/conf/<name>.yaml; None: there is a problem
+    tiny: str | None  # conf/conf/<name>/tiny.yaml: what only this model needs
     notes: Sequence[str]  # what the user should know of the environment
     problem: str | None  # why a model cannot be trained on it; None: it can
 
@@ -85,35 +95,36 @@ def inspect_environment(
     A block of which no model can be trained says so in its first line, and has no experiment.
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
-    conf/conf/NAME.yaml beside it. None: nothing is written.
+    conf/conf/NAME.yaml beside it, and conf/conf/NAME/tiny.yaml. None: nothing is written.
     notify: receives progress messages.
 
     Raises:
         ConfigError: The target or its description is invalid, or a file exists.
         HostError, FailureError: The server does not start, or no episode can be begun.
     """
-    paths = [] if output is None else [output, _beside(output)]
+    paths = [] if output is None else [output, *_beside(output)]
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
     description, trial, more = asyncio.run(_ask(target.serving, notify))
     found = _inspect(target.serving, description, trial, output.stem if output else None)
     found = replace(found, notes=[*found.notes, *more])
-    for path, text in zip(paths, (found.block, found.experiment), strict=False):
+    for path, text in zip(paths, (found.block, found.experiment, found.tiny), strict=False):
         if text is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     return found
 
 
-def _beside(output: Path) -> Path:
-    """Return the experiment's file beside that of a block. Raises ConfigError."""
+def _beside(output: Path) -> list[Path]:
+    """Return the experiment's files beside that of a block. Raises ConfigError."""
     if output.parent.name != "env" or output.suffix != ".yaml":
         raise ConfigError(
             f"--output {output}: expected a file conf/env/NAME.yaml, because blocks are looked for "
             "in conf/env; the experiment is written beside it, as conf/conf/NAME.yaml"
         )
-    return output.parent.parent / "conf" / output.name
+    experiments = output.parent.parent / "conf"
+    return [experiments / output.name, experiments / output.stem / "tiny.yaml"]
 
 
 def _inspect(
@@ -125,10 +136,12 @@ def _inspect(
     if problem is not None:
         block = f"{_comment(f'{UNTRAINABLE}: {problem}')}{block}"
         notes = list(notes_of(trial, serving.env))
-        return Inspection(name=name, block=block, experiment=None, notes=notes, problem=problem)
+        return Inspection(
+            name=name, block=block, experiment=None, tiny=None, notes=notes, problem=problem
+        )
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         conf = Path(folder) / "conf"
-        for group in ("env", "conf"):
+        for group in ("env", f"conf/{name}"):
             (conf / group).mkdir(parents=True)
         (conf / "env" / f"{name}.yaml").write_text(block)
         with contextlib.chdir(folder):
@@ -136,22 +149,23 @@ def _inspect(
         adapter = build_adapter(env.adapter, description.action)
         fitting = serving.model_copy(update={"env": env})
         limits = asyncio.run(fit_limits(env, adapter, trial))
-        keys = experiment(name, fitting, trial, limits)
-        text = _experiment_text(name, serving.host.type, keys)
+        text = _experiment_text(name, serving.host.type, experiment(name, fitting, trial, limits))
+        tiny = FOR_TINY + to_yaml(for_random_weights(fitting, trial, limits), WIDTH)
         (conf / "conf" / f"{name}.yaml").write_text(text)
+        (conf / "conf" / name / "tiny.yaml").write_text(tiny)
         with contextlib.chdir(folder):
             config = compose([f"conf={name}"]).config
     check_requirements(config, makes_folder=False)
     notes = [*notes_of(trial, serving.env), *ends_notes(trial, config.env)]
-    return Inspection(name=name, block=block, experiment=text, notes=notes, problem=None)
+    return Inspection(name=name, block=block, experiment=text, tiny=tiny, notes=notes, problem=None)
 
 
 def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
     """Return the file of the experiment."""
     return (
         "# @package _global_\n"
-        "# Written by `openenv-pipe env inspect`. The limits are measured in tokens of the model\n"
-        "# `tiny`, which are bytes; a larger model needs others, or none of them.\n"
+        "# Written by `openenv-pipe env inspect`, for any model. What only the model `tiny` needs\n"
+        f"# is in {name}/tiny.yaml.\n"
         f"defaults:\n  - override /env: {name}\n  - override /reward: usable\n"
         f"{'' if host == 'process' else f'  - override /host: {host}' + chr(10)}"
         f"  - _self_\n\n{to_yaml(keys, WIDTH)}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.config.compose import (
+    NO_EXPERIMENT,
     block_of,
     load_values,
     open_loader,
@@ -85,7 +86,7 @@ def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:
             choice = f"+{line}"
         else:
             lines.append(f"++{line}")
-    values = load_values(open_loader(), ["~conf", choice, *lines], only=("sweep",))
+    values = load_values(open_loader(), [NO_EXPERIMENT, choice, *lines], only=("sweep",))
     return SweepSettings.model_validate(values).sweep
 
 

@@ -12,7 +12,12 @@ from openenv_pipe.environments.client.protocol import StepResult, error_of_frame
 from openenv_pipe.errors import SessionTimeoutError, StepRejectedError
 from openenv_pipe.extras.lab.check.rewards import unusable_penalty
 from openenv_pipe.extras.lab.episodes import is_complaint
-from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits
+from openenv_pipe.extras.lab.experiment import (
+    ends_notes,
+    experiment,
+    fit_limits,
+    for_random_weights,
+)
 from openenv_pipe.extras.lab.inspect import env_block
 from openenv_pipe.extras.lab.templates import first_template, following_template, is_plain
 from openenv_pipe.extras.lab.trial import Trial
@@ -140,10 +145,15 @@ async def test_a_server_of_one_session_gets_company():
     config = run_config()
     serving = ServingConfig(env=config.env, host=config.host)
     trial = tried(played(-1.0), num_sessions=1)
-    keys = experiment("mine", serving, trial, await limits_of(trial))
+    limits = await limits_of(trial)
+    keys = experiment("mine", serving, trial, limits)
     assert keys["host"]["num_servers"] > 1 == keys["host"]["sessions_per_server"]
-    assert keys["model"]["max_length"] == keys["env"]["max_episode_tokens"]
     assert keys["reward"] == {"terms": {"unusable": {"weight": -1.0}}}
+    # Other models get neither the limits of the tiny one, nor what teaches random weights.
+    assert {"env", "model"}.isdisjoint(keys) and keys["trainer"].keys().isdisjoint({"optimizer"})
+    own = for_random_weights(serving, trial, limits)
+    assert own["model"]["max_length"] == own["env"]["max_episode_tokens"]
+    assert own["trainer"]["optimizer"]["type"] == "muon"
 
 
 RAISED = StepRejectedError("EXECUTION_ERROR", "not a move")

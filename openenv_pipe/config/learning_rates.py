@@ -1,0 +1,105 @@
+"""Learning rates that fit a model: random weights, or pretrained ones in full or by LoRA, by size.
+
+The rate that teaches random weights within a hundred steps destroys pretrained ones within ten, and
+adapters need a larger one than the weights below them. A rate in YAML or on the command line wins.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `compose`'s.
+    from openenv_pipe.config.schema import ModelConfig, RunConfig
+
+# Billions of parameters as names have them: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it.
+SIZE = re.compile(r"(?<![\d.a-zA-Z])(\d+(?:\.\d+)?)([MmBb])(?![a-zA-Z])")
+# Above this many times the fitting rate, a run is warned of.
+RISKY = 10.0
+RISKY_MUON = 2e-4  # Muon's updates have the same size whatever the gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A kind of model, and AdamW's learning rates for it."""
+
+    kind: str
+    lr: float  # of reinforcement learning
+    supervised_lr: float
+
+
+RANDOM = Fit("random weights", 1e-3, 1e-3)
+# By the largest number of billions of parameters. Those of 0.5 billion are measured with
+# SmolLM2-135M; the others are what other trainers' examples use.
+FULL = {
+    0.5: Fit("pretrained weights, trained in full", 1e-5, 5e-5),
+    2.0: Fit("pretrained weights, trained in full", 3e-6, 2e-5),
+    inf: Fit("pretrained weights, trained in full", 1e-6, 1e-5),
+}
+LORA = {
+    0.5: Fit("pretrained weights, trained by LoRA", 5e-4, 1e-3),
+    2.0: Fit("pretrained weights, trained by LoRA", 2e-5, 2e-4),
+    inf: Fit("pretrained weights, trained by LoRA", 1e-5, 1e-4),
+}
+UNKNOWN_SIZE = 2.0
+
+
+def default_lr(model: Mapping[str, Any]) -> float:
+    """The value of `${default_lr:${model}}` in `conf/trainer/`."""
+    return _fit(model).lr
+
+
+def default_supervised_lr(model: Mapping[str, Any]) -> float:
+    """The value of `${default_supervised_lr:${model}}` in `conf/trainer/`."""
+    return _fit(model).supervised_lr
+
+
+def describe_lr(config: "RunConfig") -> str:
+    """Return the learning rate, and whether it is the default for this kind of model."""
+    optimizer, fit = config.trainer.optimizer, _fit(config.model.model_dump())
+    text = f"{optimizer.type} {optimizer.lr:g}"
+    if optimizer.lr == fit.lr:
+        return f"{text}, the default for {_kind(config.model, fit)}"
+    return f"{text}; the default for {_kind(config.model, fit)} is {fit.lr:g}"
+
+
+def warn_of_lr(config: "RunConfig") -> str | None:
+    """Return why the learning rate is likely to destroy a pretrained model; None if it is not."""
+    optimizer, model = config.trainer.optimizer, config.model
+    if model.type == "tiny" or config.trainer.steps == 0:
+        return None
+    fit = _fit(model.model_dump())
+    limit = RISKY_MUON if optimizer.type == "muon" else RISKY * fit.lr
+    if optimizer.lr <= limit:
+        return None
+    return (
+        f"trainer.optimizer.lr={optimizer.lr:g} with trainer.optimizer.type={optimizer.type} is "
+        f"likely to destroy {_kind(model, fit)}, within a few steps: replies become unusable, or "
+        f"all the same; leave both out for adamw with {fit.lr:g}, or set at most {limit:g}"
+    )
+
+
+def _fit(model: Mapping[str, Any]) -> Fit:
+    if model.get("type") != "hub":
+        return RANDOM
+    rates = LORA if (model.get("lora") or {}).get("rank") else FULL
+    size = _size(str(model.get("path"))) or UNKNOWN_SIZE
+    return next(fit for largest, fit in rates.items() if size <= largest)
+
+
+def _size(path: str) -> float | None:
+    """Return the billions of parameters that the name of a model has; None if it has none."""
+    found = SIZE.findall(path.rstrip("/").rpartition("/")[2])
+    if not found:
+        return None
+    number, unit = found[-1]
+    return float(number) / (1000 if unit in "Mm" else 1)
+
+
+def _kind(model: "ModelConfig", fit: Fit) -> str:
+    if model.type == "tiny":
+        return fit.kind
+    size = _size(model.path)
+    by_name = "of unknown size" if size is None else f"of {size:g} billion parameters by its name"
+    return f"{fit.kind}, {by_name}"
