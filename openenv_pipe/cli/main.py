@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, results
+from openenv_pipe.cli import base_models, engine, results
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
@@ -40,7 +40,7 @@ OF_THE_MACHINE = (
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
     *("train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
-    *("show", "check", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins"),
+    *("show", "check", "models", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins"),
     *("env", "engine", "judge", "episodes"),
 )
 
@@ -162,6 +162,7 @@ def _multirun() -> Callable[..., None]:
 
 
 app.command("eval")(results.evaluate)
+app.command("models")(base_models.models)
 app.command("export")(results.export)
 
 

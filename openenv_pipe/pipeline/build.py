@@ -43,6 +43,7 @@ from openenv_pipe.learner.distributed.build import (
 )
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.seeding import use_deterministic_kernels
+from openenv_pipe.models.hub import served_source
 from openenv_pipe.models.load import (
     reject_long_episodes,
     reject_unsupported_vision,
@@ -251,7 +252,7 @@ async def _opened_engine(
         async with open_engine(
             engine,
             weights,
-            source=None if whole_checkpoint else config.model.source,
+            source=None if whole_checkpoint else served_source(config.model),
             footprint=_footprint(config, policy),
             logs=logs,
             executor=torch_thread,

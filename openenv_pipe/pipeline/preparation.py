@@ -1,4 +1,4 @@
-"""Get what a run needs on this machine, before it has a folder: images of containers.
+"""Get what a run needs on this machine, before it has a folder: models, images of containers.
 
 `requirements` only looks. What is done here may take minutes, is done once, and serves later runs.
 """
@@ -6,11 +6,16 @@
 from collections.abc import Callable
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.models.hub import provide_model
 from openenv_pipe.registry import extras, load
 
 
 async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
-    """Let each extra get what the configuration needs of it. Raises ConfigError and HostError."""
+    """Get the model, and let each extra get what the configuration needs of it.
+
+    Raises ConfigError and HostError.
+    """
+    await provide_model(config.model, notify)
     for extra in extras():
         if extra.prepare:
             await load(extra.prepare)(config, notify)

@@ -47,7 +47,7 @@ def test_every_experiment_trains_a_pretrained_model_at_a_rate_that_fits_it(conf)
     config = config_with("model=smollm2_135m", *judge, conf=conf)
     assert (config.trainer.optimizer.type, config.trainer.optimizer.lr) == ("adamw", FULL[SMALL].lr)
     assert warn_of_lr(config) is None
-    assert "the default for pretrained weights, trained in full, of 0.135" in describe_lr(config)
+    assert "the default for pretrained weights in full (0.135 billion" in describe_lr(config)
 
 
 def test_a_rate_of_the_user_wins(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_rate_that_destroys_a_pretrained_model_is_warned_of(overrides, is_risk
     found = warn_of_lr(hub("org/name-135M", *overrides))
     assert (found is not None) is is_risky
     if found:
-        assert "destroy pretrained weights" in found
+        assert "destroy the pretrained model" in found
         assert f"{overrides[0]} with" in found.replace("0.00011", "1.1e-4").replace("0.002", "2e-3")
 
 

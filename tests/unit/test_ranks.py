@@ -11,9 +11,9 @@ from openenv_pipe.algorithms.packing import split_by_budget
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed import sharded_load
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.ranks import LOOPBACK, Ranks, interface_towards
+from openenv_pipe.models import hub
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -48,12 +48,12 @@ def test_ranks_talk_over_the_interface_that_reaches_rank_0():
 
 def test_a_rank_names_the_machine_that_lacks_the_models_weights(monkeypatch, tmp_path):
     """Offline, the hub's client returns a folder that has the tokenizer only."""
-    monkeypatch.setattr(sharded_load, "find_model_folder", lambda _: None)
-    monkeypatch.setattr(sharded_load, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(hub, "find_model_folder", lambda _: None)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(tmp_path))
     model = compose(["conf=smoke"]).config.model
     kept = model.model_dump(include={*HubModelConfig.model_fields} - {"type"})
-    hub = HubModelConfig.model_validate(
+    config = HubModelConfig.model_validate(
         kept | {"type": "hub", "path": "org/no-such-name", "revision": None}
     )
     with pytest.raises(ConfigError, match=r"no \*.safetensors of model.path=org/no-such-name"):
-        load_sharded_policy(hub, seed=0, device=torch.device("cpu"), ranks=Ranks(1, 2))
+        load_sharded_policy(config, seed=0, device=torch.device("cpu"), ranks=Ranks(1, 2))

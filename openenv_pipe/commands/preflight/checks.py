@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.environment import check_environment
-from openenv_pipe.commands.preflight.model import check_hub, check_memory, try_forward
+from openenv_pipe.commands.preflight.model import check_hub, check_lr, check_memory, try_forward
 from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
@@ -85,6 +85,7 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
     "cluster": (_try_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"settings", "model"}),
+    "learning rate": (check_lr, {"settings"}),
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "forward": (try_forward, {"settings", "model", "device"}),
     "engine": (_try_engine, {"engine", "vllm"}),

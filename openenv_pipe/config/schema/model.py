@@ -118,13 +118,13 @@ class TinyModelConfig(_Model):
 
 
 class HubModelConfig(_Model):
-    """Any causal language model of transformers, in safetensors (conf/model/hub.yaml).
+    """Any causal language model of transformers, in safetensors or GGUF (conf/model/hub.yaml).
 
     With `engine=local` also vision-language models like Qwen2-VL and Qwen2.5-VL.
     """
 
     type: Literal["hub"]
-    path: str = Field(description="a folder, or an id on the model hub")
+    path: str = Field(description="a folder, a GGUF file, or an id on the model hub")
     revision: str | None = Field(description="branch, tag or commit on the hub; null: the newest")
 
     @property

@@ -4,14 +4,12 @@ The model is built on torch's device `meta`, where it takes no memory, and is sh
 tiny model, which is drawn from its seed, is whole on each rank's CPU before its shards are cut out.
 """
 
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import snapshot_download
 from torch.distributed.tensor import DTensor
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
@@ -28,7 +26,7 @@ from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.architecture_check import reject_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
-from openenv_pipe.models.hub import find_model_folder, readable_errors
+from openenv_pipe.models.hub import download_missing, find_model_folder
 from openenv_pipe.models.load import (
     DTYPES,
     build_empty,
@@ -38,7 +36,6 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.safetensors_only import plain_name, reject_other_weights
 
 Values = Mapping[str, torch.Tensor]
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
 
 
 def load_sharded_policy(
@@ -59,7 +56,7 @@ def load_sharded_policy(
     Raises:
         ConfigError: the model cannot be read, or it cannot be sharded.
     """
-    _download_missing(config)
+    download_missing(config)
     with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint):
         return _load(config, seed, device, ranks, num_replicas, checkpoint)
 
@@ -112,17 +109,6 @@ def _load(
     if adapter and checkpoint is not None:
         policy.load_model(checkpoint)
     return policy
-
-
-def _download_missing(config: ModelConfig) -> None:
-    if isinstance(config, HubModelConfig) and find_model_folder(config) is None:
-        with readable_errors(config):
-            snapshot_download(config.path, revision=config.revision, allow_patterns=FILES)
-        if find_model_folder(config) is None:  # offline, what is there of it is returned
-            raise ConfigError(
-                f"the machine {platform.node()} has no *.safetensors of model.path={config.path}; "
-                "download the model there, or name a folder that all nodes have"
-            )
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:

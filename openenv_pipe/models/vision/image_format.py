@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.hub import readable_errors
+from openenv_pipe.models.hub import model_source, readable_errors
 from openenv_pipe.types import Image, Message
 
 
@@ -118,7 +118,7 @@ def load_image_format(config: HubModelConfig, model_config: Any, tokenizer: Any)
     """Load how a model reads images. model_config: of transformers. Raises ConfigError."""
     with readable_errors(config):
         processor = Qwen2VLImageProcessorPil.from_pretrained(
-            config.path,
+            model_source(config),
             revision=config.revision,  # type: ignore[arg-type]  # None is the newest
         )
     return ImageFormat(processor, model_config, tokenizer)

@@ -21,6 +21,7 @@ from openenv_pipe.engines.vllm.server_command import HOSTS_VARIABLE, KEY_VARIABL
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineError, RunFolderError
 from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.hub import served_source
 from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
 from openenv_pipe.models.served_template import (
     TEMPLATE_FILE,
@@ -191,7 +192,7 @@ def _served(
         template = scratch / TEMPLATE_FILE
         write_text(template, served_template(chat))
         path, revision = str(checkpoint), None
-        if model.lora.rank and (source := model.source):
+        if model.lora.rank and (source := served_source(model)):
             path, revision = source.path, source.revision
         elif model.lora.rank:
             path = str(scratch / "base")
