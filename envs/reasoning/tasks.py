@@ -1,9 +1,11 @@
 """Questions of reasoning-gym by task, split and index, and their scores.
 
 A task is the name of one of the library's generators, such as `leg_counting`. The splits use
-different seeds, so that no question of `eval` is drawn with a seed of `train`.
+different seeds, so that no question of `eval` is drawn with a seed of `train`. A task with few
+different questions asks the same in both splits, unless `holdout` keeps a share of them for `eval`.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -19,6 +21,7 @@ DEFAULT_TASK = "leg_counting"
 DEFAULT_SIZE = 1000
 MAX_SIZE = 2**20
 MAX_ANSWER_LENGTH = 10_000
+DRAWS = 50  # for each question that a split with `holdout` wants, before it has no more
 # The library adds a question's index to the seed; these seeds differ by more than any split's size.
 SPLIT_SEEDS = {"train": 0, "eval": 2**31}
 # The scorers of these tasks run the player's text as Python, by `eval` or by sympy's parser.
@@ -80,10 +83,13 @@ def choose_question(
     seed: int | None,
     size: int = DEFAULT_SIZE,
     config: Mapping[str, Any] | None = None,
+    holdout: float = 0.0,
 ) -> Question:
     """Return the question of a task: by `index`, else by `seed`, else random.
 
-    Raises TaskError if the task, split, index, seed, size or config does not exist.
+    holdout: the share of all questions that only `eval` asks; then each index is another question.
+
+    Raises TaskError if the task, split, index, seed, size, config or holdout does not exist.
     """
     _require_task(task)
     require_split(split)
@@ -93,7 +99,18 @@ def choose_question(
             raise TaskError(f"seed must be an integer or null, got {seed!r}")
         index = random.Random(seed).randrange(size)
     _require_integer("index", index, 0, size - 1)
-    return Question(_load(task, split, size, _as_text(config or {})), index)
+    if type(holdout) not in (int, float) or not 0 <= holdout < 1:
+        raise TaskError(f"holdout must be a share from 0 to below 1, got {holdout!r}")
+    text = _as_text(config or {})
+    if not holdout:
+        return Question(_load(task, split, size, text), index)
+    indices = _held_out(task, size, text, holdout)[split]
+    if index >= len(indices):
+        raise TaskError(
+            f"index: task {task!r} with config {text} and holdout {holdout} has only "
+            f"{len(indices)} different questions for {split}, so there is no index {index}"
+        )
+    return Question(_load(task, "train", size, text), indices[index])
 
 
 def require_split(split: object) -> None:
@@ -124,6 +141,29 @@ def _as_text(config: object) -> str:
     if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
         raise TaskError(f"config must map keys other than seed and size, got {config!r}")
     return json.dumps(config, sort_keys=True)
+
+
+@lru_cache(maxsize=128)
+def _held_out(task: str, size: int, config: str, holdout: float) -> dict[str, list[int]]:
+    """Return by split where its different questions are, at most `size` of each.
+
+    A hash of its text assigns a question to a split.
+    """
+    dataset = _load(task, "train", size, config)
+    seen: set[str] = set()
+    found: dict[str, list[int]] = {split: [] for split in SPLIT_SEEDS}
+    for index in range(DRAWS * size):
+        text = Question(dataset, index).text
+        if text in seen:
+            continue
+        seen.add(text)
+        part = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        mine = found["eval" if part < holdout else "train"]
+        if len(mine) < size:
+            mine.append(index)
+        if all(len(each) == size for each in found.values()):
+            break
+    return found
 
 
 @lru_cache(maxsize=128)  # Some generators read files at construction, which takes a second or two.

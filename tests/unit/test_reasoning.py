@@ -51,6 +51,19 @@ def test_config_changes_the_questions():
     )
 
 
+def test_held_out_questions_are_never_asked_in_training():
+    sums = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    given = {"task": "chain_sum", "config": sums, "holdout": 0.5, "size": 80}
+    asked = {
+        split: [ask(split=split, index=index, **given).text for index in range(80)]
+        for split in tasks.SPLIT_SEEDS
+    }
+    assert len({*asked["train"], *asked["eval"]}) == 160
+    assert asked["eval"][7] == ask(split="eval", index=7, **given).text
+    with pytest.raises(ValueError, match=r"index: .* has only \d+ different questions for eval"):
+        ask(split="eval", index=150, **given | {"size": 200})
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -63,6 +76,8 @@ def test_config_changes_the_questions():
         {"index": True},
         {"seed": "seven"},
         {"size": 0},
+        {"holdout": 1.0},
+        {"holdout": "half"},
         {"size": 2**21},
         {"config": ["min_animals"]},
         {"config": {"seed": 3}},

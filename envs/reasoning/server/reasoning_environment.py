@@ -43,13 +43,14 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
         index: int | None = None,
         size: int = DEFAULT_SIZE,
         config: dict[str, Any] | None = None,
+        holdout: float = 0.0,
     ) -> ReasoningObservation:
         """Ask a question of a task, given by `index`, else by `seed`, else random.
 
-        Raises TaskError (a ValueError) for a task, split, index, seed, size or config that does
-        not exist; the question in progress then stays.
+        Raises TaskError (a ValueError) for a task, split, index, seed, size, config or holdout that
+        does not exist; the question in progress then stays.
         """
-        self._question = choose_question(task, split, index, seed, size, config)
+        self._question = choose_question(task, split, index, seed, size, config, holdout)
         self._task = task
         self._state = State(episode_id=episode_id or str(uuid4()))
         return ReasoningObservation(task=task, question=self._question.text)
