@@ -14,6 +14,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "beta": "trainer.loss.kl.coef",
     "epsilon": "trainer.loss.clip_low",
     "epsilon_high": "trainer.loss.clip_high",
+    "delta": "trainer.loss.max_ratio",
     "loss_type": "trainer.loss.type",
     "scale_rewards": "trainer.advantage.scale",
     "max_completion_length": "env.max_reply_tokens",

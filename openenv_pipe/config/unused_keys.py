@@ -132,7 +132,7 @@ RULES = (
         advice="only trainer.loss.correction.type=mask has a lower bound",
     ),
     IneffectiveKeys(
-        keys=_keys("trainer.loss", "clip_low", "clip_high"),
+        keys=_keys("trainer.loss", "clip_low", "clip_high", "max_ratio"),
         because=("trainer.updates_per_step",),
         applies=_clip_is_idle,
         advice="the first update of a step has ratios of 1, which no clip changes; set "

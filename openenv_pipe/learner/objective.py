@@ -97,13 +97,14 @@ class Objective:
                     sample_index=tokens.sample_index,
                 )
             )
-        low, high = config.clip_low, config.clip_high
+        low, high, largest = config.clip_low, config.clip_high, config.max_ratio
         given = (tokens.logprobs, old_N, tokens.advantages)
         match config.type:
             case "grpo":
-                return grpo_loss(*given, clip_low=low, clip_high=high)
+                return grpo_loss(*given, clip_low=low, clip_high=high, max_ratio=largest)
             case "gspo":
-                return gspo_loss(*given, tokens.sample_index, clip_low=low, clip_high=high)
+                index = tokens.sample_index
+                return gspo_loss(*given, index, clip_low=low, clip_high=high, max_ratio=largest)
             case "cispo":
                 return cispo_loss(*given, clip_low=low, clip_high=high)
 

@@ -206,7 +206,7 @@ def spoils(tokens):
 
 def own_objective(name, options=None, **changes):
     loss = run_config().trainer.loss.model_dump() | changes
-    del loss["clip_low"], loss["clip_high"]
+    del loss["clip_low"], loss["clip_high"], loss["max_ratio"]
     loss |= {"type": "python", "target": f"{__name__}:{name}", "options": options or {}}
     return Objective(run_config({"trainer.loss": loss}).trainer.loss)
 

@@ -56,6 +56,11 @@ BROKEN = [
     ),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     ([NO_HOST], "host agent"),
+    (["trainer=cispo", "trainer.loss.max_ratio=4.0"], "trainer.loss.max_ratio trainer.loss.type"),
+    (
+        ["trainer.loss.clip_high=0.5", "trainer.loss.max_ratio=1.5"],
+        "trainer.loss.max_ratio trainer.loss.clip_high",
+    ),
     ([NO_HOST, "trainer.steps=0", "trainer.warm_start.steps=0"], "host agent"),
     (
         ["trainer.guard=back", "trainer.checkpoint.best=null"],

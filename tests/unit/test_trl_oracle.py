@@ -77,7 +77,7 @@ class StandIn:
         self.use_vllm = self.vllm_importance_sampling_correction = extras.get("corrected", False)
         self.current_gradient_accumulation_steps = 1
         self.args = SimpleNamespace(
-            delta=None,
+            delta=extras.get("delta"),
             use_bias_correction_kl=extras.get("weighted_kl", False),
             steps_per_generation=1,
             report_to=[],
@@ -212,6 +212,16 @@ def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
     assert_close(ours, theirs)
     plain = our_loss_and_gradients(policy, samples, name, 0.7)
     assert abs(plain[0] - theirs[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo"])
+def test_with_a_two_sided_clip_loss_and_gradients_are_trls(name):
+    policy, samples = moved_policy(0), samples_of_turns(one_advantage=True)
+    delta = 1.0 + CLIP_HIGH + 0.1
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.max_ratio": delta})
+    assert_close(ours, trl_loss_and_gradients(policy, samples, name, 0.7, delta=delta))
+    plain = our_loss_and_gradients(policy, samples, name, 0.7)
+    assert abs(plain[0] - ours[0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo"])

@@ -3,6 +3,7 @@
 Shape letter: N trained tokens of a batch. Losses are to be minimised.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -26,11 +27,16 @@ def grpo_loss(
     *,
     clip_low: float,
     clip_high: float,
+    max_ratio: float | None = None,
 ) -> PolicyLoss:
     """PPO's clipped objective per token (Schulman et al. 2017, arXiv:1707.06347), as in GRPO
     (arXiv:2402.03300). `clip_high` above `clip_low` is DAPO's clip-higher (arXiv:2503.14476).
+
+    max_ratio: a bound of ratios with negative advantages, which are not clipped from above
+        otherwise (INTELLECT-2, arXiv:2505.07291)
     """
-    return _clipped(ratios(logprobs_N - old_logprobs_N), advantages_N, clip_low, clip_high)
+    ratio_N = ratios(logprobs_N - old_logprobs_N)
+    return _clipped(ratio_N, advantages_N, clip_low, clip_high, max_ratio)
 
 
 def gspo_loss(
@@ -41,6 +47,7 @@ def gspo_loss(
     *,
     clip_low: float,
     clip_high: float,
+    max_ratio: float | None = None,
 ) -> PolicyLoss:
     """Clip one ratio per sample: the geometric mean of its tokens' (Zheng et al. 2025,
     arXiv:2507.18071). Clips are far smaller than those of tokens, about 3e-4.
@@ -50,7 +57,7 @@ def gspo_loss(
     """
     mean_N = sample_means((logprobs_N - old_logprobs_N).detach(), sample_index_N)
     ratio_N = ratios(mean_N) * torch.exp(logprobs_N - logprobs_N.detach())
-    return _clipped(ratio_N, advantages_N, clip_low, clip_high)
+    return _clipped(ratio_N, advantages_N, clip_low, clip_high, max_ratio)
 
 
 def cispo_loss(
@@ -77,14 +84,21 @@ def cispo_loss(
 
 
 def _clipped(
-    ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip_low: float, clip_high: float
+    ratio_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+    max_ratio: float | None,
 ) -> PolicyLoss:
     """Clip a ratio only if it has moved too far in the direction of its advantage."""
     bounded_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
     seen_N = ratio_N.detach()
+    largest = math.inf if max_ratio is None else max_ratio
+    ratio_N = ratio_N.clamp(max=largest)
     return PolicyLoss(
         loss=-torch.minimum(ratio_N * advantages_N, bounded_N * advantages_N),
         ratio=seen_N,
         clipped_low=(seen_N < 1.0 - clip_low) & (advantages_N < 0),
-        clipped_high=(seen_N > 1.0 + clip_high) & (advantages_N > 0),
+        clipped_high=((seen_N > 1.0 + clip_high) & (advantages_N > 0))
+        | ((seen_N > largest) & (advantages_N < 0)),
     )

@@ -95,6 +95,21 @@ RULES = (
         "trainer.loss.normalise=sample",
     ),
     Rule(
+        keys=("trainer.loss.max_ratio", "trainer.loss.type"),
+        breaks=lambda c: c.trainer.loss.type == "cispo" and c.trainer.loss.max_ratio is not None,
+        advice="CISPO bounds all ratios by trainer.loss.clip_high; set trainer.loss.max_ratio=null",
+    ),
+    Rule(
+        keys=("trainer.loss.max_ratio", "trainer.loss.clip_high"),
+        breaks=lambda c: (
+            c.trainer.loss.type in ("grpo", "gspo")
+            and c.trainer.loss.max_ratio is not None
+            and c.trainer.loss.max_ratio <= 1.0 + c.trainer.loss.clip_high
+        ),
+        advice="ratios with positive advantages may be as large as 1 + clip_high, and others have "
+        "to have at least as much room; raise trainer.loss.max_ratio, or set it to null",
+    ),
+    Rule(
         keys=("trainer.loss.kl.estimator", "trainer.loss.kl.importance_weights"),
         breaks=lambda c: (
             c.trainer.loss.kl.estimator == "k1" and not c.trainer.loss.kl.importance_weights

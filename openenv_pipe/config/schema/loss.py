@@ -57,6 +57,10 @@ class ClippedLossConfig(LossBlock):
     )
     clip_low: Positive
     clip_high: Positive
+    max_ratio: Positive | None = Field(
+        description="a bound of ratios with negative advantages, above 1 + clip_high (two-sided "
+        "clip, TRL's delta); null: none"
+    )
 
     @property
     def title(self) -> str:
