@@ -70,6 +70,11 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
         token_ids = torch.zeros(1, 4, dtype=torch.int64)
         with torch.no_grad():
             logits = model(input_ids=token_ids, use_cache=False).logits.float()
+    except Exception as error:
+        raise ConfigError(
+            f"model.path: {name} does not pass its decoder's hidden states to its head, as causal "
+            f"language models do ({type(error).__name__}: {str(error)[:200]}); {_ADVICE}"
+        ) from error
     finally:
         for part in (*parts, head):
             del part.forward

@@ -270,6 +270,13 @@ def test_hidden_states_that_change_before_the_head_are_rejected(tmp_path):
         reject_unsupported(model)
 
 
+def test_a_head_that_reads_something_else_than_the_decoders_output_is_rejected():
+    with torch.device("meta"):
+        model = transformers.RoFormerForCausalLM(transformers.RoFormerConfig(is_decoder=True))
+    with pytest.raises(ConfigError, match="RoFormerForCausalLM does not pass its decoder's hidden"):
+        reject_unsupported(model)
+
+
 @pytest.fixture(scope="module")
 def longrope(tmp_path_factory):
     options = {"sliding_window": None, "rope_parameters": LONGROPE}
