@@ -1,9 +1,5 @@
 """Starts `train` with engine=vllm for the tests, and checks the results."""
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -11,10 +7,10 @@ import psutil
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from tests.commands import Command
 from tests.programs import CLIENT
 from tests.vllm_server import SMALL
 
-REPOSITORY = Path(__file__).parents[1]
 LIMIT_S = 600.0  # a start takes 20 to 30 s on two idle cores, and minutes on busy ones
 BOUND = 1e-4  # for a difference of logprobs, in float32
 # A planner is asked before the player, who continues his own conversation.
@@ -33,34 +29,9 @@ for _ in range(2):
 AS_PROGRAM = ("agent=program", "agent.command=['{python}','-S','agent.py']")
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "openenv_pipe.cli.main", "train", *SMALL, *overrides]
-    with (folder / "stderr").open("w") as log:
-        return subprocess.Popen(
-            [*command, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            text=True,
-        )
-
-
-def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
-    """Wait for a run and return its exit code and stderr."""
-    try:
-        code = process.wait(LIMIT_S)
-    finally:
-        process.kill()
-    return code, (folder / "stderr").read_text()
-
-
-def wait_until(condition, what: str, folder: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        told = (folder / "stderr").read_text()
-        assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}\n{told}"
-        time.sleep(0.02)
+def start(folder: Path, *overrides: str) -> Command:
+    more = ("eval.num_tasks=2", "trainer.optimizer.lr=1e-2")
+    return Command(folder, "train", *SMALL, *overrides, *more)
 
 
 def server_processes(run: psutil.Process) -> list[psutil.Process]:

@@ -1,11 +1,15 @@
 """A judge that is served by a real vLLM with a tiny model: the protocol, from start to end."""
 
 import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import JudgeError
+from openenv_pipe.extras.judges import vllm_server
 from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
 from openenv_pipe.models.weights import PolicyWeights
@@ -33,6 +37,7 @@ def base(tmp_path_factory):
 
 def judge_config(base, *overrides):
     given = [f"judge.model={base}", "judge.max_model_len=256", "judge.max_reply_tokens=64"]
+    given.append("judge.arguments=[--enforce-eager]")  # compiling takes half of a start
     return compose(["conf=echo", "reward=ruler", "judge=vllm", *given, *overrides]).config.judge
 
 
@@ -64,7 +69,9 @@ async def test_a_server_answers_by_the_schema_and_ends_with_the_judge(base, tmp_
     assert len(started) == 1  # all answers were kept, so that no server was started
 
 
-async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(JudgeError, match="judge's server did not start"):
-        await ask(judge_config(tmp_path / "empty"), tmp_path / "judge")
+async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path, monkeypatch):
+    """This Python has no vLLM."""
+    here = SimpleNamespace(build="cpu", python=Path(sys.executable), package="vllm", packages={})
+    monkeypatch.setattr(vllm_server, "require_installed", lambda build: here)
+    with pytest.raises(JudgeError, match=r"judge's server did not start.*No module named"):
+        await ask(judge_config(tmp_path), tmp_path / "judge")

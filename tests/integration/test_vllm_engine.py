@@ -26,9 +26,9 @@ from tests.vllm_runs import (
     AS_PROGRAM,
     PLANNING_PROGRAM,
     assert_trained_and_agreed,
-    ended,
     start,
 )
+from tests.vllm_runs import LIMIT_S as START_LIMIT_S
 from tests.vllm_server import LORA_RANK, ServerProxy, opened
 
 pytestmark = pytest.mark.vllm
@@ -375,9 +375,11 @@ def test_three_steps_with_an_adapter(vllm_served, tmp_path, play):
         "rerender": ("model.history=rerender", f"model.chat_template={json.dumps(DROPS_THOUGHTS)}"),
         "program": AS_PROGRAM,
     }[play]
-    process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}", *more)
-    code, told = ended(process, tmp_path)
-    assert code == 0, told
+    run = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}", *more)
+    try:
+        assert run.wait(START_LIMIT_S) == 0, run.err
+    finally:
+        run.kill()
     assert_trained_and_agreed(tmp_path)
 
 

@@ -1,14 +1,17 @@
 """`train` with engine=vllm on servers that the run starts: how they start, die and end."""
 
 import contextlib
-import signal
-import time
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Status
+from tests.commands import wait_until
+from tests.other_user import assert_nothing_for_others, shared_places
 from tests.vllm_runs import (
     AS_PROGRAM,
     BOUND,
@@ -16,13 +19,11 @@ from tests.vllm_runs import (
     PLANNING_PROGRAM,
     assert_trained_and_agreed,
     child_processes,
-    ended,
     server_processes,
     start,
     steps_of,
-    wait_until,
 )
-from tests.vllm_server import LORA_RANK, installed_vllm
+from tests.vllm_server import EAGER, LORA_RANK, installed_vllm
 
 pytestmark = pytest.mark.vllm
 
@@ -40,48 +41,26 @@ def installed() -> None:
         pytest.skip(found)
 
 
-def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
-    """Trap 28: a server with all weights is killed in the second of three steps.
-
-    The new server gets the policy of the first step and the lost requests.
-    """
-    process = start(tmp_path, "trainer.group_size=16", "host.sessions_per_server=32")
-    try:
-        wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
-        time.sleep(0.1)
-        (worker,) = (
-            each
-            for each in server_processes(psutil.Process(process.pid))
-            if title(each).startswith("VLLM::Worker")
-        )
-        worker.kill()
-    finally:
-        code, told = ended(process, tmp_path)
-    assert code == 0, told
-    assert_trained_and_agreed(tmp_path)
-    assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
-    assert "restart 1 of 2" in told
-    assert "waiting for http" in told and "ready at http" in told
-
-
 def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):
-    """Their calls wait for the new server, and what is trained is what it sampled."""
+    """Trap 28. Their calls wait for the new server, and what is trained is what it sampled."""
     (tmp_path / "agent.py").write_text(PLANNING_PROGRAM)
-    process = start(tmp_path, *AS_PROGRAM)
+    command = start(tmp_path, EAGER, *AS_PROGRAM)
     try:
-        run = psutil.Process(process.pid)
-        wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
-        wait_until(lambda: child_processes(run, "agent.py"), "a program", tmp_path)
+        run = psutil.Process(command.pid)
+        wait_until(lambda: steps_of(tmp_path), "the first step", command, LIMIT_S)
+        wait_until(lambda: child_processes(run, "agent.py"), "a program", command, LIMIT_S)
         servers = server_processes(run)
         (worker,) = (each for each in servers if title(each).startswith("VLLM::Worker"))
         worker.kill()
-        wait_until(lambda: len(steps_of(tmp_path)) >= 2, "the second step", tmp_path)
+        wait_until(lambda: len(steps_of(tmp_path)) >= 2, "the second step", command, LIMIT_S)
         servers += server_processes(run)
+        assert command.wait(LIMIT_S) == 0, command.err
     finally:
-        code, told = ended(process, tmp_path)
-    assert code == 0, told
+        command.kill()
     assert_trained_and_agreed(tmp_path)
     assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
+    assert "restart 1 of 2" in command.err
+    assert "waiting for http" in command.err and "ready at http" in command.err
     folder = tmp_path / "runs" / "smoke" / "0001"
     groups = [group for step in (1, 2, 3) for group in read_episodes(episodes_path(folder, step))]
     assert {each.status for group in groups for each in group.episodes} == {Status.ANSWERED}
@@ -90,21 +69,32 @@ def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):
     assert alive == []
 
 
-def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
-    """Both servers have played by then, and have received the policy of the first step."""
-    more = ("engine.num_servers=2", "trainer.steps=1000")
-    process = start(tmp_path, f"model.lora.rank={LORA_RANK}", *more)
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with shared_places() as folder:
+        yield folder
+
+
+def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, shared, tmp_path):
+    """Both servers have played by then, and have received the policy of the first step.
+
+    Another user of the machine gets nothing of them.
+    """
+    more = (EAGER, "engine.num_servers=2", "trainer.steps=1000")
+    command = start(tmp_path, f"model.lora.rank={LORA_RANK}", *more)
     try:
-        wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
+        wait_until(lambda: steps_of(tmp_path), "the first step", command, LIMIT_S)
         record = steps_of(tmp_path)[0]
         assert record["logprob_check/difference"] < BOUND < record["logprob_check/moved"]
         each = [record[f"engine/{number}/generated_tokens"] for number in (0, 1)]
         assert min(each) > 0 and sum(each) == record["engine/generated_tokens"]
-        servers = server_processes(psutil.Process(process.pid))
+        servers = server_processes(psutil.Process(command.pid))
         assert len(servers) >= 6  # two servers, each with an engine and a worker process
-        process.send_signal(signal.SIGKILL)
-        process.wait(LIMIT_S)
+        if os.geteuid() == 0:
+            assert_nothing_for_others(command.pid, shared)
+        command.kill()
+        command.wait(LIMIT_S)
         _, alive = psutil.wait_procs(servers, timeout=5)
         assert alive == []
     finally:
-        process.kill()
+        command.kill()

@@ -19,7 +19,7 @@ from tests.vision_models import (
     trained_logprobs,
     write_vision_model,
 )
-from tests.vllm_server import LORA_RANK, installed_vllm, opened, vllm_server
+from tests.vllm_server import EAGER, LORA_RANK, installed_vllm, opened, vllm_server
 
 pytestmark = pytest.mark.vllm
 BOUND = 1e-4  # of the difference of two logprobs, in float32
@@ -43,9 +43,8 @@ def served(model, tmp_path_factory):
         require_images("cpu")
     except EngineMissingError as error:
         pytest.skip(f"not installed: {error}")
-    eager = "engine.arguments=[--enforce-eager]"  # compiling takes longer than these tests
     folder = tmp_path_factory.mktemp("vllm")
-    with vllm_server(installed, folder, *model, eager, sees_images=True) as server:
+    with vllm_server(installed, folder, *model, EAGER, sees_images=True) as server:
         yield server
 
 
