@@ -42,7 +42,7 @@ def test_a_shipped_experiment_passes():
     lines = check("conf=wordle", "trainer.tasks_per_step=3", "trainer.group_size=2")
     assert {name for name, line in lines.items() if line.result is not Result.OK} == set()
     assert set(lines) == {
-        *("settings", "device", "run folder", "model", "chat", "environment", "adapter"),
+        *("settings", "device", "run folder", "model", "learning rate", "chat", "environment"),
         *("rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory", "disk"),
         *("forward", "tokens", "baseline expert", "baseline random"),
     }
