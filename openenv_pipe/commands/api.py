@@ -43,8 +43,9 @@ def train(
     trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
     on_progress: receives each line of progress; default: the log, at level INFO.
-    Raises ConfigError and RunFolderError before anything starts, FailureError if the run fails,
-    and KeyboardInterrupt if it was interrupted. The run folder says why in every case.
+    Raises ConfigError and RunFolderError for what the caller has to correct, before there is a run
+    folder if it can be known by then, FailureError if the run fails, and KeyboardInterrupt if it
+    was interrupted. The run folder, once there is one, says why.
     """
     if resume is not None and fork is not None:
         raise ConfigError("resume continues a run, fork starts a new one; give one of them")

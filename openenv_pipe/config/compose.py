@@ -267,8 +267,8 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
         choices = choice if isinstance(choice, list) else [choice]
         if override.key_or_group == EXPERIMENTS and choice is choices:
             raise ConfigError(
-                f"{line} names several experiments, but a run has one; a file of "
-                "yours can include another: defaults: [wordle, _self_]"
+                f"{line} names several experiments, but a run has one; to build on an experiment, "
+                "write your own in conf/conf/ that begins with defaults: [wordle, _self_]"
             )
         is_text = all(isinstance(each, str) for each in choices)
         if not is_text or len(str(choice)) > MAX_KEY_LENGTH:

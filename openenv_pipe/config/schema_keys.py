@@ -22,7 +22,7 @@ _CONDITIONS = {
 
 
 def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
-    """Return all dotted keys of the schema, blocks and all types of a block included."""
+    """Return all dotted keys of the schema, with those of blocks and of all types of a block."""
     found: dict[str, None] = {}
     for block in _blocks(annotation):
         for name, field in block.model_fields.items():

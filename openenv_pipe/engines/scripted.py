@@ -53,7 +53,7 @@ def replies_of(policy: ScriptedPolicy) -> Replies:
             written = await code.call(policy, observations, draw, **more)
         except UserCodeError as error:
             fields = ", ".join(sorted(observations[-1]))
-            raise ConfigError(f"{error}; the observation has {fields}") from error
+            raise ConfigError(f"{error}; the fields of the observation are {fields}") from error
         if not isinstance(written, str):
             raise ConfigError(f"the scripted policy {name} returned {written!r}, expected a string")
         return written

@@ -123,8 +123,7 @@ def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
 
 
 def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape | None:
-    """Read a model's shape from its config.json; None if that has other keys, as GPT-2's has.
-
+    """Read a model's shape from config.json; None if that lacks the usual keys, as GPT-2's does.
 
     Such a model can be trained, but its memory cannot be estimated.
     """

@@ -55,7 +55,7 @@ def check_writable(config: RunConfig) -> None:
 def describe(
     folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Fill a new folder except run.json, whose fields without the id are returned."""
+    """Write all files of a new folder but run.json; return the fields of run.json but the id."""
     values = config.model_dump(mode="json")
     secrets = known_secrets(values)
     write_config(folder / "config.json", values, secrets)

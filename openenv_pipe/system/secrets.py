@@ -47,7 +47,7 @@ _remembered: dict[str, str] = {}  # values to names
 
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """True if a variable or key of this name holds a secret."""
+    """True if the name of a variable or key says that its value is a secret."""
     return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
 
 

@@ -24,7 +24,7 @@ LIMIT_S = 60.0  # for one episode
 async def try_baselines(
     config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat
 ) -> AsyncIterator[Line]:
-    """Yield a line for each baseline. One that fails ends no run, so it is a warning.
+    """Yield a line for each baseline. One that fails does not end a run, so its line is a warning.
 
     Raises:
         HostError: as in training.

@@ -38,7 +38,10 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
             shutil.rmtree(orphan, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=_prefix()))  # mode 0700
     except OSError as error:
-        raise ConfigError(f"engine.weights_dir={configured!r} cannot be used: {error}") from error
+        raise ConfigError(
+            f"engine.weights_dir={configured!r}: no folder can be made in {parent}: {error}; set "
+            "it to a folder of yours that can be written to"
+        ) from error
     with _removed_at_the_end(folder):
         (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
         yield folder

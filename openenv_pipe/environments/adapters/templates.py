@@ -60,7 +60,8 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
         ) from None
     except Exception as error:  # whatever an expression of the template raises
         raise ConfigError(
-            f"an env.adapter template cannot be rendered: {error}; the fields are {_named(fields)}"
+            f"an env.adapter template cannot be rendered: {error}; the fields that it can use are "
+            f"{_named(fields)}"
         ) from None
     return _message(role, text, notes)
 

@@ -86,8 +86,8 @@ async def _num_tasks(url: str, access: Access, key: str, path: str, split: str) 
 
 def _unexpected(url: str, key: str, expected: str, seen: object) -> ConfigError:
     return ConfigError(
-        f"{key}.type=server: {url} does not {expected} as OpenEnv's task API does: {seen!r:.200}; "
-        "name the tasks by type range, file or dataset"
+        f"{key}.type=server: {url} does not {expected}, as OpenEnv's task API requires: "
+        f"{seen!r:.200}; name the tasks by type range, file, dataset or folders"
     )
 
 
@@ -101,5 +101,5 @@ async def _answer(url: str, access: Access, key: str, path: str, body: Any = Non
     why = "without tasks of its own" if status == NOT_IMPLEMENTED else quoted(content)
     raise ConfigError(
         f"{key}.type=server: {url}{path} answers {status} ({why}), expected 200; "
-        "name the tasks by type range, file or dataset"
+        "name the tasks by type range, file, dataset or folders"
     )

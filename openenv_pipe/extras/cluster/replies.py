@@ -15,12 +15,12 @@ class _Exchange:
 
 
 class EpisodeReplies:
-    """Answers an episode's requests by the engine, and remembers the answers.
+    """Answers an episode's requests with the engine, and remembers the answers.
 
     After `repeat` the episode is played again from its reset: requests that equal the remembered
-    ones get the same replies, without the engine. An environment that repeats itself therefore
-    ends with the episode that the lost worker would have returned. Where it does not, the engine
-    replies to the new prompts.
+    ones get the same replies, without the engine. A deterministic environment therefore ends with
+    the episode that the lost worker would have returned. In another one, the engine replies from
+    the first request that differs.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,7 +29,7 @@ class EpisodeReplies:
         self._place = 0
 
     def repeat(self) -> None:
-        """Begin again with the first request."""
+        """Expect the episode's requests again, from the first one on."""
         self._place = 0
 
     async def settle(self) -> None:

@@ -1,7 +1,8 @@
 """RULER: a judge compares the episodes of a group (OpenPipe/ART, relative universal rewards).
 
 One request shows all episodes of a group. What they share at the beginning is shown once, equal
-episodes are shown once, and the order is random, by the run's seed, because judges prefer places.
+episodes are shown once, and the order is random, by the run's seed, because judges favour some
+positions.
 """
 
 import math

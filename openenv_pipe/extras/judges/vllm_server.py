@@ -1,4 +1,4 @@
-"""A judge's model in a vLLM server that starts at the first question and ends with the judge."""
+"""A judge's model in a vLLM server that starts at the first request and ends with the judge."""
 
 import asyncio
 import logging

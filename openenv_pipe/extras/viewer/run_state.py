@@ -45,7 +45,7 @@ class RunState:
         return lines
 
     def image(self) -> list[str]:
-        """Return the whole state: status, progress, numbers, curves, alarms."""
+        """Return the lines that show the whole state: status, progress, numbers, curves, alarms."""
         folder, records = self._read()
         lines = [_headline(folder)]
         if records:

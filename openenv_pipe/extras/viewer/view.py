@@ -42,8 +42,8 @@ def view(
     is_local = host in LOOPBACK or host == "::1"
     if not needs_token and not is_local:
         raise ConfigError(
-            f"--no-token with --host {host} would let in everybody who reaches this machine; leave "
-            "out --host, or --no-token"
+            f"--no-token with --host {host} would let anybody who can reach this machine use the "
+            "viewer; leave out --host or --no-token"
         )
     shown_dir, page, note = find_target(target, runs_dir)
     if note:

@@ -77,7 +77,8 @@ def serve_run(
 
         if extra:
             raise ConfigError(
-                f"{extra[0]!r} is an argument of vLLM, which --engine local is without"
+                f"{extra[0]!r} is passed to vLLM, which --engine local does not start; leave it "
+                "out, or choose --engine vllm"
             )
         max_tokens = max_model_len or subject.config.env.max_episode_tokens
         key = server_key(host, notify)
