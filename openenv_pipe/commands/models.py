@@ -51,7 +51,8 @@ async def fetch_model(name: str, notify: Callable[[str], None]) -> Path | None:
         ConfigError: the model does not exist, or cannot be had.
     """
     is_option = name in group_options("model")
-    model = _compose([f"model={name}"] if is_option else ["model=hub", f"++model.path='{name}'"])
+    quoted = name.replace("\\", "\\\\").replace("'", "\\'")
+    model = _compose([f"model={name}"] if is_option else ["model=hub", f"++model.path='{quoted}'"])
     await provide_model(model, notify)
     download_missing(model)
     return find_model_folder(model) if isinstance(model, HubModelConfig) else None

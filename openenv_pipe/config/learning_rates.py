@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `compose`'s.
     from openenv_pipe.config.schema import ModelConfig, RunConfig
 
-# Billions of parameters as names have them: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it.
-SIZE = re.compile(r"(?<![\d.a-zA-Z])(\d+(?:\.\d+)?)([MmBb])(?![a-zA-Z])")
+# Parameters as names have them: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it, Mixtral-8x7B.
+SIZE = re.compile(r"(?<![\d.a-zA-Z])(?:(\d+)x)?(\d+(?:\.\d+)?)([MmBb])(?![a-zA-Z])")
 # Above this many times the fitting rate, a run is warned of.
 RISKY = 10.0
 RISKY_MUON = 2e-4  # Muon's updates have the same size whatever the gradients
@@ -66,20 +66,26 @@ def describe_lr(config: "RunConfig") -> str:
 
 
 def warn_of_lr(config: "RunConfig") -> str | None:
-    """Return why the learning rate is likely to destroy a pretrained model; None if it is not."""
-    optimizer, model = config.trainer.optimizer, config.model
-    if model.type == "tiny" or config.trainer.steps == 0:
+    """Return why a learning rate is likely to destroy a pretrained model; None if none is."""
+    trainer, model = config.trainer, config.model
+    if model.type == "tiny":
         return None
     fit = _fit(model.model_dump())
-    limit = RISKY_MUON if optimizer.type == "muon" else RISKY * fit.lr
-    if optimizer.lr <= limit:
-        return None
-    return (
-        f"trainer.optimizer.lr={optimizer.lr:g} with trainer.optimizer.type={optimizer.type} is "
-        "likely to destroy the pretrained model within a few steps: replies become unusable, or "
-        f"all the same; set at most {limit:g}, or leave both keys out for adamw {fit.lr:g}, the "
-        f"default for {_kind(model, fit)}"
+    stages = (
+        ("trainer", trainer, fit.lr),
+        ("trainer.warm_start", trainer.warm_start, fit.supervised_lr),
     )
+    for key, stage, lr in stages:
+        optimizer = stage.optimizer
+        limit = RISKY_MUON if optimizer.type == "muon" else RISKY * lr
+        if stage.steps and optimizer.lr > limit:
+            return (
+                f"{key}.optimizer.lr={optimizer.lr:g} with {key}.optimizer.type={optimizer.type} "
+                "is likely to destroy the pretrained model within a few steps: replies become "
+                f"unusable, or all the same; set at most {limit:g}, or leave both keys out for "
+                f"adamw {lr:g}, the default for {_kind(model, fit)}"
+            )
+    return None
 
 
 def _fit(model: Mapping[str, Any]) -> Fit:
@@ -91,12 +97,16 @@ def _fit(model: Mapping[str, Any]) -> Fit:
 
 
 def _size(path: str) -> float | None:
-    """Return the billions of parameters that the name of a model has; None if it has none."""
+    """Return the billions of parameters that the name of a model has; None if it has none.
+
+    Of several sizes the largest counts, because `1M` in Qwen2.5-7B-Instruct-1M is of the context.
+    """
     found = SIZE.findall(path.rstrip("/").rpartition("/")[2])
-    if not found:
-        return None
-    number, unit = found[-1]
-    return float(number) / (1000 if unit in "Mm" else 1)
+    sizes = [
+        int(experts or 1) * float(number) / (1000 if unit in "Mm" else 1)
+        for experts, number, unit in found
+    ]
+    return max(sizes, default=None)
 
 
 def _kind(model: "ModelConfig", fit: Fit) -> str:

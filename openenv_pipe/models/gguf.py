@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import io
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, redirect_stderr
 from functools import lru_cache
@@ -113,9 +114,18 @@ def _read(file: Path) -> tuple[Any, Any]:
     import transformers
 
     transformers.logging.disable_progress_bar()
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        with redirect_stderr(io.StringIO()):  # on which transformers would draw a bar of its own
+        with (
+            tempfile.TemporaryDirectory(prefix="openenv-pipe-gguf-") as alone,
+            redirect_stderr(io.StringIO()),  # on which transformers would draw a bar of its own
+        ):
+            # transformers would also obey what lies beside the file, such as an adapter's files.
+            (Path(alone) / file.name).symlink_to(file.resolve())
+            where: dict[str, Any] = {
+                "pretrained_model_name_or_path": alone,
+                "gguf_file": file.name,
+                "trust_remote_code": False,
+            }
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 **where, dtype=torch.float32

@@ -28,6 +28,8 @@ def hub(path: str, *overrides: str) -> RunConfig:
         ("meta-llama/Llama-3.2-1B-Instruct", MIDDLE),
         ("Qwen/Qwen3-4B-Instruct-2507", LARGE),
         ("Qwen/Qwen3-30B-A3B", LARGE),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", LARGE),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", LARGE),
         ("/models/32B/my-360M/", SMALL),
         ("./agent7bis", MIDDLE),
         ("no-size", MIDDLE),
@@ -82,6 +84,15 @@ def test_a_rate_that_destroys_a_pretrained_model_is_warned_of(overrides, is_risk
     if found:
         assert "destroy the pretrained model" in found
         assert f"{overrides[0]} with" in found.replace("0.00011", "1.1e-4").replace("0.002", "2e-3")
+
+
+def test_a_supervised_rate_is_warned_of_where_there_is_such_a_stage():
+    high = "trainer.warm_start.optimizer.lr=1e-2"
+    model = ("model=hub", "model.path=org/name-7B")
+    assert warn_of_lr(config_with(*model, high, conf="wordle")) is None
+    stage = ("trainer.warm_start.steps=1", "trainer.warm_start.source.policy=module:function")
+    found = warn_of_lr(config_with(*model, high, *stage, conf="wordle"))
+    assert found and "trainer.warm_start.optimizer.lr=0.01 with" in found
 
 
 def test_random_weights_keep_what_teaches_them():

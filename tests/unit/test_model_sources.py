@@ -1,6 +1,7 @@
 """Models from GGUF files and from wheels: what reaches the cache, and what is rejected."""
 
 import asyncio
+import json
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,6 +108,18 @@ def test_the_folder_belongs_to_the_content_of_the_file(tiny_gguf, tmp_path):
     assert hub.find_model_folder(hub_model(str(copy))) is not None
     copy.write_bytes(tiny_gguf.read_bytes() + b"\0")
     assert hub.find_model_folder(hub_model(str(copy))) is None
+
+
+def test_files_beside_a_gguf_file_have_no_say(tiny_gguf, tmp_path):
+    file = tmp_path / "download" / "tiny.gguf"
+    file.parent.mkdir()
+    file.write_bytes(tiny_gguf.read_bytes())
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "org/other"}
+    (file.parent / "adapter_config.json").write_text(json.dumps(adapter))
+    (file.parent / "config.json").write_text(json.dumps({"auto_map": {"AutoConfig": "a.b"}}))
+    (file.parent / "adapter_model.bin").write_bytes(b"a pickle")
+    assert len(provide(file)) == 1
+    assert hub.find_model_folder(hub_model(str(file))) is not None
 
 
 def test_an_unusable_gguf_file_is_rejected_with_the_reason(tiny_gguf, tmp_path):

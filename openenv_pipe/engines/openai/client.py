@@ -71,7 +71,7 @@ class ChatClient:
         self._config = config
         self._block = block
         self.url = config.base_url.rstrip("/") + _PATH
-        self._cache = ResponseCache(Path(cache_dir), "engine.cache_dir") if cache_dir else None
+        self._cache = ResponseCache(Path(cache_dir), f"{block}.cache_dir") if cache_dir else None
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._requests = RateLimit(config.requests_per_minute)
         self._tokens = RateLimit(config.tokens_per_minute)

@@ -1,10 +1,11 @@
 """What `openenv-pipe sft` trains: an experiment whose only stage is supervised."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from openenv_pipe.config.compose import Composed, compose
-from openenv_pipe.extras.sft.rows import read_rows
+from openenv_pipe.extras.sft.rows import BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 
 STEPS = "trainer.warm_start.steps"
@@ -12,7 +13,9 @@ SOURCE = "trainer/warm_start/source=conversations"
 
 
 def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
-    """Return the configuration of a run that takes so many passes over the data, and no more.
+    """Return the configuration of a run that takes so many passes over the rows that can be read.
+
+    Rows that are too long for the model are known later, and the run says so.
 
     Raises ConfigError.
     """
@@ -25,6 +28,14 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
         return composed
     warm_start = composed.config.trainer.warm_start
     assert isinstance(warm_start.source, ConversationsConfig)
-    num_rows = len(list(read_rows(warm_start.source)))
+    num_rows = sum(_is_usable(row) for _, row in read_rows(warm_start.source))
     steps = max(1, math.ceil(passes * num_rows / warm_start.episodes_per_step))
     return compose([*given, f"{STEPS}={steps}", *overrides])
+
+
+def _is_usable(row: Mapping[str, Any]) -> bool:
+    try:
+        conversation_of(row)
+    except BadRowError:
+        return False
+    return True

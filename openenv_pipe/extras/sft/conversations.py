@@ -49,7 +49,7 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
         task = Task(id=f"data/{index}", split="data", index=index, seed=0)
         try:
             turns = turns_of(conversation_of(row), chat, setup.config.env.max_episode_tokens)
-        except BadRowError as error:
+        except (BadRowError, ConfigError) as error:  # the template may be unable to render it
             bad.append(f"{where}: {error}")
             continue
         episode = Episode(task=task, member=0, seed=0, turns=turns, status=Status.DONE)
@@ -63,8 +63,11 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
             '{"role": "assistant", "content": "4"}]}'
         )
     if bad:
+        stage = setup.config.trainer.warm_start
+        times = stage.steps * stage.episodes_per_step / len(groups)
         setup.notify(
-            f"{len(bad)} of {len(groups) + len(bad)} conversations are left out{shown}{more}"
+            f"{len(bad)} of {len(groups) + len(bad)} conversations are left out{shown}{more}\n"
+            f"each of the others is used {times:.3g} times"
         )
     return groups
 

@@ -19,6 +19,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.pipeline.demonstrations import SourceSetup
 from openenv_pipe.rollout import collect_groups
+from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.find import find_folder
 from openenv_pipe.types import Episode, Group, Message, Tool, Turn
@@ -36,10 +37,10 @@ async def read_recorded(source: EpisodesConfig, setup: SourceSetup) -> list[Grou
 def _recorded(source: EpisodesConfig) -> Iterator[Group]:
     """Yield the groups of a run, a folder or a file. Raises ConfigError."""
     try:
-        found = Path(source.path)
+        found = Path(source.path).expanduser()
         files = [found] if found.is_file() else []
         if not files:
-            folder = find_folder(source.path)
+            folder = find_folder(str(found))
             files = sorted((folder / "episodes").glob("*.jsonl.gz"))
             files = files or sorted(folder.glob("*.jsonl.gz"))
         for file in files:
@@ -55,9 +56,10 @@ async def play_teacher(source: TeacherConfig, setup: SourceSetup) -> list[Group]
         ConfigError: no episode is chosen.
         EngineError, HostError: the teacher cannot play.
     """
-    async with ChatClient(source.engine, cache_dir=source.engine.cache_dir) as client:
+    engine = source.engine
+    async with ChatClient(engine, block=f"{KEY}.engine", cache_dir=engine.cache_dir) as client:
         groups = await collect_groups(
-            setup.rollout.with_engine(OpenAIEngine(source.engine, client)),
+            setup.rollout.with_engine(OpenAIEngine(engine, client)),
             setup.order.take(0, source.num_tasks),
             group_size=source.samples_per_task,
             temperature=source.temperature,
@@ -105,11 +107,24 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
     turns = episode.turns
     if not turns:
         raise BadRowError("it has no turn")
-    has_ids = all(turn.usage is None for turn in turns)
-    if has_ids and all(chat.reply_text(turn.completion_ids) == turn.reply for turn in turns):
+    conversation = _conversation_of(turns)
+    if _is_in_format(turns, conversation, chat):
+        if episode.num_branch_tokens > max_tokens:
+            raise BadRowError(f"it has more tokens than env.max_episode_tokens={max_tokens}")
         return turns
-    if not all(turn.messages for turn in turns):
+    if conversation is None:
         raise BadRowError("its token ids are of another model, and its messages are not recorded")
+    new = turns_of(conversation, chat, max_tokens)
+    return [
+        replace(one, steps=turn.steps, unusable=turn.unusable)
+        for one, turn in zip(new, turns, strict=True)
+    ]
+
+
+def _conversation_of(turns: Sequence[Turn]) -> Conversation | None:
+    """Return the messages of an episode; None if they are not recorded."""
+    if not all(turn.messages for turn in turns):
+        return None
     tools, messages = list[Tool](), list[Message]()
     for turn in turns:
         for message in turn.messages:
@@ -118,11 +133,23 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
             else:
                 messages.append(message)
         messages.append(_as_message(turn.reply, tools))
-    new = turns_of(Conversation(messages=messages, tools=tools), chat, max_tokens)
-    return [
-        replace(one, steps=turn.steps, unusable=turn.unusable)
-        for one, turn in zip(new, turns, strict=True)
-    ]
+    return Conversation(messages=messages, tools=tools)
+
+
+def _is_in_format(
+    turns: Sequence[Turn], conversation: Conversation | None, chat: ChatFormat
+) -> bool:
+    """Return whether the token ids are of this model's tokenizer, and the first prompt, where its
+    messages are recorded, is one of this chat template."""
+    if any(turn.usage is not None for turn in turns):
+        return False
+    if any(chat.reply_text(turn.completion_ids) != turn.reply for turn in turns):
+        return False
+    if conversation is None:
+        return True
+    opening = [each for each in turns[0].messages if each["role"] != "tools"]
+    history = HISTORIES[chat.history](chat, opening, conversation.tools)
+    return list(history.prompt_ids) == list(turns[0].prompt_ids)
 
 
 def _as_message(reply: str, tools: Sequence[Tool]) -> Message:

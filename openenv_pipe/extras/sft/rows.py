@@ -64,14 +64,17 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
         before = checked[-1]["role"] if checked else None
         if role == "tool":
             called = message.get("tool_call_id")
-            if called not in open_calls:
+            if not isinstance(called, str) or called not in open_calls:
                 raise BadRowError(f"{where} has tool_call_id={called!r}, which no call before has")
             name = open_calls.pop(called)
             checked.append({"role": role, "name": name, "content": _text(message, where)})
             continue
         if role == "assistant" and before in (None, "assistant"):
             raise BadRowError(f"{where} is of the assistant, and answers nothing")
-        calls = [_call(each, where) for each in message.get("tool_calls") or ()]
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise BadRowError(f"{where} has the tool_calls {given!r:.60}; expected a list")
+        calls = [_call(each, where) for each in given]
         open_calls = {each["id"]: each["function"]["name"] for each in calls}
         thought = message.get("reasoning_content")
         checked.append(
@@ -123,6 +126,9 @@ def _tools(tools: Any) -> list[Tool]:
     """Return the tools, which data sets also store as JSON text. Raises BadRowError."""
     try:
         tools = json.loads(tools) if isinstance(tools, str) else tools or []
-        return [{"type": "function", "function": dict(each["function"])} for each in tools]
+        functions = [dict(each["function"]) for each in tools]
+        if all(isinstance(each["name"], str) for each in functions):
+            return [{"type": "function", "function": each} for each in functions]
     except (ValueError, TypeError, KeyError):
-        raise BadRowError(f"its tools are {tools!r:.60}; expected a list of functions") from None
+        pass
+    raise BadRowError(f"its tools are {tools!r:.60}; expected a list of functions with names")

@@ -52,7 +52,14 @@ async def groups_of(source, chat, notes=None, max_tokens=120):
     return await read_conversations(
         source,
         SimpleNamespace(
-            config=run_config({"env.max_episode_tokens": max_tokens}),
+            config=run_config(
+                {
+                    "env.max_episode_tokens": max_tokens,
+                    "trainer.warm_start.source.policy": "module:function",
+                    "trainer.warm_start.steps": 3,
+                    "trainer.warm_start.episodes_per_step": 32,
+                }
+            ),
             rollout=SimpleNamespace(chat=chat),
             notify=(notes if notes is not None else []).append,
         ),
@@ -138,6 +145,9 @@ async def test_loss_and_gradients_are_those_of_trls_sft_trainer(tmp_path):
             "calls add without an id",
         ),
         ({"messages": [QUESTION, ANSWER], "tools": "[1]"}, "its tools are"),
+        ({"messages": [QUESTION, ANSWER], "tools": [{"function": {}}]}, "functions with names"),
+        ({"messages": [QUESTION, {**CALLING, "tool_calls": 5}]}, "the tool_calls 5; expected a"),
+        ({"messages": [QUESTION, {**RESULT, "tool_call_id": [1]}]}, r"tool_call_id=\[1\], which"),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(row, why):
@@ -161,7 +171,7 @@ async def test_bad_rows_are_left_out_and_named_by_line(tmp_path):
     assert note.startswith("7 of 9 conversations are left out")
     assert f"{source.path}, line 3: it has no list `messages`" in note
     assert "line 5: it has more tokens than env.max_episode_tokens=120" in note
-    assert note.endswith("and 2 more")
+    assert note.endswith("and 2 more\neach of the others is used 48 times")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +193,9 @@ async def test_data_that_cannot_be_used_is_an_error_with_its_key(content, error,
 
 
 def test_sft_takes_the_steps_of_its_passes_over_the_data(tmp_path):
-    source = written(tmp_path / "rows, 'all'.jsonl", [{"messages": row} for row in ROWS])
-    given = ["model=tiny", "env.max_episode_tokens=512", "trainer.warm_start.episodes_per_step=3"]
+    bad = [{}] * 9
+    source = written(tmp_path / "rows, 'all'.jsonl", [*({"messages": row} for row in ROWS), *bad])
+    given = ["model=tiny", "trainer.warm_start.episodes_per_step=3"]
     config = compose_sft(source.path, given, passes=2).config
     assert (config.trainer.steps, config.trainer.warm_start.steps) == (0, 3)
     assert config.trainer.warm_start.source == source

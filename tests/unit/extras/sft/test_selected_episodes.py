@@ -104,6 +104,21 @@ async def test_token_ids_of_another_model_are_not_taken(tmp_path):
     assert "1 of them: its token ids are of another model" in notes[0]
 
 
+async def test_prompts_of_another_chat_template_are_written_anew(tmp_path):
+    asked = [{"role": "user", "content": "?"}]
+    other = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=asked)
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, [other]))])
+    assert found.episodes[0].turns[0].prompt_ids == CHAT.first_ids(asked)
+    assert found.episodes[0].turns[0].completion_ids == CHAT.reply_ids("a")
+
+
+async def test_episodes_that_are_too_long_are_left_out(tmp_path):
+    long = group("step 1/0", (1.0, True, [own_turn(2000 * "x")]))
+    notes = []
+    await imitated(tmp_path, [long, group("step 2/0", (1.0, True, [own_turn("a")]))], notes)
+    assert "1 of them: it has more tokens than env.max_episode_tokens=" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [({"only": "success"}, "none of 1 episodes can be imitated"), ({"path": "nowhere"}, "nowhere")],
