@@ -43,8 +43,8 @@ def test_a_shipped_experiment_passes():
     assert {name for name, line in lines.items() if line.result is not Result.OK} == set()
     assert set(lines) == {
         *("settings", "device", "run folder", "model", "learning rate", "chat", "environment"),
-        *("rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory", "disk"),
-        *("forward", "tokens", "baseline expert", "baseline random"),
+        *("adapter", "rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory"),
+        *("disk", "forward", "tokens", "baseline expert", "baseline random"),
     }
     assert "4 opened; the 6 episodes" in lines["sessions"].text
 

@@ -341,7 +341,7 @@ def test_what_is_not_supported_is_rejected(qwen2, key):
 
 def test_other_vision_language_models_are_rejected(tmp_path):
     build_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))
     for load in (lambda config: load_policy(config, seed=0, device=CPU), build_empty):
         with pytest.raises(ConfigError, match=r"vision-language model .*\(qwen2_vl, qwen2_5_vl\)"):
             load(hub_model(tmp_path))

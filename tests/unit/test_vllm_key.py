@@ -15,7 +15,7 @@ from aiohttp import web
 
 from openenv_pipe.commands.engine_command import server_command
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import endpoint, launch
+from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.launch import VllmProcess
@@ -352,18 +352,6 @@ async def test_an_attached_server_that_asks_for_a_key_says_which_setting_it_is(m
         assert "answers" in checked
     finally:
         await runner.cleanup()
-
-
-def test_serve_has_a_key_always(monkeypatch):
-    told = []
-    assert endpoint.server_key("0.0.0.0", told.append) == KEY
-    assert endpoint.server_key("127.0.0.1", told.append) == KEY and told == []
-    monkeypatch.delenv("VLLM_API_KEY")
-    made = {endpoint.server_key("127.0.0.1", told.append) for _ in range(2)}
-    assert len(made) == 2
-    assert all(any(key in text for text in told) for key in made)
-    with pytest.raises(ConfigError, match="VLLM_API_KEY is not set"):
-        endpoint.server_key("0.0.0.0", told.append)
 
 
 async def test_a_judge_s_own_server_has_a_key_of_its_own(monkeypatch, tmp_path):

@@ -13,6 +13,8 @@ from ports import lasting_port
 from programs import RepliesEngine
 
 from openenv_pipe.engines.eager import EagerEngine
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.agents.serving.serve import server_key
 from openenv_pipe.extras.agents.serving.served_model import ModelEndpoint, ServedModel
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
@@ -230,3 +232,16 @@ def test_the_proxy_is_imported_without_the_rest_of_openenv():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stderr == "[]\n"
+
+
+def test_serve_has_a_key_always(monkeypatch):
+    notes = []
+    monkeypatch.setenv("VLLM_API_KEY", "a key")
+    assert server_key("0.0.0.0", notes.append) == "a key"
+    assert server_key("127.0.0.1", notes.append) == "a key" and notes == []
+    monkeypatch.delenv("VLLM_API_KEY")
+    made = {server_key("127.0.0.1", notes.append) for _ in range(2)}
+    assert len(made) == 2
+    assert all(any(key in text for text in notes) for key in made)
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is not set"):
+        server_key("0.0.0.0", notes.append)

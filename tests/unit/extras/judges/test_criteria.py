@@ -248,7 +248,7 @@ def test_a_failure_is_no_score_and_leaves_out_that_episode_only(server, tmp_path
 def test_a_judge_that_hangs_is_left_at_its_time_limit(server, tmp_path):
     server.faults = [lambda _: None]
     judged = group(episode(0, "b"))
-    score(server, tmp_path, [judged], RIGHT, "judge.timeout_s=1")
+    score(server, tmp_path, [judged], RIGHT, "judge.timeout_s=5")
     assert values(judged) == [1.0]
 
 
