@@ -52,9 +52,11 @@ def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
 
 def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
     """Load what `save_progress` wrote. State whose file a fork left out keeps its initial value."""
-    if optimizer is not None and (folder / OPTIMIZER).exists():
+    if optimizer is not None and (folder / PROGRESS).exists():
         steps_taken = json.loads((folder / PROGRESS).read_text())["optimizer_steps"]
-        optimizer.load_file(folder / OPTIMIZER, steps_taken)
+        optimizer.num_steps_taken = steps_taken  # also if it has just forgotten its moments
+        if (folder / OPTIMIZER).exists():
+            optimizer.load_file(folder / OPTIMIZER, steps_taken)
     if (folder / REFERENCE).exists():
         policy.load_reference(folder / REFERENCE)
 

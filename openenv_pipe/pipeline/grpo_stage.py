@@ -69,10 +69,10 @@ class GrpoStage:
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
+        self._set_rate()
         evaluations = self._config.eval.during
         while self._step < self._trainer.steps and self._step != self._stop_after:
-            self.stop_reason = await self._heed_guard()
-            self.stop_reason = self.stop_reason or await evaluator.during(self._step)
+            self.stop_reason = self._why_stopped() or await evaluator.during(self._step)
             if self.stop_reason is not None:
                 break
             if evaluations.every and self._step % evaluations.every == 0:
@@ -89,30 +89,49 @@ class GrpoStage:
         await self._conclude()
         return StageStep("grpo", self._step)
 
-    async def _heed_guard(self) -> str | None:
-        """Go back to the best checkpoint, or return why training ends, if the policy has collapsed.
+    def _why_stopped(self) -> str | None:
+        """Return why training ends, if the policy has collapsed and `trainer.guard` asks for it.
 
-        `trainer.guard` says which. What the last step has raised follows from its metrics, so a
-        run that was killed does the same when it resumes.
+        This follows from the steps' metrics, so a run that was killed does the same when it
+        resumes.
         """
-        context, guard = self._context, self._trainer.guard
-        alarms, optimizer = context.metrics_log.alarms, self._learner.optimizer
-        alarm = alarms.collapse
-        if guard == "back":
-            optimizer.rate_factor = RATE_AFTER_COLLAPSE**alarms.num_collapses
-        if guard == "warn" or alarm is None:
+        alarms, guard = self._context.metrics_log.alarms, self._trainer.guard
+        if alarms.collapse is None or guard == "warn":
             return None
-        best = context.folder / "checkpoints" / "best"
-        if guard == "stop" or alarms.num_collapses > MAX_RETURNS or not best.exists():
-            return f"stopped by trainer.guard={guard} after step {self._step}: {alarm.what}"
+        if guard == "back" and alarms.num_collapses <= MAX_RETURNS and self._best.exists():
+            return None
+        return f"stopped by trainer.guard={guard} after step {self._step}: {alarms.collapse.what}"
+
+    async def _go_back_if_collapsed(self) -> None:
+        """Load the best weights with `trainer.guard=back`, if the last step shows a collapse.
+
+        This is a part of the step. All checkpoints of it have the weights that the run goes on
+        with, which the next metrics are about.
+        """
+        context, optimizer = self._context, self._learner.optimizer
+        is_collapsed = context.metrics_log.alarms.collapse is not None
+        if self._trainer.guard != "back" or not is_collapsed or self._why_stopped():
+            return
+        self._in_step = True
         await context.source.begin_update()
-        await context.components.compute(context.saver.load_weights, best)
+        await context.components.compute(context.saver.load_weights, self._best)
         optimizer.forget()
+        self._set_rate()
         await context.source.publish(self._step)
+        self._in_step = False
         context.metrics_log.note(
-            f"going back to {best.resolve().name}, with a learning rate of {optimizer.lr:.3g}"
+            f"going back to {self._best.resolve().name}, with a learning rate of {optimizer.lr:.3g}"
         )
-        return None
+
+    def _set_rate(self) -> None:
+        """Lower the learning rate for each time that the run has gone back."""
+        if self._trainer.guard == "back":
+            num_returns = self._context.metrics_log.alarms.num_collapses
+            self._learner.optimizer.rate_factor = RATE_AFTER_COLLAPSE**num_returns
+
+    @property
+    def _best(self) -> Path:
+        return self._context.folder / "checkpoints" / "best"
 
     async def _save_if_best(self, metrics: Mapping[str, Any] | None = None) -> None:
         save = self._context.saver.save_if_best
@@ -159,7 +178,8 @@ class GrpoStage:
         await self._context.components.compute(save, at, optimizer, passing=passing)
 
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
-        """Update the policy on the groups, and write their episodes and the step's metrics."""
+        """Update the policy on the groups, write their episodes and the step's metrics, and heed
+        what these say."""
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
         advantages = await asyncio.to_thread(self._advantages, groups)
@@ -202,6 +222,7 @@ class GrpoStage:
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
         context.metrics_log.write("grpo", step, metrics, started, groups)
+        await self._go_back_if_collapsed()
 
     def _warn_of_untrained(self, step: int, num_untrained: float) -> None:
         """Warn once if episodes of a step have a reward and no trained token."""

@@ -41,6 +41,8 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
 
+# `trainer.guard` may not change to or from `back`: how often a run has gone back, and so its
+# learning rate, follows from its metrics.
 MAY_CHANGE = (
     "trainer.steps",
     "trainer.guard",
@@ -265,15 +267,20 @@ def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
 
 def _reject_changes(folder: RunFolder, changed: Changed) -> None:
     """Raise ConfigError if a key was changed that a resumed run must keep."""
-    rejected = [key for key in changed if not key.startswith(MAY_CHANGE)]
+    rejected = [
+        key
+        for key, values in changed.items()
+        if not key.startswith(MAY_CHANGE) or (key == "trainer.guard" and "back" in values)
+    ]
     if rejected:
         lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in rejected]
         names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
         raise ConfigError(
             f"{folder.record.id} cannot be resumed with other values of\n"
             + "\n".join(lines)
-            + f"\nonly {names} may change; to change another key, start a new run from one of its "
-            f"checkpoints: openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
+            + f"\nonly {names} may change (trainer.guard between warn and stop); to change "
+            "anything else, start a new run from one of its checkpoints: "
+            f"openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
         )
 
 

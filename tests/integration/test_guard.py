@@ -1,15 +1,24 @@
 """`trainer.guard` in whole runs: they go back or stop, also if they were killed in between."""
 
+import re
+
 import pytest
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import digest_of_file
 from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
-# Its tasks come in their order, eight in each step, and from step 11 on they earn nothing.
-REWARD = "def falling(episode):\n    return (episode.task.index < 80) + 0.1 * episode.member\n"
+# Its tasks come in their order, eight in each step, and from step 11 on they earn nothing, except
+# in step 13, where they earn the most.
+REWARD = """
+def falling(episode):
+    step = episode.task.index // 8 + 1
+    return (step < 11) + 2 * (step == 13) + 0.1 * episode.member
+"""
 COLLAPSE = 12  # the step after which the mean over five steps has fallen far enough
+AT_COLLAPSE, WEIGHTS = f"step_{COLLAPSE:06d}", "model.safetensors"
 RATE = 1e-3
 RUN = (
     *("conf=echo", "device=cpu", "num_threads=1", "eval.baselines=false", "eval.num_tasks=1"),
@@ -25,6 +34,13 @@ RUN = (
 
 def rates(folder):
     return [record.get("lr") for record in read_metrics(folder / "metrics.jsonl")]
+
+
+def without_evaluations(folder):
+    """Return a result without evaluations: a run that was made longer has two at an end."""
+    found = Result.of(folder)
+    kept = {name: each for name, each in found.digests.items() if not name.startswith("eval/")}
+    return Result(found.metrics, kept)
 
 
 @pytest.fixture
@@ -50,6 +66,26 @@ def test_a_run_goes_back_to_its_best_weights_and_is_the_same_after_kills(folders
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
 
 
+def test_the_checkpoint_of_a_collapse_has_the_weights_that_the_run_goes_on_with(folders):
+    """What is measured of them next is credited to that checkpoint. Its resume is the same run."""
+    settings = (*RUN, "trainer.guard=back", "eval.during.every=0")
+    whole = uninterrupted(folders[0], settings, "echo").folder / "checkpoints"
+    first = tuple(each for each in settings if each != "trainer.steps=16")
+    code, _, err = run(folders[1], "train", *first, f"trainer.steps={COLLAPSE}")
+    assert code == 0, err
+    (left,) = re.findall(r"going back to (step_\d+), with a learning rate of 0.000333", err)
+    folder = folders[1] / "runs/echo/0001"
+    for checkpoints in (whole, folder / "checkpoints"):
+        weights = [digest_of_file(checkpoints / name / WEIGHTS) for name in (left, AT_COLLAPSE)]
+        assert weights[0] == weights[1]
+    assert digest_of_file(whole / "step_000011" / WEIGHTS) != weights[0]
+    assert (whole / "best").readlink().name == AT_COLLAPSE
+    code, _, err = run(folders[1], "train", "--resume", str(folder), "trainer.steps=16")
+    assert code == 0, err
+    assert "going back" not in err
+    assert without_evaluations(folder).difference(without_evaluations(whole.parent)) is None
+
+
 def test_a_run_stops_and_says_why(folders):
     code, _, err = run(folders[0], "train", *RUN, "trainer.guard=stop")
     assert code == 0, err
@@ -58,3 +94,8 @@ def test_a_run_stops_and_says_why(folders):
     assert len(rates(folder)) == COLLAPSE
     cause = RunFolder.open(folder).record.cause
     assert cause.startswith(f"stopped by trainer.guard=stop after step {COLLAPSE}: The reward has")
+    for guard, expected in (("back", 2), ("warn", 0)):
+        code, _, err = run(folders[0], "train", "--resume", str(folder), f"trainer.guard={guard}")
+        assert code == expected, err
+        assert ("trainer.guard: 'stop' -> 'back'" in err) == (guard == "back")
+    assert len(rates(folder)) == 16

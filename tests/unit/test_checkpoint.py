@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from openenv_pipe.config.schema import HubModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.checkpoint import save_progress, save_weights
+from openenv_pipe.learner.checkpoint import load_progress, save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.load import load_policy
@@ -112,6 +112,15 @@ def test_before_the_first_step_an_optimizer_has_nothing_to_keep(tmp_path):
     save_progress(tmp_path, policy, Optimizer(policy.trained_parameters(), config, 1))
     assert not (tmp_path / "optimizer.safetensors").exists()
     assert json.loads((tmp_path / "progress.json").read_text())["optimizer_steps"] == 0
+
+
+def test_an_optimizer_that_has_forgotten_its_moments_still_counts_its_steps(tmp_path):
+    policy, optimizer = trained()
+    optimizer.forget()
+    save_progress(tmp_path, policy, optimizer)
+    again = Optimizer(policy.trained_parameters(), run_config().trainer.optimizer, 4)
+    load_progress(tmp_path, policy, again)
+    assert (again.num_steps_taken, again.tensors()) == (2, {})
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

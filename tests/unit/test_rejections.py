@@ -270,3 +270,26 @@ def test_a_run_that_has_its_folder_needs_no_place_for_another(folder, monkeypatc
     start.begin(moved, OwnServers(), RunControl())
     start.resume(str(moved.path), [], ["openenv-pipe"], RunControl())
     assert [attempt.folder.path for attempt in attempts] == [moved.path, moved.path]
+
+
+@pytest.mark.parametrize("change", ["warn -> stop", "stop -> warn", "warn -> back", "back -> warn"])
+def test_a_resume_neither_begins_nor_ends_going_back(folder, monkeypatch, change):
+    """How often a run has gone back follows from its metrics, and its learning rate from that."""
+    before, after = change.split(" -> ")
+    config = compose([*SMOKE, f"trainer.guard={before}"]).config
+    made = RunFolder.create(config, overrides=(), command=["openenv-pipe"])
+    attempts = []
+    monkeypatch.setattr(start, "run", lambda attempt, control: attempts.append(attempt))
+
+    def resume():
+        given = [f"trainer.guard={after}"]
+        start.resume(str(made.path), given, ["openenv-pipe"], RunControl())
+
+    if "back" not in change:
+        resume()
+        assert [attempt.config.trainer.guard for attempt in attempts] == [after]
+        return
+    with pytest.raises(ConfigError, match=f"trainer.guard: '{before}' -> '{after}'") as caught:
+        resume()
+    assert "between warn and stop" in str(caught.value) and "--fork" in str(caught.value)
+    assert not attempts
