@@ -61,6 +61,13 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log, _server_of)
 
 
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    if config.pluginmanager.has_plugin("dsession"):
+        from tests.shared_out import name_interrupted
+
+        name_interrupted(terminalreporter, exitstatus, config)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Give each worker (pytest-xdist) cores of its own, but for `SERVERS`, which use the machine's.

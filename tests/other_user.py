@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -15,6 +16,7 @@ import pytest
 NOBODY = 65534
 ANSWERS = {401, 403, 404, 426, None}  # None: no HTTP, or closed
 LIMIT_S = 5.0
+FORK_LIMIT_S = 300  # a fork of a process with threads may hang
 MEMORY = Path("/dev/shm")
 PATHS = ("/", "/health", "/docs", "/openapi.json", "/metadata", "/schema", "/web", "/state", "/mcp")
 WEBSOCKET = (
@@ -66,6 +68,7 @@ def as_nobody(work: Callable[[], object]) -> object:
     """Return what a function returns, in JSON, in a fork that is another user."""
     theirs, ours = os.pipe()
     if (pid := os.fork()) == 0:
+        signal.alarm(FORK_LIMIT_S)
         try:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)

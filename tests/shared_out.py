@@ -4,6 +4,7 @@ xdist's own scheduling runs the test in which a worker has died again, in one wo
 until it gives up, and leaves a worker idle if it has a single test to run.
 """
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 
@@ -41,3 +42,19 @@ class Scheduling(LoadFileScheduling):
             super()._reschedule(node)
             if self._pending_of(self.assigned_work[node]) < 2:
                 super()._reschedule(node)
+
+    def running(self) -> list[str]:
+        """Return the test that each worker runs."""
+        return [
+            next(name for unit in units.values() for name, done in unit.items() if not done)
+            for units in self.assigned_work.values()
+            if self._pending_of(units)
+        ]
+
+
+def name_interrupted(terminalreporter, exitstatus, config) -> None:
+    """Print which test each worker was running, if the tests were interrupted."""
+    controller = config.pluginmanager.get_plugin("dsession")
+    if exitstatus == pytest.ExitCode.INTERRUPTED and controller is not None:
+        for name in controller.sched.running():
+            terminalreporter.write_line(f"INTERRUPTED {name}")

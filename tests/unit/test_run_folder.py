@@ -1,12 +1,10 @@
 """The run folder: how it is allocated, what is written, what survives a kill, and secrets."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,14 +20,36 @@ from openenv_pipe.system import files
 TEN = StageStep("grpo", 10)
 
 
-def _create_some(runs_dir, num):
-    return [run_samples.create(runs_dir).record.id for _ in range(num)]
+CREATE_THREE = """
+import sys
+from pathlib import Path
+
+import run_samples
+
+runs_dir = Path(sys.argv[1])
+config = run_samples.config(runs_dir)
+print("ready", flush=True)
+sys.stdin.readline()
+print(*(run_samples.create(runs_dir, config).record.id for _ in range(3)))
+"""
 
 
 def test_processes_that_start_together_never_share_a_folder(tmp_path):
-    context = multiprocessing.get_context("fork")
-    with context.Pool(4) as pool:
-        ids = list(chain(*pool.starmap(_create_some, [(tmp_path, 3)] * 4)))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CREATE_THREE, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for _ in range(4)
+    ]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 4
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ids = " ".join(process.communicate(timeout=300)[0] for process in processes).split()
     assert sorted(ids) == [f"smoke/{number:04d}" for number in range(1, 13)]
     for run in ids:
         assert RunFolder.open(tmp_path / run).record.id == run

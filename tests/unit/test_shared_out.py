@@ -1,12 +1,15 @@
 """A test in which a worker of pytest-xdist dies fails once, and all others run."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
-from tests.shared_out import Scheduling
+from tests.shared_out import Scheduling, name_interrupted as pytest_terminal_summary
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -27,23 +30,60 @@ def test_that_dies():
 def test_after():
     pass
 """
+FORK = """
+import os
+import time
+from pathlib import Path
+
+
+def test_that_leaves_a_fork_behind():
+    if (fork := os.fork()) == 0:
+        time.sleep(600)
+    Path("new").write_text(str(fork))
+    Path("new").rename("fork")
+    os._exit(1)
+
+
+def test_after():
+    pass
+"""
+COMMAND = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
 
 
 def test_the_test_in_which_a_worker_dies_fails_once(tmp_path):
-    (tmp_path / "conftest.py").write_text(PLUGIN)
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
-    for name in ("first", "second", "third"):
-        (tmp_path / f"test_{name}.py").write_text(TESTS)
+    _write(tmp_path, first=TESTS, second=TESTS, third=TESTS)
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, *COMMAND], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert "3 failed, 6 passed" in result.stdout, result.stdout + result.stderr
     for name in ("first", "second", "third"):
         assert result.stdout.count(f"crashed while running 'test_{name}.py::test_that_dies'") == 1
+
+
+def test_a_test_whose_worker_died_behind_a_fork_is_named_at_an_interrupt(tmp_path):
+    """The fork holds the pipe of its worker, and so keeps pytest from noticing the death."""
+    _write(tmp_path, forks=FORK)
+    with (tmp_path / "output").open("wb") as output:
+        controller = subprocess.Popen(
+            [sys.executable, *COMMAND], cwd=tmp_path, stdout=output, stderr=output
+        )
+    while not (tmp_path / "fork").exists():
+        assert controller.poll() is None, (tmp_path / "output").read_text()
+        time.sleep(0.05)
+    try:
+        controller.send_signal(signal.SIGINT)
+        controller.wait(timeout=300)
+    finally:
+        os.kill(int((tmp_path / "fork").read_text()), signal.SIGKILL)
+    named = "INTERRUPTED test_forks.py::test_that_leaves_a_fork_behind"
+    assert named in (tmp_path / "output").read_text()
+
+
+def _write(folder: Path, **files: str) -> None:
+    (folder / "conftest.py").write_text(PLUGIN)
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
 
 
 def test_a_test_that_hangs_ends_its_worker(pytestconfig):
