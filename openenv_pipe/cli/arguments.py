@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_run
+from openenv_pipe.config.overrides import override_with_text
 
 Trust = Annotated[
     bool,
@@ -55,5 +56,4 @@ def with_runs_dir(overrides: list[str], runs_dir: Path | None) -> list[str]:
     """Return the overrides with `--runs-dir` as `runs_dir=`, which wins over an earlier one."""
     if runs_dir is None:
         return overrides
-    quoted = str(runs_dir).replace("\\", "\\\\").replace("'", "\\'")
-    return [*overrides, f"runs_dir='{quoted}'"]
+    return [*overrides, override_with_text("runs_dir", str(runs_dir))]

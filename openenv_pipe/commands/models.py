@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from openenv_pipe.config.compose import NO_EXPERIMENT, load_values, open_loader, readable_errors
+from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.hub import (
@@ -51,8 +52,8 @@ async def fetch_model(name: str, notify: Callable[[str], None]) -> Path | None:
         ConfigError: the model does not exist, or cannot be had.
     """
     is_option = name in group_options("model")
-    quoted = name.replace("\\", "\\\\").replace("'", "\\'")
-    model = _compose([f"model={name}"] if is_option else ["model=hub", f"++model.path='{quoted}'"])
+    by_path = ["model=hub", override_with_text("++model.path", name)]
+    model = _compose([f"model={name}"] if is_option else by_path)
     await provide_model(model, notify)
     download_missing(model)
     return find_model_folder(model) if isinstance(model, HubModelConfig) else None

@@ -4,7 +4,6 @@ A folder is made once, in this user's cache. Weights are dequantized and stored 
 """
 
 import asyncio
-import fcntl
 import io
 import shutil
 import tempfile
@@ -12,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, redirect_stderr
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.file_lock import try_lock
 from openenv_pipe.system.files import cache_folder, digest_of_file, new_folder
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
@@ -63,9 +63,9 @@ async def made_once(folder: Path, notify: Notify) -> AsyncIterator[bool]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{folder.name}.lock").open("w") as file:
-            if not _lock(file):
+            if not try_lock(file.fileno()):
                 notify(f"another process makes {folder}; waiting for it")
-                while not _lock(file):
+                while not try_lock(file.fileno()):
                     await asyncio.sleep(LOCK_POLL_S)
             yield folder.is_dir()
     except OSError as error:
@@ -73,15 +73,6 @@ async def made_once(folder: Path, notify: Notify) -> AsyncIterator[bool]:
             f"the cache {folder.parent} cannot be written: {error}; free space there, or set "
             "XDG_CACHE_HOME to another folder"
         ) from error
-
-
-def _lock(file: IO[str]) -> bool:
-    """Return whether this process now holds the lock, which the kernel frees when it ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def write_folder(file: Path, folder: Path, notify: Notify) -> None:

@@ -177,7 +177,7 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
                 "one of these"
             ) from None
         raise ConfigError(
-            f"model.path={config.path!r} cannot be loaded: {first_line} Set it to a folder with "
-            "config.json and safetensors weights, or to an id on a hub that this machine can "
-            "reach; model=tiny needs neither"
+            f"model.path={config.path!r} cannot be loaded: {first_line.rstrip('.')}; set it to a "
+            "folder with config.json and safetensors weights, or to an id on a hub that this "
+            "machine can reach; model=tiny needs neither"
         ) from None

@@ -7,7 +7,6 @@ again. Only the versions that the tests cover are installed, and each file is co
 in a lock.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from openenv_pipe.config.secrets import hide_assignments
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
 from openenv_pipe.system.child_environment import PROXIES, child_environment
+from openenv_pipe.system.file_lock import try_lock
 from openenv_pipe.system.files import cache_folder, name_beside
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import environment_secrets, remember_secrets, url_secrets
@@ -211,11 +211,10 @@ def _install_new(
 def _locked(path: Path, notify: Notify) -> Iterator[None]:
     """Hold the lock of installations, which the kernel frees when the process ends."""
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             notify("another process is installing vLLM; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not try_lock(file.fileno()):
+                time.sleep(POLL_S)
         yield
 
 

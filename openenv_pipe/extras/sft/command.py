@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.config.compose import Composed, compose
-from openenv_pipe.extras.sft.rows import BadRowError, conversation_of, read_rows
+from openenv_pipe.config.overrides import override_with_text
+from openenv_pipe.extras.sft.rows import KEY, BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 
 STEPS = "trainer.warm_start.steps"
@@ -19,8 +20,7 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
 
     Raises ConfigError.
     """
-    quoted = data.replace("\\", "\\\\").replace("'", "\\'")
-    given = [SOURCE, f"trainer.warm_start.source.path='{quoted}'", "trainer.steps=0"]
+    given = [SOURCE, override_with_text(f"{KEY}.path", data), "trainer.steps=0"]
     if not any(each.startswith("conf=") for each in overrides):
         given.insert(0, "conf=sft")
     composed = compose([*given, f"{STEPS}=1", *overrides])

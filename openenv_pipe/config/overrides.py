@@ -1,0 +1,7 @@
+"""Overrides of the command line that programs write."""
+
+
+def override_with_text(key: str, text: str) -> str:
+    """Return `key='text'`, which Hydra reads as this text, whatever characters it has."""
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{quoted}'"
