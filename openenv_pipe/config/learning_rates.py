@@ -5,13 +5,13 @@ adapters need a larger one than the weights below them. A rate in YAML or on the
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `compose`'s.
-    from openenv_pipe.config.schema import ModelConfig, RunConfig
+    from openenv_pipe.config.schema import ModelConfig, OptimizerConfig, RunConfig
 
 # Parameters as names have them: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it, Mixtral-8x7B.
 SIZE = re.compile(r"(?<![\d.a-zA-Z])(?:(\d+)x)?(\d+(?:\.\d+)?)([MmBb])(?![a-zA-Z])")
@@ -44,6 +44,7 @@ LORA = {
     inf: Fit("LoRA on pretrained weights", 1e-5, 1e-4),
 }
 UNKNOWN_SIZE = 2.0
+STAGES = {"trainer.warm_start": "warm start", "trainer": "GRPO"}
 
 
 def default_lr(model: Mapping[str, Any]) -> float:
@@ -57,28 +58,24 @@ def default_supervised_lr(model: Mapping[str, Any]) -> float:
 
 
 def describe_lr(config: "RunConfig") -> str:
-    """Return the learning rate, and whether it is the default for this kind of model."""
-    optimizer, fit = config.trainer.optimizer, _fit(config.model.model_dump())
-    text = f"{optimizer.type} {optimizer.lr:g}"
-    if optimizer.lr == fit.lr:
-        return f"{text}, the default for {_kind(config.model, fit)}"
-    return f"{text}; the default for {_kind(config.model, fit)} is {fit.lr:g}"
+    """Return the learning rate of each stage that the run has, and whether it is the default for
+    this kind of model."""
+    fit, texts = _fit(config.model.model_dump()), []
+    for key, optimizer, lr in _stages(config, fit):
+        text = f"{STAGES[key]}: {optimizer.type} {optimizer.lr:g}"
+        texts.append(f"{text}, the default" if optimizer.lr == lr else f"{text} (default {lr:g})")
+    return f"{'; '.join(texts)}, for {_kind(config.model, fit)}" if texts else ""
 
 
 def warn_of_lr(config: "RunConfig") -> str | None:
     """Return why a learning rate is likely to destroy a pretrained model; None if none is."""
-    trainer, model = config.trainer, config.model
+    model = config.model
     if model.type == "tiny":
         return None
     fit = _fit(model.model_dump())
-    stages = (
-        ("trainer", trainer, fit.lr),
-        ("trainer.warm_start", trainer.warm_start, fit.supervised_lr),
-    )
-    for key, stage, lr in stages:
-        optimizer = stage.optimizer
+    for key, optimizer, lr in _stages(config, fit):
         limit = RISKY_MUON if optimizer.type == "muon" else RISKY * lr
-        if stage.steps and optimizer.lr > limit:
+        if optimizer.lr > limit:
             return (
                 f"{key}.optimizer.lr={optimizer.lr:g} with {key}.optimizer.type={optimizer.type} "
                 "is likely to destroy the pretrained model within a few steps: replies become "
@@ -86,6 +83,14 @@ def warn_of_lr(config: "RunConfig") -> str | None:
                 f"adamw {lr:g}, the default for {_kind(model, fit)}"
             )
     return None
+
+
+def _stages(config: "RunConfig", fit: Fit) -> Iterator[tuple[str, "OptimizerConfig", float]]:
+    """Yield the key, the optimizer and the default rate of each stage that has steps."""
+    if config.trainer.warm_start.steps:
+        yield "trainer.warm_start", config.trainer.warm_start.optimizer, fit.supervised_lr
+    if config.trainer.steps:
+        yield "trainer", config.trainer.optimizer, fit.lr
 
 
 def _fit(model: Mapping[str, Any]) -> Fit:

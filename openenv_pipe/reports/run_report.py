@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import (
+    EnvConfig,
     RunConfig,
     TaskDataset,
     TaskFile,
@@ -258,16 +259,15 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     warm_start = (
         f"{warm.steps} steps on {for_markdown(warm.source.title)}" if warm.steps else "none"
     )
+    plays = trainer.steps > 0 or config.host.has_environment  # clients bring their own environment
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {
-        "environment": f"{for_markdown(env.name)}, at most {env.max_turns} turns",
-        "train tasks": _tasks(env.tasks.train),
-        "eval tasks": _tasks(env.tasks.eval),
+        **(_environment_rows(env) if plays else {}),
         **model_rows(config, record.facts),
-        "reward": terms,
+        **({"reward": terms} if trainer.steps else {}),
         "warm start": warm_start,
-        "GRPO": grpo,
-        "learning rate": describe_lr(config),
+        "GRPO": grpo if trainer.steps else "none",
+        "learning rates": describe_lr(config),
         "engine, seed": f"{config.engine.type}, {config.seed}",
         "code": _code(folder),
         "machine": f"{for_markdown(record.machine.cpu)}, {record.machine.num_cpus} CPUs{gpus}",
@@ -275,6 +275,14 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         **_history(record),
     }
     return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
+
+
+def _environment_rows(env: EnvConfig) -> dict[str, str]:
+    return {
+        "environment": f"{for_markdown(env.name)}, at most {env.max_turns} turns",
+        "train tasks": _tasks(env.tasks.train),
+        "eval tasks": _tasks(env.tasks.eval),
+    }
 
 
 def _history(record: RunRecord) -> dict[str, str]:

@@ -49,7 +49,7 @@ def test_every_experiment_trains_a_pretrained_model_at_a_rate_that_fits_it(conf)
     config = config_with("model=smollm2_135m", *judge, conf=conf)
     assert (config.trainer.optimizer.type, config.trainer.optimizer.lr) == ("adamw", FULL[SMALL].lr)
     assert warn_of_lr(config) is None
-    assert "the default for pretrained weights in full (0.135 billion" in describe_lr(config)
+    assert "the default, for pretrained weights in full (0.135 billion" in describe_lr(config)
 
 
 def test_a_rate_of_the_user_wins(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_rate_of_the_user_wins(tmp_path, monkeypatch):
     assert config_with("model=smollm2_135m", conf="mine").trainer.optimizer.lr == 4e-6
     by_line = config_with("model=smollm2_135m", "trainer.optimizer.lr=7e-6", conf="mine")
     assert by_line.trainer.optimizer.lr == 7e-6
-    assert "adamw 7e-06; the default for pretrained" in describe_lr(by_line)
+    assert "GRPO: adamw 7e-06 (default 1e-05), for pretrained" in describe_lr(by_line)
     # Of the same name as a shipped one, whose block for the tiny model stays below it.
     (tmp_path / "conf/conf/echo.yaml").write_text(own)
     optimizer = config_with(conf="echo").trainer.optimizer

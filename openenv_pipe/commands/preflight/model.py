@@ -48,8 +48,8 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
 
 def check_lr(config: RunConfig) -> Iterator[Line]:
     """Say where the learning rate is from, and whether it is too large for pretrained weights."""
-    if config.engine.capabilities.can_train and config.trainer.steps:
-        yield Line("learning rate", Result.OK, describe_lr(config))
+    if config.engine.capabilities.can_train and (text := describe_lr(config)):
+        yield Line("learning rate", Result.OK, text)
         if warning := warn_of_lr(config):
             yield Line("learning rate", Result.WARN, warning)
 
