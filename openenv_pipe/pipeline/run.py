@@ -54,11 +54,13 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunControl:
-    """How the caller follows a run and stops it. By default progress goes to the log."""
+    """How the caller follows a run, stops it and goes on. By default progress goes to the log."""
 
     progress: Progress = field(default_factory=lambda: LineProgress(_log.info))
     stop: StopRequest = field(default_factory=StopRequest)
     callbacks: Sequence[Callback] = ()
+    evaluates: bool = True  # False leaves out the evaluations
+    continued_by: str | None = None  # the command that continues the run; None: train --resume
 
 
 # Returns why training ended before its last step, if it did.
@@ -85,7 +87,7 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
             folder.finish("finished", cause=reason)
         except BaseException as error:
             readable = as_out_of_memory(error)
-            _end_early(folder, progress, readable or error)
+            _end_early(folder, control, readable or error)
             if trackers is not None:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 _close_trackers(trackers, folder, "interrupted" if interrupted else "failed")
@@ -99,12 +101,8 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         progress.note(f"report: {_write_report(folder, progress)}")
 
 
-async def play_and_learn(
-    attempt: Attempt, control: RunControl, *, evaluates: bool = True
-) -> str | None:
+async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
     """Play episodes and train on them, in an attempt's folder, which the caller holds.
-
-    evaluates: False leaves out the evaluations.
 
     Returns why training ended before its last step, if it did.
     """
@@ -129,7 +127,7 @@ async def play_and_learn(
         source = PlayedGroups(config, rollout)
         evaluator: Evaluator = NoEvaluations()
         can_play = config.host.has_environment or not config.agent.needs_environment
-        if evaluates and can_play and config.agent.plays_on_demand:
+        if control.evaluates and can_play and config.agent.plays_on_demand:
             evaluator = Evaluations(
                 *(config, rollout, folder, progress, source.clear_engine), attempt.trackers
             )
@@ -171,9 +169,9 @@ def _origin(folder: RunFolder) -> StageStep | None:
     return StageStep.of(Path(lineage.checkpoint))
 
 
-def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:
+def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> None:
     """Record why the run ended, write its report, and report how to go on."""
-    interrupted = isinstance(error, KeyboardInterrupt)
+    progress, interrupted = control.progress, isinstance(error, KeyboardInterrupt)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
     # A second error here, for example from a full disk, must not hide the first one.
@@ -194,4 +192,5 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
         return
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "free some space, then " if is_full else ""
-    progress.note(f"to continue: {first}openenv-pipe train --resume {folder.path}")
+    command = control.continued_by or f"openenv-pipe train --resume {folder.path}"
+    progress.note(f"to continue: {first}{command}")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -145,11 +145,9 @@ class _StepWatch:
         self._loop = asyncio.get_running_loop()
         assert attempt.stop_after is not None
         self._last = min(attempt.stop_after, attempt.config.trainer.steps)
-        control = RunControl(
-            progress=control.progress, stop=control.stop, callbacks=[*control.callbacks, self]
-        )
+        callbacks = [*control.callbacks, self]
         try:
-            await play_and_learn(attempt, control, evaluates=False)
+            await play_and_learn(attempt, replace(control, callbacks=callbacks, evaluates=False))
         finally:
             self.recorder.stop()
 
