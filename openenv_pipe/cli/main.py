@@ -40,8 +40,8 @@ OF_THE_MACHINE = (
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
     *("train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
-    *("show", "check", "models", "plan", "profile", "runs", "tag", "hosts", "prune", "plugins"),
-    *("env", "engine", "judge", "episodes"),
+    *("show", "check", "lr", "models", "plan", "profile", "runs", "tag", "hosts", "prune"),
+    *("plugins", "env", "engine", "judge", "episodes"),
 )
 
 

@@ -1,0 +1,170 @@
+"""What short runs at several learning rates have measured, and the rate that follows from it.
+
+All of them start with the same weights and tasks, so the reward rises the most at the rate that has
+the highest one in the last third of the steps. Standard errors are over its episodes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from openenv_pipe.reports.alarm import Record, mean_of
+from openenv_pipe.reports.alarms import AlarmWatch
+
+# Standard errors beyond which two means differ. The best of several rates is compared with the
+# worst: of five that are equal, those two are further apart in one of forty searches.
+NUM_ERRORS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """The mean reward of episodes, and its standard error."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, steps: Sequence[Record]) -> Self | None:
+        """Return the mean over the scored episodes of some steps; None without two of them."""
+        known = [
+            (_num_scored(step), step["reward/mean"], step["reward/std"])
+            for step in steps
+            if step.get("reward/mean") is not None
+        ]
+        total = sum(number for number, _, _ in known)
+        if total < 2:
+            return None
+        value = math.fsum(number * mean for number, mean, _ in known) / total
+        squares = math.fsum(n * (std**2 + (mean - value) ** 2) for n, mean, std in known)
+        return cls(value=value, error=math.sqrt(squares / (total - 1) / total))
+
+    def is_above(self, other: "Mean") -> bool:
+        """Return whether it is higher beyond noise."""
+        return self.value - other.value > NUM_ERRORS * math.hypot(self.error, other.error)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What some steps at one learning rate have measured; None: nothing.
+
+    All but `first` and the alarms is of the last third of the steps.
+    """
+
+    lr: float
+    run: str  # its id
+    first: Mean | None  # the reward in the first third
+    last: Mean | None
+    success: float | None
+    kl: float | None  # nats a token, to the policy before GRPO; 0: trainer.loss.kl.coef is 0
+    grad_norm: float | None
+    unusable: float | None  # fraction of the replies
+    collapses: Sequence[str]  # what the guard's alarms say
+    failure: str | None  # why the run failed
+
+    @classmethod
+    def of(
+        cls,
+        lr: float,
+        run: str,
+        records: Sequence[Record],
+        *,
+        max_mismatch: float,
+        failure: str | None,
+    ) -> Self:
+        """Measure the records of a run's steps of GRPO. max_mismatch: `trainer.max_mismatch`."""
+        third = max(1, len(records) // 3)
+        last = records[-third:]
+        watch, collapses = AlarmWatch([], max_mismatch), list[str]()
+        for record in records:
+            watch.new_alarms(record)
+            if watch.collapse is not None:
+                collapses.append(watch.collapse.what)
+        return cls(
+            lr=lr,
+            run=run,
+            first=Mean.of(records[:third]),
+            last=Mean.of(last),
+            success=mean_of(last, "success/rate"),
+            kl=mean_of(last, "loss/kl"),
+            grad_norm=mean_of(last, "grad/norm"),
+            unusable=mean_of(last, "replies/unusable"),
+            collapses=collapses,
+            failure=failure,
+        )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the rate has not destroyed the policy, as far as the steps show."""
+        return self.failure is None and not self.collapses
+
+    @property
+    def rises(self) -> bool:
+        """Whether the reward has risen beyond noise."""
+        return self.first is not None and self.last is not None and self.last.is_above(self.first)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The rate to train with, and why; None if the trials show none."""
+
+    lr: float | None
+    why: str  # a sentence
+
+
+def choose(trials: Sequence[Trial]) -> Choice:
+    """Choose the largest rate whose reward rises the most without an alarm.
+
+    Among those within one standard error of the best reward, the largest is taken: it needs the
+    fewest steps.
+    """
+    sound = [(trial, trial.last) for trial in trials if trial.is_sound and trial.last is not None]
+    if not sound:
+        smallest = min(trial.lr for trial in trials)
+        return _none(f"every rate fails or raises an alarm; try rates below {smallest:g} (--rates)")
+    best, highest = max(sound, key=lambda each: each[1].value)
+    _, lowest = min(sound, key=lambda each: each[1].value)
+    if len(sound) > 1 and not highest.is_above(lowest):
+        return _none(
+            f"the rewards of {len(sound)} rates, {lowest.value:.3g} to {highest.value:.3g}, differ "
+            f"by no more than {NUM_ERRORS:g} standard errors, which is noise; take more steps "
+            "(--steps) or episodes (trainer.tasks_per_step), or try rates further apart (--rates)"
+        )
+    rising = [(trial, mean) for trial, mean in sound if trial.rises]
+    tied = [trial for trial, mean in rising if highest.value - mean.value <= highest.error]
+    if not tied:
+        return _none(
+            f"at the best rate, {best.lr:g}, the reward does not rise beyond noise; take more "
+            "steps (--steps), or try other rates (--rates)"
+        )
+    chosen = max(tied, key=lambda trial: trial.lr)
+    assert chosen.first is not None and chosen.last is not None
+    rise = f"from {chosen.first.value:.3g} to {chosen.last.value:.3g}"
+    if chosen is best:
+        why = f"at {chosen.lr:g} the reward rises the most, {rise}, without an alarm"
+    else:
+        why = (
+            f"{chosen.lr:g} is the largest rate within a standard error of the highest reward "
+            f"({highest.value:.3g}, at {best.lr:g}); its own rises {rise}, without an alarm"
+        )
+    return Choice(lr=chosen.lr, why=f"{why}{_at_the_edge(chosen, trials)}")
+
+
+def _at_the_edge(chosen: Trial, trials: Sequence[Trial]) -> str:
+    """Return a warning if the best rate may be outside of those that were tried."""
+    rates = [trial.lr for trial in trials]
+    if chosen.lr == max(rates):
+        return "; it is the largest that was tried, and a larger one may be better (--rates)"
+    if chosen.lr == min(rates):
+        return "; it is the smallest that was tried, and a smaller one may be better (--rates)"
+    return ""
+
+
+def _none(why: str) -> Choice:
+    return Choice(lr=None, why=f"no choice: {why}")
+
+
+def _num_scored(step: Record) -> int:
+    """Return how many episodes of a step have a reward."""
+    unscored = (step.get(name) or 0 for name in ("episodes/failed", "judge/failed"))
+    return int(step["episodes/count"] - sum(unscored))

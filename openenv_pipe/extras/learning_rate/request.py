@@ -1,0 +1,113 @@
+"""Which learning rates are tried, for how many steps, and the configuration of each trial."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.config.overrides import override_with_text
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.reports.alarm import WINDOW
+
+KEY = "trainer.optimizer.lr"
+FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the configuration's rate
+STEPS = 2 * WINDOW  # by default: the guard compares the first and the last steps
+# A collapse is to be seen, and nobody needs the best weights of a trial.
+OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A search for a learning rate."""
+
+    config: RunConfig  # of all trials, but for the rate
+    trials: Mapping[float, Composed]  # by ascending rate
+    num_steps: int  # of GRPO, at each rate
+
+    @property
+    def costs(self) -> str:
+        """Return what is going to be done, in a sentence."""
+        trainer = self.config.trainer
+        text = (
+            f"{len(self.trials)} learning rates x {self.num_steps} steps of "
+            f"{trainer.tasks_per_step} x {trainer.group_size} episodes, without evaluations: "
+            f"{', '.join(f'{rate:g}' for rate in self.trials)}"
+        )
+        if trainer.warm_start.steps:
+            text += f"; all start from one warm start of {trainer.warm_start.steps} steps"
+        return text
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Return why so few steps may not show what a rate does."""
+        trainer, found = self.config.trainer, list[str]()
+        num_warmup = _num_warmup_steps(self.config)
+        if num_warmup >= self.num_steps:
+            found.append(
+                f"in all {self.num_steps} steps the learning rate still rises to its value "
+                f"(trainer.optimizer.lr_warmup_steps={trainer.optimizer.lr_warmup_steps}), so that "
+                f"smaller rates are compared; --steps {num_warmup + STEPS} has {STEPS} steps at it"
+            )
+        if self.num_steps < STEPS:
+            found.append(f"the guard sees a collapse from {STEPS} steps on, --steps {STEPS}")
+        return found
+
+
+def read_request(overrides: Sequence[str], rates: str | None, num_steps: int | None) -> Request:
+    """Return the search that the options ask for.
+
+    rates: numbers with commas between them; None: around the configuration's. num_steps: None: ten
+    after the learning rate's warm-up, as far as the run has as many.
+
+    Raises ConfigError.
+    """
+    own = compose(overrides).config
+    shared = [*overrides, *OWN, override_with_text("name", f"{own.name}_lr")]
+    config = compose(shared).config
+    trainer = config.trainer
+    if trainer.steps < 2:
+        raise ConfigError(
+            f"trainer.steps={trainer.steps}: a learning rate of GRPO is found by at least 2 steps "
+            "of it; set trainer.steps to the number that the training has. The rate of a "
+            "supervised stage is not searched for"
+        )
+    if not config.agent.plays_on_demand:
+        raise ConfigError(
+            f"agent={config.agent.type}: at each learning rate the same tasks are played again, "
+            "which clients do not do; use an agent whose episodes this program starts, such as "
+            "agent=loop"
+        )
+    if num_steps is None:
+        num_steps = min(_num_warmup_steps(config) + STEPS, trainer.steps)
+    elif num_steps > trainer.steps:
+        raise ConfigError(
+            f"--steps {num_steps} is more than trainer.steps={trainer.steps}; raise trainer.steps, "
+            "or give fewer"
+        )
+    if rates is None:
+        tried = [float(f"{factor * trainer.optimizer.lr:.2g}") for factor in FACTORS]
+    else:
+        tried = _read_rates(rates)
+    trials = {lr: compose([*shared, f"{KEY}={lr!r}"]) for lr in tried}
+    return Request(config=config, trials=trials, num_steps=num_steps)
+
+
+def _read_rates(text: str) -> list[float]:
+    """Return the rates that an option names, ascending. Raises ConfigError."""
+    try:
+        found = sorted(float(word) for word in text.split(","))
+    except ValueError:
+        found = []
+    if len(found) < 2 or len({*found}) < len(found) or not all(0 < r < math.inf for r in found):
+        raise ConfigError(
+            f"--rates {text!r}: expected at least two different numbers above 0 with commas "
+            "between them, such as --rates 1e-6,1e-5"
+        )
+    return found
+
+
+def _num_warmup_steps(config: RunConfig) -> int:
+    """Return the steps of GRPO in which the learning rate rises."""
+    trainer = config.trainer
+    return math.ceil(trainer.optimizer.lr_warmup_steps / trainer.updates_per_step)

@@ -1,0 +1,163 @@
+"""The runs of a search: one at each learning rate, which stops after a few steps.
+
+A trial is the beginning of a whole run at its rate, schedule included. A repeated command finds the
+trials by their configuration in the folder of runs, and goes on with what is left to do.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe import pipeline
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import hide_in_config, known_secrets
+from openenv_pipe.errors import RankLostError, RunFolderError, TrainingError
+from openenv_pipe.extras.learning_rate.choice import Trial
+from openenv_pipe.extras.learning_rate.request import KEY, Request
+from openenv_pipe.runs.checkpoints import WARM_START_END, checkpoint_path
+from openenv_pipe.runs.differences import find_differences
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.run import Run
+from openenv_pipe.system.progress import Progress
+
+
+def run_trials(
+    request: Request, command: Sequence[str], control: pipeline.RunControl
+) -> list[Trial]:
+    """Train at each rate, and return what that has measured, by ascending rate.
+
+    A rate at which the updates break the training does not end the search.
+
+    Raises:
+        ConfigError, RunFolderError, FailureError: as `pipeline.train`.
+        KeyboardInterrupt: `control.stop` ended it; what is done has been saved.
+    """
+    trials = []
+    for number, lr in enumerate(request.trials, start=1):
+        title = f"lr {lr:g} ({number} of {len(request.trials)})"
+        folder = _run(request, lr, command, title, control)
+        trials.append(
+            Trial.of(
+                lr,
+                folder.record.id,
+                _steps(folder)[: request.num_steps],
+                max_mismatch=request.config.trainer.max_mismatch,
+                failure=folder.record.cause if _has_failed(folder) else None,
+            )
+        )
+    return trials
+
+
+def _run(
+    request: Request, lr: float, command: Sequence[str], title: str, control: pipeline.RunControl
+) -> RunFolder:
+    """Return the run at a rate, with all of its steps or failed; train what is missing."""
+    composed = request.trials[lr]
+    known = _known_runs(composed.config)
+    own = known.get(lr)
+    if own is not None and (_has_failed(own) or len(_steps(own)) >= request.num_steps):
+        control.progress.note(f"{title}: {own.record.id} has these steps already")
+        return own
+    control = replace(
+        control,
+        progress=_TrialProgress(control.progress, title, request.num_steps),
+        callbacks=[_StopAfter(request.num_steps)],
+        evaluates=False,
+        continued_by=shlex.join(command),
+    )
+    warmed_up = next(filter(_has_warm_start, known.values()), None)
+    try:
+        if own is not None:
+            return pipeline.resume(str(own.path), [], command, control)
+        if warmed_up is not None:
+            start = f"{warmed_up.path}@{WARM_START_END.step}"
+            return pipeline.fork(start, [f"{KEY}={lr!r}"], command, control)
+        return pipeline.train(composed, command, control)
+    except RankLostError:
+        raise
+    except TrainingError:
+        return _known_runs(composed.config)[lr]
+
+
+def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
+    """Return the newest run of a configuration at each learning rate.
+
+    Runs of other code, versions or machines are left out, because they cannot be compared.
+    """
+    values = config.model_dump(mode="json")
+    wanted = hide_in_config(values, known_secrets(values))
+    found = {}
+    for path in sorted((Path(config.runs_dir) / config.name).glob("[0-9]*/run.json")):
+        try:
+            folder = RunFolder.open(path.parent)
+            written = folder.written_config
+        except RunFolderError:  # `openenv-pipe runs` shows it as unreadable.
+            continue
+        lr = written.trainer.optimizer.lr
+        values = written.model_dump(mode="json")
+        values["trainer"]["optimizer"]["lr"] = config.trainer.optimizer.lr
+        if folder.record.lineage is not None:
+            if not folder.checkpoints():
+                continue  # It was killed before it had the weights to start from.
+            # A fork has the time of the run that it is made from.
+            values["model"]["template_time"] = config.model.template_time
+        if values == wanted and not find_differences(folder.record):
+            found[lr] = folder
+    return found
+
+
+def _has_warm_start(folder: RunFolder) -> bool:
+    """Return whether a run has the weights after its warm start."""
+    return checkpoint_path(folder.path, WARM_START_END).is_dir()
+
+
+def _has_failed(folder: RunFolder) -> bool:
+    """Return whether a run has failed because its updates have broken it."""
+    cause = folder.record.cause or ""
+    return folder.status == "failed" and cause.startswith(f"{TrainingError.__name__}:")
+
+
+def _steps(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the records of a run's steps of GRPO."""
+    return [each for each in read_metrics(folder.metrics_path) if each["stage"] == "grpo"]
+
+
+@dataclass(frozen=True, slots=True)
+class _StopAfter:
+    """A callback that stops a run after a step of GRPO."""
+
+    num_steps: int
+
+    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
+        if metrics["stage"] != "grpo" or metrics["step"] < self.num_steps:
+            return None
+        return "openenv-pipe lr takes no more at a rate"
+
+
+@dataclass(frozen=True, slots=True)
+class _TrialProgress:
+    """The progress of a search, which says at which rate it is."""
+
+    progress: Progress
+    title: str
+    num_steps: int
+
+    def phase(self, text: str) -> AbstractContextManager[None]:
+        return self.progress.phase(text)
+
+    def stage(self, name: str, total_steps: int) -> None:
+        total = self.num_steps if name == "grpo" else total_steps
+        self.progress.stage(f"{self.title} {name}", total)
+
+    def advance(self, record: Mapping[str, Any]) -> None:
+        self.progress.advance(record)
+
+    def note(self, text: str) -> None:
+        self.progress.note(text)
+
+    def close(self) -> None:
+        self.progress.close()
