@@ -32,10 +32,10 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.pipeline.build import prepare_thread
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.types import Finish
 from tests.programs import agent_config, play_episodes, programs_context

@@ -10,6 +10,7 @@ BASES = {
     "cluster": f"{_SCHEMA}.cluster:ClusterBlock",
     "agent": f"{_SCHEMA}.agent:AgentBlock",
     "agent.sandbox": f"{_SCHEMA}.agent:SandboxBlock",
+    "engine": f"{_SCHEMA}.engine_base:EngineBlock",
     "engine.launch": "",
     "judge": f"{_SCHEMA}.judge:JudgeBlock",
     "reward.terms": f"{_SCHEMA}.reward_terms:Term",
@@ -18,7 +19,9 @@ BASES = {
 }
 
 
-def _type(block: str, name: str, config: str, build: str, check: str = "") -> BlockType:
+def _type(
+    block: str, name: str, config: str, build: str, check: str = "", trial: str = ""
+) -> BlockType:
     """Make an entry whose targets leave out what all of them begin with."""
     return BlockType(
         block=block,
@@ -26,6 +29,7 @@ def _type(block: str, name: str, config: str, build: str, check: str = "") -> Bl
         config=f"{_SCHEMA}.{config}" if config else "",
         build=f"openenv_pipe.{build}",
         check=f"openenv_pipe.{check}" if check else "",
+        trial=f"openenv_pipe.{trial}" if trial else "",
     )
 
 
@@ -51,6 +55,27 @@ CORE = Extra(
         ),
         _type("cluster", "local", "cluster:LocalClusterConfig", "pipeline.cluster:Cluster"),
         _type("agent", "loop", "agent:LoopAgentConfig", "rollout.episode:own_loop"),
+        _type("engine", "local", "engine:LocalEngineConfig", "pipeline.engines:open_local"),
+        _type(
+            "engine",
+            "vllm",
+            config="engine_vllm:VllmEngineConfig",
+            build="pipeline.engines:open_vllm",
+            check="engines.vllm.check:check_servers",
+            trial="engines.vllm.check:try_servers",
+        ),
+        _type("engine", "openai", "engine:OpenAIEngineConfig", "pipeline.engines:open_openai"),
+        _type(
+            "engine", "scripted", "engine:ScriptedEngineConfig", "pipeline.engines:open_scripted"
+        ),
+        _type(
+            "engine",
+            "python",
+            config="engine:PythonEngineConfig",
+            build="pipeline.engines:open_python",
+            check="pipeline.engines:check_python",
+            trial="pipeline.engines:describe_python",
+        ),
         # The engine makes the servers of these two itself.
         _type("engine.launch", "managed", "", "engines.vllm.servers:own_processes"),
         _type("engine.launch", "attach", "", "engines.vllm.launch:AttachedVllmServer"),

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.compose import Composed
+from openenv_pipe.config.rules.engine import vllm_engine
 from openenv_pipe.config.schema import (
     AttachHostConfig,
     GroupRelativeAdvantageConfig,
     OptimizerConfig,
     ProcessHostConfig,
     RunConfig,
-    VllmEngineConfig,
 )
 from openenv_pipe.config.yaml_files import EXPERIMENTS
 from openenv_pipe.registry import extras, load
@@ -96,8 +96,8 @@ def _evaluates_never(config: RunConfig) -> bool:
 
 
 def _vllm(config: RunConfig, *, attached: bool) -> bool:
-    engine = config.engine
-    return isinstance(engine, VllmEngineConfig) and (engine.launch == "attach") is attached
+    engine = vllm_engine(config)
+    return engine is not None and (engine.launch == "attach") is attached
 
 
 def _keys(block: str, *names: str) -> tuple[str, ...]:
@@ -199,9 +199,8 @@ RULES = (
     IneffectiveKeys(
         keys=("engine.image",),
         because=("engine.launch",),
-        applies=lambda config: (
-            isinstance(config.engine, VllmEngineConfig)
-            and config.engine.launch in ("managed", "attach")
+        applies=lambda config: bool(
+            (engine := vllm_engine(config)) and engine.launch in ("managed", "attach")
         ),
         advice="set engine.launch=docker",
     ),

@@ -14,12 +14,21 @@ import random
 import numpy as np
 import torch
 
+from openenv_pipe.system.malloc import keep_freed_memory
+
 
 def use_deterministic_kernels() -> None:
     """Let torch use deterministic kernels in this process, where it has them."""
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     # Else torch also fills each new tensor with NaN. No code here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def prepare_thread(num_threads: int) -> None:
+    """Make torch deterministic in this thread: fixed number of threads, deterministic kernels."""
+    torch.set_num_threads(num_threads)
+    use_deterministic_kernels()
+    keep_freed_memory()
 
 
 def seed_step(seed: int, stage: str, step: int) -> None:

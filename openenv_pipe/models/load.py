@@ -14,7 +14,6 @@ from openenv_pipe.config.schema import (
     ModelConfig,
     RunConfig,
     TinyModelConfig,
-    VllmEngineConfig,
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
@@ -132,14 +131,10 @@ def reject_long_episodes(config: RunConfig, model: Any) -> None:
             f"{max_length} positions {which}; lower it, or "
             f"{'raise model.max_length' if is_tiny else 'choose a model with a longer context'}"
         )
-    engine = config.engine
-    if (
-        isinstance(engine, VllmEngineConfig)
-        and which != MODEL
-        and engine.max_model_len > max_length
-    ):
+    served_length = config.engine.served_length
+    if which != MODEL and served_length is not None and served_length > max_length:
         raise ConfigError(
-            f"engine.max_model_len={engine.max_model_len} is more than the {max_length} positions "
+            f"engine.max_model_len={served_length} is more than the {max_length} positions "
             f"{which}, so that vLLM would compute all positions in the other way; set it to "
             f"{max_length}"
         )
@@ -235,7 +230,7 @@ def reject_unsupported_vision(config: RunConfig) -> None:
         return
     assert isinstance(model, HubModelConfig)
     settings = {
-        f"engine={config.engine.type}": ("engine=local", config.engine.type == "python"),
+        f"engine={config.engine.type}": ("engine=local", not config.engine.supports_vision),
         f"cluster={config.cluster.type}": ("cluster=local", config.cluster.plays_on_nodes),
         f"agent={config.agent.type}": ("agent=loop", not config.agent.is_loop),
         "model.history=rerender": ("model.history=append", model.history == "rerender"),

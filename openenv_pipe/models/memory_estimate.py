@@ -23,10 +23,6 @@ PROCESS = 420 << 20  # measured: torch, transformers and peft before a model is 
 WORKSPACE = 30 << 20  # measured: memory that kernels keep
 SPREAD = 1.4  # measured: more than a quarter of the memory is lost between short-lived tensors,
 SPREAD_WITH_ADAPTERS = 1.8  # and nearly half if the small tensors of adapters lie among them
-SERVER = 1490 << 20  # measured: three processes of vLLM on a CPU, before weights and cache
-FIRST_PASS_TOKENS = 8192  # in vLLM's profiling pass, unless episodes may be longer
-FIRST_PASS = (8, 3)  # that pass holds 8 hidden sizes and 3 MLP sizes per token
-SERVER_LOGITS = 4  # copies of the logits of all requests while they are sampled
 OF_AN_UPDATE = ("gradients", "activations", "logits")
 OPTIMIZER_COPIES = 2  # Adam's two moments
 BLOCK_OF_MOMENTS = 256  # one-byte values that have one scale in common
@@ -173,27 +169,14 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
     model, trainer = config.model, config.trainer
     num_ranks = config.ranks_per_node if in_one_memory else 1
     needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
-    if config.engine.type == "local" and trainer.max_staleness:
+    engine = config.engine
+    if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
-    if config.engine.type == "local":
-        num_sampled = config.engine.max_batch or config.host.capacity
+    if num_sampled := engine.sampled_at_once(config.host.capacity):
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
     return needed
-
-
-def server_bytes(shape: Shape, config: RunConfig) -> int:
-    """Estimate the machine's memory that a vLLM server takes on a CPU, in bytes."""
-    engine = config.engine
-    assert engine.type == "vllm"
-    width = BYTES[config.model.autocast if engine.dtype == "auto" else engine.dtype]
-    head = shape.hidden_size * shape.vocabulary  # packed by vLLM, in addition to the embeddings
-    kept = FIRST_PASS[0] * shape.hidden_size + FIRST_PASS[1] * shape.intermediate_size
-    tokens = max(FIRST_PASS_TOKENS, engine.max_model_len)
-    logits = engine.max_requests * shape.vocabulary * SERVER_LOGITS
-    numbers = shape.num_parameters + head + tokens * kept
-    return SERVER + numbers * width + logits * 4 + (engine.cpu_cache_gb << 30)
 
 
 def at_rest(needed: Mapping[str, int]) -> dict[str, int]:

@@ -2,71 +2,43 @@
 
 import asyncio
 import logging
-import os
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import (
-    AbstractAsyncContextManager,
-    ExitStack,
-    asynccontextmanager,
-    closing,
-    contextmanager,
-    nullcontext,
-)
+from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
-from openenv_pipe.config.schema import (
-    LocalEngineConfig,
-    OpenAIEngineConfig,
-    PythonEngineConfig,
-    RunConfig,
-    VllmEngineConfig,
-)
-from openenv_pipe.engines.base import Engine, EngineSetup
-from openenv_pipe.engines.eager import EagerEngine
-from openenv_pipe.engines.local import LocalEngine
-from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
-from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.errors import PipeError
 from openenv_pipe.learner.distributed.build import (
     build_policy_weights,
     build_workers,
     load_checked_policy,
 )
 from openenv_pipe.learner.distributed.workers import Workers
-from openenv_pipe.learner.seeding import use_deterministic_kernels
-from openenv_pipe.models.hub import served_source
+from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.load import (
     reject_long_episodes,
     reject_unsupported_vision,
     select_device,
 )
-from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import PolicyWeights
-from openenv_pipe.pipeline.cluster import Cluster, build_cluster
+from openenv_pipe.pipeline.cluster import build_cluster
 from openenv_pipe.pipeline.components import Components
+from openenv_pipe.pipeline.engines import EngineParts, opened_engine
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.context import EpisodeLoop
 from openenv_pipe.rollout.episode import LocalLoop
-from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, reporting_long_waits
-from openenv_pipe.system.python_targets import build_part
-from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.tasks import in_thread
-from openenv_pipe.system.user_code import guarded
 
 _log = logging.getLogger(__name__)
 
@@ -110,8 +82,18 @@ async def assembled(
         policy, _ = await asyncio.gather(loading, _start(loop, logs, notify))
         weights = build_policy_weights(policy, workers) if policy else None
         async with (
-            _opened_engine(
-                config, policy, weights, torch_thread, logs, checkpoint, notify, servers, cluster
+            opened_engine(
+                EngineParts(
+                    config=config,
+                    policy=policy,
+                    weights=weights,
+                    torch_thread=torch_thread,
+                    logs=logs,
+                    checkpoint=checkpoint,
+                    notify=notify,
+                    servers=servers,
+                    cluster=cluster,
+                )
             ) as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_rollout(
@@ -203,7 +185,7 @@ def _load_checked(
     if reason is not None:
         model = config.model.label
         notify(f"model {model} does not support packed rows ({reason}); training pads samples")
-    if isinstance(config.engine, LocalEngineConfig) and not policy.is_fast:
+    if config.engine.samples_in_process and not policy.is_fast:
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     reject_long_episodes(config, policy.model)
@@ -214,112 +196,3 @@ def _load_checked(
             "model.chat_template that keeps earlier turns is cheaper"
         )
     return policy
-
-
-@asynccontextmanager
-async def _opened_engine(
-    config: RunConfig,
-    policy: Policy | None,
-    weights: PolicyWeights | None,
-    torch_thread: ThreadPoolExecutor,
-    logs: Path,
-    checkpoint: Path | None,
-    notify: Callable[[str], None],
-    servers: ServerProvider,
-    cluster: Cluster,
-) -> AsyncIterator[Engine]:
-    """Build the engine, and close it at the end of the block."""
-    engine = config.engine
-    if isinstance(engine, PythonEngineConfig):
-        setup = EngineSetup(config=config, policy=policy, executor=torch_thread, logs=logs)
-        built = build_part("engine", engine, Engine, setup)
-        passed = (PipeError, torch.OutOfMemoryError)
-        used = guarded(built, f"engine.target={engine.target!r}", passed)
-        is_context = isinstance(built, AbstractAsyncContextManager)
-        async with cast(AbstractAsyncContextManager[Any], used) if is_context else nullcontext():
-            yield used
-        return
-    if isinstance(engine, OpenAIEngineConfig):
-        async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
-            yield OpenAIEngine(engine, client)
-        return
-    assert policy is not None and weights is not None
-    if isinstance(engine, LocalEngineConfig):
-        with _local_engine(config, engine, policy, torch_thread) as local:
-            yield local
-    elif isinstance(engine, VllmEngineConfig):
-        whole_checkpoint = checkpoint is not None and not config.model.lora.rank
-        async with open_engine(
-            engine,
-            weights,
-            source=None if whole_checkpoint else served_source(config.model),
-            footprint=_footprint(config, policy),
-            logs=logs,
-            executor=torch_thread,
-            notify=notify,
-            make_processes=servers.vllm_processes,
-            make_on_nodes=cluster.vllm_servers(),
-        ) as opened:
-            yield opened
-    else:
-        yield ScriptedEngine(load_callable(engine.policy))
-
-
-@contextmanager
-def _local_engine(
-    config: RunConfig, engine: LocalEngineConfig, policy: Policy, torch_thread: ThreadPoolExecutor
-) -> Iterator[LocalEngine]:
-    """Build the local engine, and end its threads at the end of the block.
-
-    It has threads of its own if its forward pass is for one thread each, or if `max_staleness` lets
-    it sample while the learner works, for which it also gets a copy of the policy.
-    """
-    num_threads = config.num_threads or len(usable_cores())
-    twin = policy.twin() if config.trainer.max_staleness else None
-    model = twin or policy
-    with ExitStack() as threads:
-        executor: ThreadPoolExecutor = torch_thread
-        if model.is_fast:
-            prepare = partial(prepare_thread, 1)
-            executor = threads.enter_context(ThreadPoolExecutor(num_threads, "sampler", prepare))
-        elif twin:
-            prepare = partial(prepare_thread, num_threads)
-            executor = threads.enter_context(ThreadPoolExecutor(1, "sampler", prepare))
-        kind = LocalEngine if config.agent.plays_on_demand else EagerEngine
-        yield kind(
-            model,
-            max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.
-            executor=executor,
-            in_batches=model.is_fast,
-            refresh=partial(twin.follow, policy) if twin else None,
-        )
-
-
-def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
-    """Return the learner's use of this machine's GPUs."""
-    if policy.device.type != "cuda":
-        return LearnerFootprint(on_gpu=False, servers_elsewhere=config.cluster.serves_on_nodes)
-    shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
-    needed = memory_bytes(shape, config, in_one_memory=False) if shape else {}
-    return gpu_footprint(config, sum(needed.values()))
-
-
-def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
-    """Return the footprint of a learner on this machine's first GPUs."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
-    return LearnerFootprint(
-        on_gpu=True,
-        free_gpus=names[config.ranks_per_node :],
-        gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
-        needs_bytes=needs_bytes,
-        plays_ahead=config.trainer.max_staleness > 0,
-        servers_elsewhere=config.cluster.serves_on_nodes,
-    )
-
-
-def prepare_thread(num_threads: int) -> None:
-    """Make torch deterministic in this thread: fixed number of threads, deterministic kernels."""
-    torch.set_num_threads(num_threads)
-    use_deterministic_kernels()
-    keep_freed_memory()

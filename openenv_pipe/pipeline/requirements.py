@@ -18,16 +18,11 @@ from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
     HubModelConfig,
     PythonAdvantageConfig,
-    PythonEngineConfig,
     PythonLossConfig,
     PythonOrderConfig,
     RunConfig,
-    VllmEngineConfig,
 )
-from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
-from openenv_pipe.engines.vllm.check import check_launch
-from openenv_pipe.engines.vllm.install import Build, require_installed
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import check_host
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
@@ -40,7 +35,6 @@ from openenv_pipe.models.adapter import adapts_experts, describe_adapter
 from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import (
     check_architecture,
-    is_vision_model,
     load_chat,
     select_device,
 )
@@ -162,13 +156,9 @@ def _model(config: RunConfig) -> str:
         return ""  # it has to be downloaded first
     shape = read_folder_shape(model, folder)
     empty, engine = check_architecture(config), config.engine
-    if (
-        isinstance(engine, VllmEngineConfig)
-        and adapts_experts(empty)
-        and engine.publish_mode(model.lora.rank) == "adapter"
-    ):
+    if engine.publish_mode(model.lora.rank) == "adapter" and adapts_experts(empty):
         raise ConfigError(
-            f"engine.publish={engine.publish} with model.lora.target_modules="
+            "engine.publish=adapter with model.lora.target_modules="
             f"{model.lora.target_modules!r}, which adapts the experts of a mixture: vLLM does not "
             "read such adapters; set engine.publish=merged, or name other modules, such as "
             "[q_proj, k_proj, v_proj, o_proj]"
@@ -189,24 +179,15 @@ def _chat(config: RunConfig) -> str:
 
 
 def _engine(config: RunConfig) -> str:
-    if isinstance(config.engine, PythonEngineConfig):
-        check_part("engine", config.engine, Engine, 1)
-    return ""  # `check` looks at the installation or the server as well, and reports that
+    """Check what the engine needs here. A replay needs nothing of it."""
+    check = block_types("engine")[config.engine.type].check
+    return str(load(check)(config)) if check else ""
 
 
-def _vllm(config: RunConfig) -> str:
-    """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
+def _judge(config: RunConfig) -> str:
     if check := block_types("judge")[config.judge.type].check:
         load(check)(config.judge)
-    if isinstance(config.engine, VllmEngineConfig):
-        if config.cluster.serves_on_nodes:
-            return ""  # each node has its own installation, and checks it
-        if config.engine.launch == "managed":
-            build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
-            require_installed(build, sees_images=is_vision_model(config.model))
-        else:
-            check_launch(config.engine)
-    return ""  # `check` looks at the installation or the server as well, and reports that
+    return ""
 
 
 def _environment(config: RunConfig) -> str:
@@ -321,12 +302,12 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "packages": _packages,
     "model": _model,
     "chat": _chat,
-    "engine": _engine,
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "settings": lambda config: check_settings(config, "train", "play"),
     "variables": _variables,
-    "vllm": _vllm,
+    "engine": _engine,
+    "judge": _judge,
     PORTS: _ports,
     "cluster": _cluster,
     "environment": _environment,

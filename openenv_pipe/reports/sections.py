@@ -46,7 +46,7 @@ def _forward(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}
     text = f"trained in {found.get('learner')} rows"
-    if config.engine.type == "local":
+    if config.engine.samples_in_process:
         text += f", {found.get('sampler')} sampling"
     left_out = found.get("left_out")
     reasons = left_out.items() if isinstance(left_out, dict) else ()

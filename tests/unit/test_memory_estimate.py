@@ -18,16 +18,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight import machine
 from openenv_pipe.commands.preflight.model import check_memory
-from openenv_pipe.commands.preflight.servers import servers_in_machine
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm.server_memory import server_bytes, servers_in_machine
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,
     disk_bytes,
     memory_bytes,
     model_shape,
-    server_bytes,
     tiny_shape,
 )
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
@@ -225,7 +224,7 @@ def test_a_server_on_a_cpu_is_estimated_within_a_tenth(model, engine, measured):
     settings = {f"engine.{key}": value for key, value in engine.items()}
     config = with_vllm({"engine.dtype": "float32", **settings})
     shape = model_shape(SMALL | model, model.get("num_parameters", 1_115_000))
-    assert server_bytes(shape, config) / 2**20 == pytest.approx(measured, rel=0.1)
+    assert server_bytes(shape, config, config.engine) / 2**20 == pytest.approx(measured, rel=0.1)
 
 
 def beside_on_cpu(changes: dict[str, Any]) -> int:

@@ -288,3 +288,76 @@ def test_a_plugin_registers_a_launch_by_its_name(site):
 def test_a_launch_of_an_extra_that_is_gone_is_rejected(site, monkeypatch):
     monkeypatch.setattr(registry, "extras", lambda: ())
     assert [*block_types("engine.launch")] == ["managed", "attach"]
+
+
+ENGINE = """
+from typing import Literal
+from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+from openenv_pipe.registry import BlockType, Extra
+
+EXTRA = Extra(name="typed", blocks=(BlockType(
+    block="engine",
+    type="fixed",
+    config="typed_plugin.extra:FixedEngineConfig",
+    build="typed_plugin.engine:open_fixed",
+    check="typed_plugin.extra:check_fixed",
+),))
+
+
+class FixedEngineConfig(EngineBlock):
+    capabilities = EngineCapabilities(
+        takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
+    )
+    type: Literal["fixed"]
+    reply: str
+
+
+def check_fixed(config):
+    return f"it replies {config.engine.reply}"
+"""
+OPENED = """
+import sys
+from contextlib import nullcontext
+from openenv_pipe.engines.base import StaticEngine, TextReply
+
+
+class FixedEngine(StaticEngine):
+    max_episodes = sys.maxsize
+
+    def __init__(self, config):
+        self.capabilities, self._reply = config.capabilities, config.reply
+
+    async def generate(self, request):
+        return TextReply(text=self._reply)
+
+
+def open_fixed(parts):
+    return nullcontext(FixedEngine(parts.config.engine))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (["eval", "conf=smoke"], 0, "fixed"),
+        (["train", "conf=smoke"], 2, "engine=fixed: it cannot train"),
+        (["eval", "conf=smoke", "engine.reply=null"], 2, "engine.reply"),
+    ],
+)
+def test_a_plugin_registers_an_engine(site, tmp_path, command, code, says):
+    install(site, "typed", "typed_plugin")
+    write(site / "typed_plugin/__init__.py")
+    write(site / "typed_plugin/extra.py", ENGINE)
+    write(site / "typed_plugin/engine.py", OPENED)
+    write(site / "typed_plugin/conf/engine/fixed.yaml", "type: fixed\nreply: a\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "openenv_pipe.cli.main", *command, "engine=fixed"],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{site}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    assert says in re.sub(r"\s+", " ", result.stdout + result.stderr)

@@ -11,6 +11,7 @@ import openenv_pipe
 from openenv_pipe.cli import main as main_module
 from openenv_pipe.config.schema.agent import AgentConfig, SandboxConfig
 from openenv_pipe.config.schema.cluster import ClusterConfig
+from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.host import HostConfig
 from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.reward import TermConfig
@@ -86,7 +87,7 @@ def test_a_type_of_a_block_has_a_class_of_its_name_and_a_builder(block):
 
 def test_the_base_class_of_a_block_is_that_of_its_key():
     configs = (
-        *(AgentConfig, SandboxConfig, ClusterConfig),
+        *(AgentConfig, SandboxConfig, ClusterConfig, EngineConfig),
         *(HostConfig, JudgeConfig, TermConfig, TrackerConfig, SourceConfig),
     )
     annotated = {registered.block: base for base, registered in map(get_args, configs)}

@@ -83,7 +83,7 @@ REJECTED = [
     ("model", "model.lora.target_modules='('", [LORA, "model.lora.target_modules='('"]),
     ("chat", "chat template", ["model.chat_template='{{ 1 / 0 }}'"]),
     ("chat", "chat template", ["model.chat_template='{% if %}'"]),
-    ("vllm", "engine install vllm --build cpu", ["engine=vllm"]),
+    ("engine", "engine install vllm --build cpu", ["engine=vllm"]),
     ("settings", "engine.max_model_len=20", ["engine=vllm", "engine.max_model_len=20"]),
     ("ports", "host.port=65535 for 2 servers", ["host.port=65535", "host.num_servers=2"]),
     ("settings", "cluster=ray with agent=program", [RAY, "agent=program", "agent.command=[sh]"]),

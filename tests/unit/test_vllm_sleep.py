@@ -22,7 +22,7 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec, server_argument
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, TrainingError
-from openenv_pipe.pipeline import build as assembly
+from openenv_pipe.pipeline import engines as assembly
 from tests.small_vllm import SmallPolicyWeights, SmallServer
 
 LIMIT_S = 120.0  # of every test, so that none waits forever

@@ -12,9 +12,7 @@ from pathlib import Path
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.environment import check_environment
 from openenv_pipe.commands.preflight.model import check_hub, check_lr, check_memory, try_forward
-from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
-from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.install import find_build
+from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.errors import PipeError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.registry import block_types, load
@@ -69,13 +67,9 @@ def _try_cluster(config: RunConfig) -> Iterator[Line]:
 
 
 def _try_engine(config: RunConfig) -> Iterator[Line]:
-    if isinstance(config.engine, PythonEngineConfig):
-        capabilities = config.engine.capabilities
-        purpose = "training" if capabilities.can_train else "evaluation"
-        yield Line("engine", Result.OK, f"{config.engine.target}, for {purpose}")
-    if config.engine.type == "vllm" and not config.cluster.serves_on_nodes:
-        build = "cpu" if config.device == "cpu" else find_build()
-        found = check_engine(config.engine, build, config.model.lora.rank)
+    """Call the `trial` of the engine's type with the configuration; it gives a text."""
+    trial = block_types("engine")[config.engine.type].trial
+    if trial and (found := load(trial)(config)):
         yield Line("engine", Result.OK, found)
 
 
@@ -88,5 +82,5 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "learning rate": (check_lr, {"settings"}),
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "forward": (try_forward, {"settings", "model", "device"}),
-    "engine": (_try_engine, {"engine", "vllm"}),
+    "engine": (_try_engine, {"engine"}),
 }

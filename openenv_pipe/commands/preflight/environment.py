@@ -160,7 +160,7 @@ def _tasks_lines(
 
 def policy_path(config: RunConfig) -> str | None:
     """Return the scripted policy of the engine or of the warm start, if there is one."""
-    if config.engine.type == "scripted":
-        return config.engine.policy
+    if policy := config.engine.scripted_policy:
+        return policy
     warm_start = config.trainer.warm_start
     return warm_start.source.scripted_policy if warm_start.steps else None

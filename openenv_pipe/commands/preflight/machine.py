@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight.servers import ServerMemory, servers_in_machine, servers_on_gpu
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm.server_memory import (
+    ServerMemory,
+    servers_in_machine,
+    servers_on_gpu,
+)
 from openenv_pipe.models.memory_estimate import Shape, at_rest, disk_bytes, memory_bytes
 
 TIGHT = 0.8  # of the available bytes; above this `check` warns, because estimates are not exact
@@ -69,7 +73,6 @@ def _about(servers: ServerMemory, moment: _Moment, available: int) -> str:
 
 def _advice(config: RunConfig, place: str, moment: _Moment) -> str:
     """Name the keys whose change would reduce the memory of this phase."""
-    engine = config.engine
     lower, change = [], []
     if "activations" in moment.held:
         lower.append("trainer.tokens_per_batch")
@@ -77,15 +80,7 @@ def _advice(config: RunConfig, place: str, moment: _Moment) -> str:
         if moment.servers_awake and place == "GPU":
             ahead = " with trainer.max_staleness=0" if config.trainer.max_staleness else ""
             change.append(f"engine.sleep=level1{ahead}")
-    if engine.type == "local":
-        lower.append("engine.max_batch")
-    elif engine.type == "vllm" and moment.servers_awake:
-        if place == "GPU":
-            lower.append("engine.gpu_memory_share")
-        elif engine.cpu_cache_gb > 1:
-            lower.append("engine.cpu_cache_gb")
-        if engine.num_servers > 1:
-            lower.append("engine.num_servers")
+    lower += config.engine.memory_keys(on_gpu=place == "GPU", servers_awake=moment.servers_awake)
     wishes = [f"lower {' or '.join(lower)}"] if lower else []
     wishes += [f"set {' or '.join(change)}"] if change else []
     return f"{', '.join(wishes)}, or use a smaller model"

@@ -70,7 +70,7 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
     policy = load_policy(config.model, seed=config.seed, device=torch.device("cpu"))
     packing = check_forward(policy, config.env.max_episode_tokens)
     text = "trained in packed rows" if packing is None else f"trained in padded rows ({packing})"
-    if config.engine.type == "local":
+    if config.engine.samples_in_process:
         why = [f"not {name}: {reason}" for name, reason in policy.samplers_left_out.items()]
         text += f"; sampling is {policy.sampler}" + (f" ({'; '.join(why)})" if why else "")
     yield Line("forward", Result.OK, text)

@@ -1,13 +1,13 @@
 """Rules about `engine`, what it publishes, and the servers that it starts or attaches to."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from openenv_pipe.config.rules.rule import Rule
 from openenv_pipe.system.http import LOOPBACK
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+    from openenv_pipe.config.schema.engine_base import EngineCapabilities
     from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
     from openenv_pipe.config.schema.run import RunConfig
 
@@ -16,18 +16,18 @@ SEVERAL_ENGINES = ("--data-parallel", "-dp")
 LEVELS = ("level1", "level2")  # of engine.sleep, which free memory
 
 
-def _vllm(config: "RunConfig") -> "VllmEngineConfig | None":
-    return config.engine if config.engine.type == "vllm" else None
+def vllm_engine(config: "RunConfig") -> "VllmEngineConfig | None":
+    """Return the engine if it is vLLM."""
+    return cast("VllmEngineConfig", config.engine) if config.engine.type == "vllm" else None
 
 
 def _capabilities(config: "RunConfig") -> "EngineCapabilities":
-    engine: EngineBlock = config.engine
-    return engine.capabilities
+    return config.engine.capabilities
 
 
 def sends_weights(config: "RunConfig", *transfers: str) -> "VllmEngineConfig | None":
     """Return the engine if it sends weights from memory to memory, in one of these ways."""
-    engine = _vllm(config)
+    engine = vllm_engine(config)
     return engine if engine and engine.weight_transfer in transfers else None
 
 
@@ -41,12 +41,12 @@ def _has_option(engine: "VllmEngineConfig", options: tuple[str, ...]) -> bool:
 
 
 def sleeps(config: "RunConfig") -> "VllmEngineConfig | None":
-    engine = _vllm(config)
+    engine = vllm_engine(config)
     return engine if engine and engine.sleep in LEVELS else None
 
 
 def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
-    engine = _vllm(config)
+    engine = vllm_engine(config)
     if engine is None or engine.publish == "auto":
         return False
     return (engine.publish == "full") == bool(config.model.lora.rank)
@@ -58,7 +58,7 @@ def _sends_adapters(config: "RunConfig") -> bool:
 
 
 def _drops_what_adapters_need(config: "RunConfig") -> bool:
-    engine = _vllm(config)
+    engine = vllm_engine(config)
     return (
         engine is not None
         and engine.sleep == "level2"
@@ -67,7 +67,7 @@ def _drops_what_adapters_need(config: "RunConfig") -> bool:
 
 
 def _cuts_episodes_off(config: "RunConfig") -> bool:
-    engine = _vllm(config)
+    engine = vllm_engine(config)
     return (
         engine is not None
         and engine.starts_servers
@@ -108,7 +108,7 @@ RULES = (
     ),
     Rule(
         keys=("engine.sampling.*",),
-        breaks=lambda c: engine.sampling.distortions if (engine := _vllm(c)) else [],
+        breaks=lambda c: engine.sampling.distortions if (engine := vllm_engine(c)) else [],
         advice="tokens and their logprobs would be from another distribution than the one that is "
         "trained; turn these settings off for training, they are for evaluation",
         when="train",
@@ -122,12 +122,12 @@ RULES = (
     ),
     Rule(
         keys=("engine.launch", "engine.url"),
-        breaks=lambda c: bool((e := _vllm(c)) and e.launch == "attach" and e.url is None),
+        breaks=lambda c: bool((e := vllm_engine(c)) and e.launch == "attach" and e.url is None),
         advice="it names no server; set engine.url, such as http://127.0.0.1:8000",
     ),
     Rule(
         keys=("engine.launch", "engine.num_servers"),
-        breaks=lambda c: bool((e := _vllm(c)) and e.launch == "attach" and e.num_servers > 1),
+        breaks=lambda c: bool((e := vllm_engine(c)) and e.launch == "attach" and e.num_servers > 1),
         advice="num_servers counts servers to start; set engine.url to a list instead",
     ),
     Rule(

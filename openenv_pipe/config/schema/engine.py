@@ -1,15 +1,16 @@
 """`engine`: what generates the model's replies."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from openenv_pipe.config.schema.base import DottedPath, PositiveCount, PythonTarget
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
-from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
+from openenv_pipe.config.schema.registered import Registered
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.resources import load_callable
 
 
@@ -22,11 +23,18 @@ class LocalEngineConfig(EngineBlock):
         is_exact=True,
         publishes_in_flight=False,
     )
+    samples_in_process: ClassVar[bool] = True
     type: Literal["local"]
     max_batch: PositiveCount | None = Field(
         description="episodes sampled at once; larger is faster and needs more memory for keys "
         "and values; null: as many as all servers of the environment play at once"
     )
+
+    def sampled_at_once(self, capacity: int) -> int:
+        return self.max_batch or capacity
+
+    def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:
+        return ["engine.max_batch"]
 
 
 class ScriptedEngineConfig(EngineBlock):
@@ -44,6 +52,10 @@ class ScriptedEngineConfig(EngineBlock):
 
     @property
     def player(self) -> str:
+        return self.policy
+
+    @property
+    def scripted_policy(self) -> str:
         return self.policy
 
 
@@ -70,25 +82,26 @@ class OpenAIEngineConfig(EngineBlock, EndpointBlock):
         return self.model
 
 
-class PythonEngineConfig(EngineBlock, PythonTarget):
+class PythonEngineConfig(PythonTarget, EngineBlock):
     """An `openenv_pipe.engines.base.Engine` of your own, made by target(setup, **options).
 
     Its class declares `capabilities`: the target is imported as soon as they are asked for.
     """
+
+    type: Literal["python"]
+    supports_vision: ClassVar[bool] = False
+
+    @classmethod
+    def declared_capabilities(cls, values: Mapping[str, Any]) -> EngineCapabilities | None:
+        target = values.get("target")
+        return _declared_capabilities(target) if target else None
 
     @property
     def capabilities(self) -> EngineCapabilities:  # type: ignore[override]
         return _declared_capabilities(self.target)
 
 
-EngineConfig = Annotated[
-    LocalEngineConfig
-    | ScriptedEngineConfig
-    | OpenAIEngineConfig
-    | VllmEngineConfig
-    | PythonEngineConfig,
-    Field(discriminator="type"),
-]
+EngineConfig = Annotated[EngineBlock, Registered("engine")]
 
 
 def _declared_capabilities(target: str) -> EngineCapabilities:
@@ -108,11 +121,7 @@ def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
     Returns None for an unknown type or a missing target, which validation rejects later. Raises
     ConfigError for a target that declares none.
     """
-    union, _ = get_args(EngineConfig)
-    for block in get_args(union):
-        if engine.get("type") in get_args(block.model_fields["type"].annotation):
-            if block is not PythonEngineConfig:
-                return block.capabilities
-            target = engine.get("target")
-            return _declared_capabilities(target) if target else None
-    return None
+    if (kind := block_types("engine").get(engine.get("type", ""))) is None:
+        return None
+    block: type[EngineBlock] = load(kind.config)
+    return block.declared_capabilities(engine)

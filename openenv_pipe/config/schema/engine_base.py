@@ -1,10 +1,12 @@
 """What every type of `engine` declares, so that other code need not ask for the type."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from openenv_pipe.config.schema.base import Block
+
+PublishMode = Literal["adapter", "merged", "full"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,17 @@ class EngineBlock(Block):
     """Base of the configurations of all engine types."""
 
     capabilities: ClassVar[EngineCapabilities]
+    samples_in_process: ClassVar[bool] = False  # with the learner's weights, or a copy of them
+    supports_vision: ClassVar[bool] = True  # as far as `model` may be a vision-language model
+    type: str
+
+    @classmethod
+    def declared_capabilities(cls, values: Mapping[str, Any]) -> EngineCapabilities | None:
+        """Return the capabilities of an engine whose values are not validated yet.
+
+        None: the values do not say yet. Raises ConfigError if they cannot be found out.
+        """
+        return cls.capabilities
 
     @property
     def player(self) -> str | None:
@@ -68,3 +81,33 @@ class EngineBlock(Block):
     def fixed_ports(self) -> Sequence[int]:
         """The ports that the servers of this engine get, if the configuration names them."""
         return ()
+
+    @property
+    def starts_servers(self) -> bool:
+        """Whether the run starts servers for this engine."""
+        return False
+
+    @property
+    def served_length(self) -> int | None:
+        """The longest episode in tokens for which servers compute positions; None: any."""
+        return None
+
+    @property
+    def scripted_policy(self) -> str | None:
+        """The scripted policy that plays, as module:name; None: another engine plays."""
+        return None
+
+    def sampled_at_once(self, capacity: int) -> int:
+        """Return how many episodes are sampled in this process at once.
+
+        capacity: how many the environment's servers play at once.
+        """
+        return 0
+
+    def publish_mode(self, lora_rank: int) -> PublishMode | None:
+        """Return what servers receive of a new policy; None: there is nothing to receive it."""
+        return None
+
+    def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:
+        """Return the keys of this engine whose lower values take less of the learner's memory."""
+        return []

@@ -25,7 +25,7 @@ from openenv_pipe.config.schema.base import (
     Share,
     Variables,
 )
-from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities, PublishMode
 from openenv_pipe.config.schema.registered import RegisteredName
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
@@ -51,9 +51,6 @@ RESERVED_ARGUMENTS = {
     "--worker-extension-cls": "weights are published through the pipeline's own extension",
     "--speculative-config": "logprobs would not be those of the sampled distribution",
 }
-
-
-PublishMode = Literal["adapter", "merged", "full"]
 
 
 class SamplingConfig(Block):
@@ -172,8 +169,11 @@ class VllmEngineConfig(EngineBlock):
 
     @property
     def starts_servers(self) -> bool:
-        """Whether the run starts the servers, by whatever `launch` names."""
         return self.launch != "attach"
+
+    @property
+    def served_length(self) -> int:
+        return self.max_model_len
 
     @property
     def fixed_ports(self) -> Sequence[int]:
@@ -182,10 +182,17 @@ class VllmEngineConfig(EngineBlock):
         return range(self.port, self.port + self.num_servers)
 
     def publish_mode(self, lora_rank: int) -> PublishMode:
-        """Return `publish`, or what `auto` means for this rank of the adapter."""
         if self.publish != "auto":
             return self.publish
         return "adapter" if lora_rank else "full"
+
+    def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:
+        if not servers_awake:
+            return []
+        keys = ["engine.gpu_memory_share"] if on_gpu else []
+        if not on_gpu and self.cpu_cache_gb > 1:
+            keys.append("engine.cpu_cache_gb")
+        return [*keys, "engine.num_servers"] if self.num_servers > 1 else keys
 
     @model_validator(mode="after")
     def _servers_and_arguments_fit(self) -> "VllmEngineConfig":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.config.schema.engine_vllm import PublishMode
+from openenv_pipe.config.schema.engine_base import PublishMode
 from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine

@@ -1,9 +1,9 @@
-"""The checks of vLLM servers for `openenv-pipe check`, which start no server."""
+"""What a run, and `openenv-pipe check`, look at before vLLM servers start."""
 
 import asyncio
 
-from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.install import Build, require_installed
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
+from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
@@ -11,6 +11,31 @@ from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.http import bearer, fetch
 
 ANSWER_LIMIT_S = 10.0
+
+
+def check_servers(config: RunConfig) -> str:
+    """Check that vLLM, or what starts its servers otherwise, is installed. Raises ConfigError."""
+    from openenv_pipe.models.load import is_vision_model, select_device  # imports torch
+
+    engine = config.engine
+    assert isinstance(engine, VllmEngineConfig)
+    if config.cluster.serves_on_nodes:
+        return ""  # each node has its own installation, and checks it
+    if engine.launch == "managed":
+        build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
+        require_installed(build, sees_images=is_vision_model(config.model))
+    else:
+        check_launch(engine)
+    return ""  # `try_servers` says what it found
+
+
+def try_servers(config: RunConfig) -> str:
+    """Describe what is installed on this machine, or which servers answer. Raises ConfigError."""
+    assert isinstance(config.engine, VllmEngineConfig)
+    if config.cluster.serves_on_nodes:
+        return ""
+    build: Build = "cpu" if config.device == "cpu" else find_build()
+    return check_engine(config.engine, build, config.model.lora.rank)
 
 
 def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:

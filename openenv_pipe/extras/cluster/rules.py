@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from openenv_pipe.config.rules.engine import sends_weights, sleeps
+from openenv_pipe.config.rules.engine import sends_weights, sleeps, vllm_engine
 from openenv_pipe.config.rules.rule import Rule
 
 if TYPE_CHECKING:
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 def _starts_no_server(config: "RunConfig") -> bool:
-    engine = config.engine
-    starts_servers = engine.type == "vllm" and engine.launch == "managed"
+    engine = vllm_engine(config)
+    starts_servers = engine is not None and engine.launch == "managed"
     return config.cluster.serves_on_nodes and not starts_servers
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from openenv_pipe.config.rules.engine import vllm_engine
 from openenv_pipe.extras.profile.activities import (
     CHECKPOINT,
     ENVIRONMENT,
@@ -41,11 +42,12 @@ def _sessions(profiled: Profiled) -> str | None:
 
 
 def _batch(profiled: Profiled) -> str | None:
-    engine, num_episodes = profiled.config.engine, _num_episodes(profiled)
-    if engine.type != "local" or (engine.max_batch or num_episodes) >= num_episodes:
+    num_episodes = _num_episodes(profiled)
+    num_sampled = profiled.config.engine.sampled_at_once(num_episodes)
+    if num_sampled == 0 or num_sampled >= num_episodes:
         return None
     return (
-        f"engine.max_batch={engine.max_batch} is less than the {num_episodes} episodes of a step, "
+        f"engine.max_batch={num_sampled} is less than the {num_episodes} episodes of a step, "
         "so some wait for others to end: raise it if memory allows"
     )
 
@@ -78,7 +80,7 @@ def _rewards(profiled: Profiled) -> str | None:
 def _overlap(profiled: Profiled) -> str | None:
     """A vLLM server that is idle while the learner works."""
     config, share = profiled.config, _total(profiled, UPDATE)
-    if config.engine.type != "vllm" or config.trainer.max_staleness or share < LARGE:
+    if vllm_engine(config) is None or config.trainer.max_staleness or share < LARGE:
         return None
     return (
         f"for {share:.0%} of the time the learner works and the servers of the engine are idle: "
@@ -131,11 +133,11 @@ def _publishing(profiled: Profiled) -> str | None:
     if share < NOTABLE:
         return None
     text = f"publishing weights takes {share:.0%} of the time"
-    if config.engine.type != "vllm":
+    if (engine := vllm_engine(config)) is None:
         return text
     if config.model.lora.rank == 0:
         text += ": an adapter (model.lora.rank=16) is much smaller than all weights"
-        if config.engine.weight_transfer == "files":
+        if engine.weight_transfer == "files":
             text += ", and engine.weight_transfer=broadcast writes no files"
     return text
 
