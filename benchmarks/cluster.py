@@ -31,7 +31,7 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups

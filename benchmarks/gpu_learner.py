@@ -31,8 +31,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.models.attention.packed import use_packed_attention
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Sample

@@ -76,8 +76,8 @@ class Ours:
     def __init__(self, case: dict[str, Any]) -> None:
         from openenv_pipe.config.compose import compose
         from openenv_pipe.learner.learner import Learner
-        from openenv_pipe.models.attention.packed import use_packed_attention
-        from openenv_pipe.models.chat_template import ChatFormat
+        from openenv_pipe.models.chat.chat_template import ChatFormat
+        from openenv_pipe.models.forward.attention.packed import use_packed_attention
         from openenv_pipe.models.policy import Policy
         from openenv_pipe.models.tiny import build_tokenizer
         from openenv_pipe.system.malloc import keep_freed_memory

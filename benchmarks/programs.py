@@ -33,7 +33,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.learner.seeding import prepare_thread
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.system.process import usable_cores

@@ -34,7 +34,7 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import websocket_url
 from openenv_pipe.environments.tasks import Splits
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups

@@ -36,8 +36,8 @@ from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
 from openenv_pipe.learner.seeding import prepare_thread
+from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.system.process import usable_cores
 
 NUM_TURNS = 6

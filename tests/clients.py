@@ -13,7 +13,7 @@ from programs import RepliesEngine, two_steps
 from openenv_pipe.client import AsyncClient
 from openenv_pipe.extras.agents.clients.player import serving_clients
 from openenv_pipe.extras.agents.schema import ClientAgentConfig
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import collect_groups
 from openenv_pipe.types import Group

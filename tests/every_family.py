@@ -8,9 +8,9 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from openenv_pipe.models.architecture_check import reject_unsupported
-from openenv_pipe.models.attention.packed import use_packed_attention
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.forward.architecture_check import reject_unsupported
+from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.policy import Policy
 
 NAMES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

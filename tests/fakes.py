@@ -29,7 +29,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.learner import NOTHING, Learner
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import CHAT_TEMPLATE

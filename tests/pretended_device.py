@@ -22,7 +22,7 @@ from openenv_pipe.learner import learner as learners
 from openenv_pipe.learner.distributed import fsdp, sharded_learner
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
-from openenv_pipe.models.attention import flex
+from openenv_pipe.models.forward.attention import flex
 from openenv_pipe.models.load import load_policy
 from tests.fakes import CPU, random_samples, tiny_model
 from tests.unit.test_device_placement import attend, on_gpu

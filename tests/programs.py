@@ -13,7 +13,7 @@ from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.extras.agents.programs.player import serving_programs
 from openenv_pipe.extras.agents.schema import ProgramAgentConfig
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode, Finish
 

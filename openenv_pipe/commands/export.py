@@ -12,17 +12,17 @@ import torch
 from transformers import AutoTokenizer
 
 from openenv_pipe.errors import RunFolderError, TrainingError
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.forward_check import BOUNDS
-from openenv_pipe.models.load import load_policy, select_device
-from openenv_pipe.models.safetensors_only import read_model
-from openenv_pipe.models.served_template import (
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.probes import TemplateProbe
+from openenv_pipe.models.chat.rendering import TemplateRenderer
+from openenv_pipe.models.chat.served_template import (
     TEMPLATE_FILE,
     reject_other_prompts,
     served_template,
 )
-from openenv_pipe.models.template_probes import TemplateProbe
-from openenv_pipe.models.template_rendering import TemplateRenderer
+from openenv_pipe.models.forward.forward_check import BOUNDS
+from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model

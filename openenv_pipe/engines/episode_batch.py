@@ -14,7 +14,7 @@ import torch
 from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.sampling import sample, uniforms
-from openenv_pipe.models.row_forward import RowForward
+from openenv_pipe.models.forward.row_forward import RowForward
 from openenv_pipe.types import IMAGE_IDS, Finish
 
 _MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so much of it

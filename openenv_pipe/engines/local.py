@@ -22,7 +22,7 @@ from openenv_pipe.config.schema import LocalEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.errors import EngineError
-from openenv_pipe.models.row_forward import RowForward
+from openenv_pipe.models.forward.row_forward import RowForward
 from openenv_pipe.system.tasks import in_thread
 
 _BATCH_SIZE = 128  # episodes at most; larger batches cost as much processor time per token

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.models.architecture_check import find_decoder
 from openenv_pipe.models.flop_count import FlopCount
-from openenv_pipe.models.gated_mlp import LastLayer
+from openenv_pipe.models.forward.architecture_check import find_decoder
+from openenv_pipe.models.forward.gated_mlp import LastLayer
 from openenv_pipe.models.quantization import num_values
 
 CPU_SIZE, GPU_SIZE = 1024, 8192  # of the square matrices whose product is timed

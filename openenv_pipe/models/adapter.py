@@ -21,7 +21,7 @@ from torch import nn
 
 from openenv_pipe.config.schema import ModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.architecture_check import find_decoder
+from openenv_pipe.models.forward.architecture_check import find_decoder
 from openenv_pipe.models.safetensors_only import VISION_MODELS, load_adapter, plain_name
 
 VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone

@@ -18,14 +18,18 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
 from openenv_pipe.models.adapter import with_adapter
-from openenv_pipe.models.architecture_check import (
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.clock import pinned_template
+from openenv_pipe.models.chat.rendering import check_template
+from openenv_pipe.models.chat.tokenizer_process import check_tokenizer
+from openenv_pipe.models.chat.variables import one_template, template_with
+from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
     MODEL,
     find_max_length,
     reject_unsupported,
 )
-from openenv_pipe.models.attention.packed import use_packed_attention
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import (
     find_generation_config,
     find_model_folder,
@@ -43,10 +47,6 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
     text_config_within,
 )
-from openenv_pipe.models.template_clock import pinned_template
-from openenv_pipe.models.template_rendering import check_template
-from openenv_pipe.models.template_variables import one_template, template_with
-from openenv_pipe.models.tokenizer_process import check_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.models.tokenizer_process import check_tokenizer
+from openenv_pipe.models.chat.tokenizer_process import check_tokenizer
 from openenv_pipe.system.budgets import JsonBudget
 from openenv_pipe.system.files import parse_json
 

@@ -17,20 +17,20 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openenv_pipe.models.architecture_check import find_decoder, find_max_length
-from openenv_pipe.models.attention.packed import PackedRow, own_attention
-from openenv_pipe.models.attention.reach import find_reaches
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.embedding import embed
-from openenv_pipe.models.fast_forward import FastForward
-from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
-from openenv_pipe.models.logit_transform import measure_logit_transform
-from openenv_pipe.models.logprobs import token_logprobs
-from openenv_pipe.models.packed_decoder import PackedDecoder, unsupported_reason
-from openenv_pipe.models.plain_forward import PlainForward, WholeForward
-from openenv_pipe.models.products import use_products
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.forward.architecture_check import find_decoder, find_max_length
+from openenv_pipe.models.forward.attention.packed import PackedRow, own_attention
+from openenv_pipe.models.forward.attention.reach import find_reaches
+from openenv_pipe.models.forward.embedding import embed
+from openenv_pipe.models.forward.fast_forward import FastForward
+from openenv_pipe.models.forward.gated_mlp import leave_out_unread_tokens, use_gated_mlps
+from openenv_pipe.models.forward.logit_transform import measure_logit_transform
+from openenv_pipe.models.forward.logprobs import token_logprobs
+from openenv_pipe.models.forward.packed_decoder import PackedDecoder, unsupported_reason
+from openenv_pipe.models.forward.plain_forward import PlainForward, WholeForward
+from openenv_pipe.models.forward.products import use_products
+from openenv_pipe.models.forward.row_forward import RowForward, Sampler, TransformersForward
 from openenv_pipe.models.quantization import num_values
-from openenv_pipe.models.row_forward import RowForward, Sampler, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import NO_IMAGES, Batch, Images
 

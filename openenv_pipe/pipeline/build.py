@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.learner.distributed.build import (
@@ -32,7 +31,7 @@ from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.engines import EngineParts, opened_engine
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.registry import block_types, load
-from openenv_pipe.rewards import Scorer, open_scorer
+from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.context import EpisodeLoop
 from openenv_pipe.rollout.episode import LocalLoop
@@ -80,26 +79,18 @@ async def assembled(
             torch_thread, _load_checked, config, device, workers, checkpoint, notify
         )
         policy, _ = await asyncio.gather(loading, _start(loop, logs, notify))
-        weights = build_policy_weights(policy, workers) if policy else None
-        async with (
-            opened_engine(
-                EngineParts(
-                    config=config,
-                    policy=policy,
-                    weights=weights,
-                    torch_thread=torch_thread,
-                    logs=logs,
-                    checkpoint=checkpoint,
-                    notify=notify,
-                    servers=servers,
-                    cluster=cluster,
-                )
-            ) as engine,
-            open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
-            _opened_rollout(
-                config, loop, known_sets, policy, engine, scorer, logs, notify
-            ) as rollout,
-        ):
+        parts = EngineParts(
+            config=config,
+            policy=policy,
+            weights=build_policy_weights(policy, workers) if policy else None,
+            torch_thread=torch_thread,
+            logs=logs,
+            checkpoint=checkpoint,
+            notify=notify,
+            servers=servers,
+            cluster=cluster,
+        )
+        async with _opened_rollout(parts, loop, known_sets, verdicts) as rollout:
             starting.close()
             yield Components(
                 config=config,
@@ -118,31 +109,29 @@ async def assembled(
 
 @asynccontextmanager
 async def _opened_rollout(
-    config: RunConfig,
-    loop: EpisodeLoop,
-    known_sets: KnownSets,
-    policy: Policy | None,
-    engine: Engine,
-    scorer: Scorer,
-    logs: Path,
-    notify: Callable[[str], None],
+    parts: EngineParts, loop: EpisodeLoop, known_sets: KnownSets, verdicts: Sequence[Path]
 ) -> AsyncIterator[RolloutContext]:
-    """Put together what episodes are played with; the tasks may depend on the servers."""
-    chat = policy.chat if policy else None
-    await loop.prepare(chat, reads_messages=scorer.reads_messages)
-    splits = await loop.open_splits(known_sets)
-    # In a thread, because OpenEnv's capture proxy takes seconds to import.
-    open_agents = await asyncio.to_thread(load, block_types("agent")[config.agent.type].build)
-    async with open_agents(config, loop, logs, notify) as agents:
-        yield RolloutContext(
-            env=config.env,
-            loop=loop,
-            splits=splits,
-            chat=chat,
-            engine=engine,
-            scorer=scorer,
-            agents=agents,
-        )
+    """Open what episodes are played with; the tasks may depend on the environment's servers."""
+    config, logs = parts.config, parts.logs
+    async with (
+        opened_engine(parts) as engine,
+        open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
+    ):
+        chat = parts.policy.chat if parts.policy else None
+        await loop.prepare(chat, reads_messages=scorer.reads_messages)
+        splits = await loop.open_splits(known_sets)
+        # In a thread, because OpenEnv's capture proxy takes seconds to import.
+        open_agents = await asyncio.to_thread(load, block_types("agent")[config.agent.type].build)
+        async with open_agents(config, loop, logs, parts.notify) as agents:
+            yield RolloutContext(
+                env=config.env,
+                loop=loop,
+                splits=splits,
+                chat=chat,
+                engine=engine,
+                scorer=scorer,
+                agents=agents,
+            )
 
 
 async def _start(loop: EpisodeLoop, logs: Path, notify: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.models.reply_reader import ReplyReader
+from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Task, Tool
 
 

@@ -18,7 +18,7 @@ from openenv_pipe.engines.base import (
     cut_text,
     estimate_tokens,
 )
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.untrusted_json import encodable

@@ -21,7 +21,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
-from openenv_pipe.models.reply_reader import ReplyReader
+from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.conversation import Conversation, conversation_class
 from openenv_pipe.system.tasks import awaited

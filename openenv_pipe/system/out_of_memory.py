@@ -53,7 +53,7 @@ STAGES = {
     "learner/distributed/build": LOADING,
     "learner/distributed/sharded_load": LOADING,
     "learner": UPDATE,
-    "models/forward_check": CHECKING,
+    "models/forward/forward_check": CHECKING,
     "models/load": LOADING,
     "models/safetensors_only": LOADING,
     "models/weights": PUBLISHING,

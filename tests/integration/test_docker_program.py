@@ -13,7 +13,7 @@ from openenv_pipe.errors import HostError
 from openenv_pipe.extras.agents.programs.player import serving_programs
 from openenv_pipe.extras.containers.docker.daemon import owned_containers
 from openenv_pipe.extras.containers.schema import DockerSandboxConfig
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder

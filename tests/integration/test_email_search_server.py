@@ -10,7 +10,7 @@ import pytest
 from email_search import policies, tasks
 from test_env_servers import Session, call, serve
 
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 
 EPISODE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Group, TurnRole

@@ -26,7 +26,7 @@ from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.lab import trial
 from openenv_pipe.extras.lab.inspect import env_block, inspect_environment
 from openenv_pipe.extras.lab.targets import find_target
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, collect_groups

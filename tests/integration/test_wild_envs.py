@@ -17,7 +17,7 @@ from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.extras.lab.inspect import inspect_environment
 from openenv_pipe.extras.lab.targets import find_target
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups

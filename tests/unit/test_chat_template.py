@@ -10,8 +10,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models import template_rendering
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat import rendering
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -337,7 +337,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 )
 def test_an_endless_template_is_interrupted_and_its_folder_named(where, monkeypatch):
     """Whatever probe meets the loop."""
-    monkeypatch.setattr(template_rendering, "RENDER_LIMIT_S", 0.2)
+    monkeypatch.setattr(rendering, "RENDER_LIMIT_S", 0.2)
     tokenizer = build_tokenizer()
     tokenizer.name_or_path = "models/bomb"
     tokenizer.chat_template = f"{{% if {where} %}}{ENDLESS}{{% endif %}}{tokenizer.chat_template}"

@@ -18,7 +18,7 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Opening
 

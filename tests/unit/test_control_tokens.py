@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from openenv_pipe.extras.agents.http.chat_completions import InvalidRequestError, read_request
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 
 SPECIAL = ["<|system|>", "<|user|>", "<|assistant|>", "<｜User｜>"]

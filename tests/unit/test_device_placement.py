@@ -23,9 +23,9 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.sampling import sample
 from openenv_pipe.engines.vllm.transfer_packing import buffer_for, device_of, divide, fill
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.models.attention import flex
+from openenv_pipe.models.forward.attention import flex
+from openenv_pipe.models.forward.row_forward import TransformersForward
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.models.row_forward import TransformersForward
 from openenv_pipe.models.weights import PolicyWeights
 
 CUDA = torch.device("cuda")

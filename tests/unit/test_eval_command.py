@@ -8,7 +8,7 @@ from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
 from openenv_pipe.reports.run_report import write_report

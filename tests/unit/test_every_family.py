@@ -10,8 +10,8 @@ from fakes import random_samples, tiny_policy
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.architecture_check import reject_unsupported
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.architecture_check import reject_unsupported
+from openenv_pipe.models.forward.forward_check import check_forward
 from tests.every_family import DIFFERENT, NAMES, is_tiny, policy_of, tiny_config, tiny_model
 
 BOUND = 3e-4  # in nats: rounding, also of rows in which recurrent layers add much of it up

@@ -13,9 +13,9 @@ from fakes import (
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed import build as policy_build
-from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.kv_cache import RaggedCache
-from openenv_pipe.models.row_forward import Sampler
+from openenv_pipe.models.forward.forward_check import check_forward
+from openenv_pipe.models.forward.kv_cache import RaggedCache
+from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.pipeline import build
 
 

@@ -11,8 +11,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from openenv_pipe.algorithms.packing import pack
-from openenv_pipe.models.gated_mlp import GatedMlp, LastLayer, use_gated_mlps
-from openenv_pipe.models.products import use_products
+from openenv_pipe.models.forward.gated_mlp import GatedMlp, LastLayer, use_gated_mlps
+from openenv_pipe.models.forward.products import use_products
 
 KINDS = [(LlamaMLP, LlamaConfig), (Qwen2MLP, Qwen2Config), (Qwen3MLP, Qwen3Config)]
 HIDDEN, INTERMEDIATE = 32, 96

@@ -5,7 +5,7 @@ import torch
 from fakes import CPU, alike_samples, run_config, tiny_model
 
 from openenv_pipe.learner.distributed.build import build_learner
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 
 pytestmark = [

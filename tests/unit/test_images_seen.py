@@ -11,7 +11,7 @@ from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.images import with_references
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards.trajectories import conversation_of
 from openenv_pipe.runs.episodes import read_episodes, write_episodes

@@ -36,7 +36,7 @@ from openenv_pipe.learner import batches
 from openenv_pipe.learner import batches as batches_module
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
-from openenv_pipe.models import logprobs as logprobs_module
+from openenv_pipe.models.forward import logprobs as logprobs_module
 
 LOSSES = [  # pairs of type and normaliser
     ("grpo", "sample"),

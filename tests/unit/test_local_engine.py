@@ -28,8 +28,8 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines import TokenRequest, local
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
-from openenv_pipe.models.fast_forward import FastForward
-from openenv_pipe.models.row_forward import Sampler
+from openenv_pipe.models.forward.fast_forward import FastForward
+from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # limit for each wait, so that no test hangs

@@ -8,12 +8,12 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models import template_rendering
+from openenv_pipe.models.chat import rendering
+from openenv_pipe.models.chat.tokenizer_process import token_texts
 from openenv_pipe.models.load import load_chat, load_policy, load_tokenizer, select_device
 from openenv_pipe.models.memory_estimate import read_folder_shape
 from openenv_pipe.models.model_files import check_model_folder, read_header
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.models.tokenizer_process import token_texts
 
 REPEATED = (
     "{{% set n = namespace(x={start}) %}}"
@@ -86,7 +86,7 @@ def test_the_time_of_a_tokenizer_is_bounded(folder):
     ids=["power", "squares", "text", "doubled", "with tools", "format", "nested", "recursive"],
 )
 def test_a_template_that_nothing_would_interrupt_is_named(folder, expression, reason, monkeypatch):
-    monkeypatch.setattr(template_rendering, "TRIAL_CPU_S", 1)
+    monkeypatch.setattr(rendering, "TRIAL_CPU_S", 1)
     file = folder / "chat_template.jinja"
     file.write_text(expression + file.read_text())
     with pytest.raises(ConfigError, match=reason) as caught:

@@ -15,7 +15,7 @@ from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.types import Finish
 
 Answer = tuple[int, Any, dict[str, str]]

@@ -15,7 +15,7 @@ from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.errors import EngineError, HostError, OutOfMemoryError
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.models import load
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.system.out_of_memory import STAGES, as_out_of_memory

@@ -6,8 +6,8 @@ from itertools import product as combinations
 import pytest
 import torch
 
-from openenv_pipe.models.products import Linear as FastLinear
-from openenv_pipe.models.products import (
+from openenv_pipe.models.forward.products import Linear as FastLinear
+from openenv_pipe.models.forward.products import (
     is_by_onednn,
     pad_rows,
     product,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from openenv_pipe.models import reply_formats
-from openenv_pipe.models.replies import CallStatus
-from openenv_pipe.models.reply_formats import FORMATS, HERMES, format_of
-from openenv_pipe.models.reply_reader import ReplyReader
+from openenv_pipe.models.replies import formats
+from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of
+from openenv_pipe.models.replies.reader import ReplyReader
+from openenv_pipe.models.replies.reply import CallStatus
 
 FAMILIES = json.loads((Path(__file__).parents[1] / "reply_samples.json").read_text("utf-8"))
 SAMPLES = [(family, sample) for family in FAMILIES for sample in FAMILIES[family]["samples"]]
@@ -261,7 +261,7 @@ def test_a_template_that_cannot_be_used_is_named(change, caplog):
 
 
 def test_the_table_is_in_the_data_format_of_transformers():
-    for row in reply_formats._TABLE.values():
+    for row in formats._TABLE.values():
         calls = row["template"]["fields"]["tool_calls"]
         for each in calls if isinstance(calls, list) else [calls]:
             fields = {**row["template"]["fields"], "tool_calls": each}
@@ -273,7 +273,7 @@ def test_a_format_is_found_by_its_marks(name):
     if name == "gpt_oss":
         assert format_of(["<|channel|>"], "").name == name
         return
-    found_by = reply_formats._TABLE[name]["found_by"]
+    found_by = formats._TABLE[name]["found_by"]
     for mark in found_by:
         assert format_of([mark], "").name == format_of([], f"{{{{ '{mark}' }}}}").name == name
     assert found_by or FORMATS[name] is HERMES

@@ -29,10 +29,10 @@ from openenv_pipe.extras.agents.http.chat_completions import read_request, reply
 from openenv_pipe.extras.agents.serving.served_model import ServedModel
 from openenv_pipe.extras.judges.answers import json_object, number_of
 from openenv_pipe.extras.judges.judge import UnusableAnswerError
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.replies import CallStatus
-from openenv_pipe.models.reply_formats import FORMATS, HARMONY, HERMES
-from openenv_pipe.models.reply_reader import PLAIN_READER, ReplyReader
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.replies.formats import FORMATS, HARMONY, HERMES
+from openenv_pipe.models.replies.reader import PLAIN_READER, ReplyReader
+from openenv_pipe.models.replies.reply import CallStatus
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import (

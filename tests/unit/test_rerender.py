@@ -30,8 +30,8 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.served_template import served_template
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.served_template import served_template
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.types import Status
 

@@ -34,7 +34,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRejectedError,
 )
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.collector import collect_groups, episode_seed
 from openenv_pipe.rollout.metrics import summarise_groups

@@ -12,10 +12,10 @@ from fakes import tiny_policy
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from openenv_pipe.models import fast_forward, packed_decoder, row_store
-from openenv_pipe.models.fast_forward import FastForward
+from openenv_pipe.models.forward.fast_forward import FastForward
+from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
+from openenv_pipe.models.forward.row_store import RowStore
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.row_forward import Sampler, TransformersForward
-from openenv_pipe.models.row_store import RowStore
 from openenv_pipe.system.malloc import keep_freed_memory
 
 BOUND = {"float32": 1e-5, "bfloat16": 0.1}  # of a logit's difference

@@ -14,9 +14,9 @@ from test_rerender import stock_tokenizer
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.http.chat_completions import read_request
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.served_template import reject_other_prompts, served_template
-from openenv_pipe.models.template_probes import probes, trained_ids
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.probes import probes, trained_ids
+from openenv_pipe.models.chat.served_template import reject_other_prompts, served_template
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 
 # It shows calls in a form of its own, which training never has.

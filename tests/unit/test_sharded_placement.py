@@ -23,10 +23,10 @@ from openenv_pipe.learner.distributed.fsdp import ShardedPolicy, own_part
 from openenv_pipe.learner.distributed.sharded_load import _fill
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models import policy as policies
-from openenv_pipe.models.attention import flex
-from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.attention import flex
+from openenv_pipe.models.forward.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.logit_transform import UNCHANGED
 from openenv_pipe.models.load import build_empty, load_chat
-from openenv_pipe.models.logit_transform import UNCHANGED
 
 ASKERS = ("_fsdp_param_group", "_fsdp_collectives", "_fsdp_state", "_fsdp_init")
 

@@ -14,7 +14,7 @@ from openenv_pipe.environments.adapters.tool import result_text
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Status
 

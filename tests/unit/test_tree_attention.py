@@ -14,10 +14,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.prefix_tree import flat, merged
-from openenv_pipe.models.attention import flex as flex_module
-from openenv_pipe.models.attention import tree as module
-from openenv_pipe.models.attention.flex import rule
-from openenv_pipe.models.attention.tree import plan_attention, tree_attention
+from openenv_pipe.models.forward.attention import flex as flex_module
+from openenv_pipe.models.forward.attention import tree as module
+from openenv_pipe.models.forward.attention.flex import rule
+from openenv_pipe.models.forward.attention.tree import plan_attention, tree_attention
 from openenv_pipe.types import Sample
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from test_rerender import TOOL, stock_tokenizer, user
 from test_safetensors_only import hub_model
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.load import load_chat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Finish

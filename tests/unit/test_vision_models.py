@@ -35,7 +35,7 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.learner.checkpoint import load_weights, save_weights
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import (
     build_empty,
     check_architecture,

@@ -30,8 +30,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.serving.serve import _served, serve
 from openenv_pipe.extras.containers.docker.start_guard import owner_label
 from openenv_pipe.extras.containers.docker.vllm_server import docker_command
+from openenv_pipe.models.chat.served_template import served_template
 from openenv_pipe.models.load import load_chat
-from openenv_pipe.models.served_template import served_template
 from openenv_pipe.system.process import free_port
 from openenv_pipe.system.process_id import ProcessId
 

@@ -11,7 +11,7 @@ from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.rollout.episode import LocalRunner

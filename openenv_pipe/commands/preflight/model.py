@@ -14,7 +14,7 @@ from openenv_pipe.commands.preflight.machine import disk_line, memory_line
 from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.gguf import is_gguf
 from openenv_pipe.models.hub import (
     find_model_folder,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_chat as load_chat_format
 from openenv_pipe.rollout.conversation import cut_messages

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Image, Message
 

@@ -35,8 +35,8 @@ class Adapter(Protocol):
     def read(self, reply: str) -> Sequence[Action] | Awaitable[Sequence[Action]]:
         """Return the actions in the reply, in order; an empty sequence ends the episode.
 
-        reply: the text as the model wrote it. In episodes it is a `models.replies.Reply`, which
-            knows its thoughts and calls.
+        reply: the text as the model wrote it. In episodes it is a
+            `models.replies.reply.Reply`, which knows its thoughts and calls.
 
         Raises:
             UnusableReply: The reply, or a part of it, is not an action.

@@ -20,7 +20,7 @@ from openenv_pipe.environments.adapters.templates import (
 from openenv_pipe.environments.random_values import draw_value
 from openenv_pipe.environments.schemas import Schema, require_schema
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.reply_reader import as_reply
+from openenv_pipe.models.replies.reader import as_reply
 from openenv_pipe.types import Action, Message, Observation, Opening
 
 MAX_EXAMPLE = 200  # characters

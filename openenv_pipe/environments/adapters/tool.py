@@ -16,9 +16,9 @@ from openenv_pipe.environments.adapters.templates import (
 from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
-from openenv_pipe.models.replies import Call
-from openenv_pipe.models.reply_calls import FORM
-from openenv_pipe.models.reply_reader import as_reply
+from openenv_pipe.models.replies.calls import FORM
+from openenv_pipe.models.replies.reader import as_reply
+from openenv_pipe.models.replies.reply import Call
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}}

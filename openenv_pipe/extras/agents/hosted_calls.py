@@ -21,7 +21,7 @@ from openenv_pipe.extras.agents.calls import (
     WaitingCall,
 )
 from openenv_pipe.extras.agents.http.chat_completions import ChatRequest, message_key
-from openenv_pipe.models.template_messages import calls_in_text
+from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.conversation import UNTRAINED_VERSION
 from openenv_pipe.system.untrusted_json import encodable
 from openenv_pipe.types import Finish, Usage

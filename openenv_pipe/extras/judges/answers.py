@@ -5,8 +5,8 @@ import re
 from typing import Any
 
 from openenv_pipe.extras.judges.judge import UnusableAnswerError
-from openenv_pipe.models.reply_formats import THINK
-from openenv_pipe.models.reply_json import START
+from openenv_pipe.models.replies.formats import THINK
+from openenv_pipe.models.replies.json_values import START
 
 MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
 _START = re.compile(START)

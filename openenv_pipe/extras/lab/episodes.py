@@ -13,7 +13,7 @@ from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.base import Ask
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import StepRejectedError
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Message, Observation, Opening
 

@@ -15,7 +15,7 @@ from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.extras.lab.check.rewards import unusable_penalty
 from openenv_pipe.extras.lab.trial import Trial
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.system.tasks import awaited

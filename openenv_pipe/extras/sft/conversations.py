@@ -18,9 +18,9 @@ from openenv_pipe.extras.sft.rows import (
     read_rows,
 )
 from openenv_pipe.extras.sft.schema import ConversationsConfig
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.template_messages import calls_in_text
-from openenv_pipe.models.template_probes import OPENING
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import calls_in_text
+from openenv_pipe.models.chat.probes import OPENING
 from openenv_pipe.pipeline.demonstrations import SourceSetup
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.history import HISTORIES

@@ -15,8 +15,8 @@ from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.sft.conversations import turns_of
 from openenv_pipe.extras.sft.rows import KEY, BadRowError, Conversation
 from openenv_pipe.extras.sft.schema import EpisodesConfig, SelectedEpisodes, TeacherConfig
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.pipeline.demonstrations import SourceSetup
 from openenv_pipe.rollout import collect_groups
 from openenv_pipe.rollout.history import HISTORIES

@@ -14,7 +14,7 @@ from openenv_pipe.learner.distributed.workers import NodeRanks, Workers
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.ranks import SINGLE_RANK
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights

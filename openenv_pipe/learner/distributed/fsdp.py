@@ -33,8 +33,8 @@ from openenv_pipe.learner.distributed.shard_files import (
 )
 from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
 from openenv_pipe.learner.ranks import Ranks, collective
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import ADAPTER, plain_name
 from openenv_pipe.types import Batch
@@ -170,7 +170,7 @@ class ShardedPolicy(Policy):
 
     @collective("policy")
     def check_forward(self, max_tokens: int) -> str | None:
-        """Check the forward passes on every rank, see `models.forward_check`."""
+        """Check the forward passes on every rank, see `models.forward.forward_check`."""
         return check_forward(self, max_tokens)
 
     @collective("policy")

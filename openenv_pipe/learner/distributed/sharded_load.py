@@ -24,8 +24,8 @@ from openenv_pipe.learner.distributed.fsdp import (
 from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.adapter import with_adapter
-from openenv_pipe.models.architecture_check import reject_unsupported
-from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.architecture_check import reject_unsupported
+from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import download_missing, find_model_folder
 from openenv_pipe.models.load import (
     DTYPES,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.engines.base import Completion
-from openenv_pipe.models.replies import Reply
+from openenv_pipe.models.replies.reply import Reply
 from openenv_pipe.types import Finish, Message, Tool
 
 # Settings of a request that would change the distribution that tokens are sampled from.

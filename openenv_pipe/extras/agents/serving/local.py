@@ -10,10 +10,10 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.http.chat_completions import read_request
 from openenv_pipe.extras.agents.serving.served_model import ModelEndpoint, ServedModel
 from openenv_pipe.learner.seeding import prepare_thread
+from openenv_pipe.models.chat.probes import TemplateProbe
+from openenv_pipe.models.chat.served_template import reject_other_prompts
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.served_template import reject_other_prompts
-from openenv_pipe.models.template_probes import TemplateProbe
 from openenv_pipe.runs.find import SelectedModel
 from openenv_pipe.system.process import usable_cores
 

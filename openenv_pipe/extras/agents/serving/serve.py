@@ -20,15 +20,15 @@ from openenv_pipe.engines.vllm.install import (
 from openenv_pipe.engines.vllm.server_command import HOSTS_VARIABLE, KEY_VARIABLE
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, EngineError, RunFolderError
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.hub import served_source
-from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
-from openenv_pipe.models.served_template import (
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.probes import TemplateProbe, probes
+from openenv_pipe.models.chat.served_template import (
     TEMPLATE_FILE,
     reject_other_prompts,
     served_template,
 )
-from openenv_pipe.models.template_probes import TemplateProbe, probes
+from openenv_pipe.models.hub import served_source
+from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import write_text

@@ -25,7 +25,7 @@ from openenv_pipe.extras.agents.http.chat_completions import (
 from openenv_pipe.extras.agents.http.endpoint import Endpoint, admit_call
 from openenv_pipe.extras.agents.http.gate import Admitted, RejectedError, reject_other_sites
 from openenv_pipe.extras.agents.http.request_fields import IGNORED
-from openenv_pipe.models.template_messages import calls_in_text
+from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.context import Chat
 from openenv_pipe.system.http_server import QUEUE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import PipeError, RunFolderError
-from openenv_pipe.models.tokenizer_process import (
+from openenv_pipe.models.chat.tokenizer_process import (
     MAX_TOKENIZER_MB,
     read_tokenizer,
     token_texts,

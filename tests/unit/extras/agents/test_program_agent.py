@@ -15,7 +15,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import EngineError, RequestRejectedError, SessionClosedError
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.transcript import transcript

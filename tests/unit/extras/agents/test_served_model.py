@@ -16,7 +16,7 @@ from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.serving.serve import server_key
 from openenv_pipe.extras.agents.serving.served_model import ModelEndpoint, ServedModel
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 
 CHAT = ChatFormat(build_tokenizer())

@@ -19,7 +19,7 @@ from openenv_pipe.extras.cluster.messages import ReplyRequest
 from openenv_pipe.extras.cluster.nodes import WorkerLostError
 from openenv_pipe.extras.cluster.replies import EpisodeReplies
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import episode as episode_module
 from openenv_pipe.rollout.context import EpisodeSpec

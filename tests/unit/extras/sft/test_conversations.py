@@ -14,7 +14,7 @@ from openenv_pipe.extras.sft.conversations import read_conversations, turns_of
 from openenv_pipe.extras.sft.rows import BadRowError, conversation_of
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 
 ADD = {

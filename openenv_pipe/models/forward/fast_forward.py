@@ -2,7 +2,7 @@
 
 transformers' modules spend most of the time of a small model in Python, masks and copies. This pass
 computes the same products with the same rounding in fewer operations, and keys and values are
-allocated ahead. `models.forward_check` compares it with the model before it is used.
+allocated ahead. `models.forward.forward_check` compares it with the model before it is used.
 
 Shape letters: N tokens of a pass, R rows (conversations), P pieces of rows, Q tokens of the longest
 piece, C capacity of a row in tokens, W tokens that a pass may look at, H query heads, K key-value
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding, rms_norm
 
-from openenv_pipe.models.packed_decoder import PackedDecoder
-from openenv_pipe.models.row_attention import RowAttention, SharedPrefixes
-from openenv_pipe.models.row_forward import Rows
-from openenv_pipe.models.row_store import RowStore
+from openenv_pipe.models.forward.packed_decoder import PackedDecoder
+from openenv_pipe.models.forward.row_attention import RowAttention, SharedPrefixes
+from openenv_pipe.models.forward.row_forward import Rows
+from openenv_pipe.models.forward.row_store import RowStore
 from openenv_pipe.types import NO_IMAGES, Images
 
 # tokens of a pass over prompts, so that what it computes stays in the processor's cache
@@ -45,7 +45,7 @@ class _Read:
 
 
 class FastForward:
-    """The pass over the rows of its own cache; `models.row_forward.RowForward` is its interface."""
+    """The pass over the rows of its own cache; its interface is `row_forward.RowForward`."""
 
     def __init__(self, weights: PackedDecoder) -> None:
         self._weights = weights

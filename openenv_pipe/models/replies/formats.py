@@ -1,6 +1,6 @@
 """How models mark thoughts and calls in their replies, as data.
 
-`reply_formats.json` has a row for each format. A row's `template` is a `response_template`, the
+`formats.json` has a row for each format. A row's `template` is a `response_template`, the
 data format of transformers and of model repositories; a tokenizer's own comes before the table.
 What a row says beyond it: tokens by which the format is found (`found_by`), what begins a call
 whatever follows (`call_mark`), marks around all calls of a reply (`block`), and what the format
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.models.reply_channels import Channels
-from openenv_pipe.models.reply_literals import Dialect
+from openenv_pipe.models.replies.channels import Channels
+from openenv_pipe.models.replies.literals import Dialect
 
 THINK = ("<think>", "</think>")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the field
@@ -184,7 +184,7 @@ def unnamed(pattern: str) -> str:
 
 
 _TABLE: Mapping[str, Any] = json.loads(
-    Path(__file__).with_name("reply_formats.json").read_text(encoding="utf-8")
+    Path(__file__).with_name("formats.json").read_text(encoding="utf-8")
 )
 FORMATS: Mapping[str, ReplyFormat] = {
     name: _template_format(row["template"], name, row) for name, row in _TABLE.items()

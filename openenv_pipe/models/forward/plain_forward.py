@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from openenv_pipe.models.row_forward import Rows
+from openenv_pipe.models.forward.row_forward import Rows
 from openenv_pipe.types import NO_IMAGES, Images
 
 

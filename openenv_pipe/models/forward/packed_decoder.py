@@ -1,4 +1,4 @@
-"""A copy of a small decoder's weights for `models.fast_forward`, in the form that is read fastest.
+"""A copy of a small decoder's weights for `fast_forward`, in the form that is read fastest.
 
 Projections that read the same input are one matrix, and weights are cast and packed once. Decoders
 like Llama, Qwen2 and Qwen3 without an adapter have this form.
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from openenv_pipe.models.products import padded
-from openenv_pipe.models.row_store import RowStore
+from openenv_pipe.models.forward.products import padded
+from openenv_pipe.models.forward.row_store import RowStore
 
 MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from openenv_pipe.models.row_store import RowStore
+from openenv_pipe.models.forward.row_store import RowStore
 
 
 class SharedPrefixes:

@@ -1,6 +1,6 @@
 """The program of a process that compiles a chat template and renders short conversations by it.
 
-`template_rendering.py` runs it, without this package: whoever wrote the template may have made it
+`rendering.py` runs it, without this package: whoever wrote the template may have made it
 so that it fills the memory, or computes a number for longer than anybody waits, which nothing
 interrupts. Its arguments are limits: seconds of CPU time, and megabytes of memory. stdin has the
 template. Errors that the template raises are left to whoever renders it.

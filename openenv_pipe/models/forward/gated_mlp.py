@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from openenv_pipe.models.attention.packed import PackedRow
-from openenv_pipe.models.products import (
+from openenv_pipe.models.forward.attention.packed import PackedRow
+from openenv_pipe.models.forward.products import (
     Linear,
     is_by_onednn,
     padded,

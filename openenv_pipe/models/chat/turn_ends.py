@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.template_probes import OPENING, REPLY, RESULT, TOOL, assistant, user
-from openenv_pipe.models.template_rendering import EndlessTemplateError, TemplateRenderer
+from openenv_pipe.models.chat.probes import OPENING, REPLY, RESULT, TOOL, assistant, user
+from openenv_pipe.models.chat.rendering import EndlessTemplateError, TemplateRenderer
 from openenv_pipe.types import Message
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.template_probes import (
+from openenv_pipe.models.chat.probes import (
     CALL,
     CALL_IN_FIELD,
     OPENING,
@@ -14,11 +14,11 @@ from openenv_pipe.models.template_probes import (
     assistant,
     user,
 )
-from openenv_pipe.models.template_rendering import EndlessTemplateError
+from openenv_pipe.models.chat.rendering import EndlessTemplateError
 from openenv_pipe.types import Message, Tool
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.chat_template import ChatFormat
+    from openenv_pipe.models.chat.chat_template import ChatFormat
 
 HistoryMode = Literal["append", "rerender"]
 HistoryChoice = Literal["auto", "append", "rerender"]

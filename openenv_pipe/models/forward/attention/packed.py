@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from openenv_pipe.models.attention.tree import AttentionPlan, plan_attention, tree_attention
+from openenv_pipe.models.forward.attention.tree import AttentionPlan, plan_attention, tree_attention
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
@@ -71,7 +71,7 @@ class PackedRow:
         if device.type == "cpu":
             self.plan = plan_attention(nodes)
         else:
-            from openenv_pipe.models.attention.flex import build_block_mask
+            from openenv_pipe.models.forward.attention.flex import build_block_mask
 
             self.block_mask = build_block_mask(nodes, device)
 
@@ -167,7 +167,7 @@ def _packed(
         raise UnsupportedAttentionError(f"its attention has {sizes}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if row.plan is None:
-        from openenv_pipe.models.attention.flex import flex
+        from openenv_pipe.models.forward.attention.flex import flex
 
         return flex(query, key, value, row.block_mask, scale)
     repeats = query.shape[1] // key.shape[1]

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from openenv_pipe.models.attention.reach import Reach, layer_masks
-from openenv_pipe.models.kv_cache import RaggedCache
+from openenv_pipe.models.forward.attention.reach import Reach, layer_masks
+from openenv_pipe.models.forward.kv_cache import RaggedCache
 from openenv_pipe.types import NO_IMAGES, Images
 
 Rows = Sequence[Sequence[int]]  # token ids of each row
@@ -19,7 +19,7 @@ Rows = Sequence[Sequence[int]]  # token ids of each row
 class Sampler(StrEnum):
     """The forward passes for sampling, fastest first. `forward_check` chooses one by measuring."""
 
-    FAST = "fast"  # models.fast_forward
+    FAST = "fast"  # models.forward.fast_forward
     RAGGED = "ragged"  # the model's modules, with a cache in which rows grow at different rates
     PLAIN = "plain"  # the model's own forward pass and cache; each turn computes its row again
     PLAIN_EQUAL = "plain, rows of equal length"  # the same, without padding

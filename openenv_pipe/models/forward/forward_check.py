@@ -19,11 +19,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.architecture_check import ADVICE
-from openenv_pipe.models.attention.packed import OWN, UnsupportedAttentionError
-from openenv_pipe.models.forward_probe import ForwardProbe, build_probe, is_recurrent, probe_length
+from openenv_pipe.models.forward.architecture_check import ADVICE
+from openenv_pipe.models.forward.attention.packed import OWN, UnsupportedAttentionError
+from openenv_pipe.models.forward.forward_probe import (
+    ForwardProbe,
+    build_probe,
+    is_recurrent,
+    probe_length,
+)
+from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.row_forward import Sampler
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.types import Sample
 

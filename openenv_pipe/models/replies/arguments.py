@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from openenv_pipe.models.reply_json import read_object
+from openenv_pipe.models.replies.json_values import read_object
 from openenv_pipe.types import Tool
 
 _NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d{0,400})(?:\.\d+)?(?:[eE][+-]?\d{1,4})?)")

@@ -1,7 +1,7 @@
 """The one reader of replies, for adapters, programs and served models.
 
 It goes over a reply once, from left to right. How calls and thoughts are marked is data
-(`reply_formats.py`). Each reader also reads the calls that tools in words ask for:
+(`formats.py`). Each reader also reads the calls that tools in words ask for:
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen
 
@@ -18,17 +18,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openenv_pipe.models.replies import Call, CallStatus, Reply, without_spans
-from openenv_pipe.models.reply_calls import NOT_OF_THE_FORM, BrokenCallError, CallContents
-from openenv_pipe.models.reply_channels import channel_messages
-from openenv_pipe.models.reply_formats import (
+from openenv_pipe.models.replies.calls import NOT_OF_THE_FORM, BrokenCallError, CallContents
+from openenv_pipe.models.replies.channels import channel_messages
+from openenv_pipe.models.replies.formats import (
     HERMES,
     CallForm,
     ReplyFormat,
     format_of,
     unnamed,
 )
-from openenv_pipe.models.reply_json import START, STRING, object_end, read_object
+from openenv_pipe.models.replies.json_values import START, STRING, object_end, read_object
+from openenv_pipe.models.replies.reply import Call, CallStatus, Reply, without_spans
 from openenv_pipe.types import Tool
 
 _LISTED_NAME = re.compile(r"\[?\s*([^\W\d][\w.-]*)")

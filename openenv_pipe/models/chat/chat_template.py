@@ -23,15 +23,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.control_tokens import ControlTokens
-from openenv_pipe.models.reply_reader import ReplyReader, reader_for
-from openenv_pipe.models.template_checks import (
+from openenv_pipe.models.chat.checks import (
     HistoryChoice,
     choose_history,
     template_takes_tools,
     text_shows_calls,
 )
-from openenv_pipe.models.template_messages import (
+from openenv_pipe.models.chat.control_tokens import ControlTokens
+from openenv_pipe.models.chat.messages import (
     calls_in_fields,
     calls_in_text,
     described,
@@ -40,15 +39,16 @@ from openenv_pipe.models.template_messages import (
     tool_calls,
     tools_in_words,
 )
-from openenv_pipe.models.template_probes import (
+from openenv_pipe.models.chat.probes import (
     CALL,
     CALL_IN_FIELD,
     OPENING,
     REPLY,
     assistant,
 )
-from openenv_pipe.models.template_rendering import TemplateRenderer
-from openenv_pipe.models.turn_ends import find_turn_ends
+from openenv_pipe.models.chat.rendering import TemplateRenderer
+from openenv_pipe.models.chat.turn_ends import find_turn_ends
+from openenv_pipe.models.replies.reader import ReplyReader, reader_for
 from openenv_pipe.types import Image, Message, Tool
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.limited_program import LimitedProgramError, output_of
+from openenv_pipe.models.chat.limited_program import LimitedProgramError, output_of
 
 PROGRAM = "decode_vocabulary.py"
 # The largest vocabularies, of 260,000 tokens, take 3 s and 500 MB.

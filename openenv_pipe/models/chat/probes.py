@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.models.template_messages import calls_in_text
+from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.types import Message, Tool
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.chat_template import ChatFormat
+    from openenv_pipe.models.chat.chat_template import ChatFormat
 
 
 def user(text: str) -> Message:

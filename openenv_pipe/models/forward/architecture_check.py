@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.logit_transform import measure_logit_transform
+from openenv_pipe.models.forward.logit_transform import measure_logit_transform
 
 # The rotary angles of these depend on the position alone, and not on the length of a row.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")

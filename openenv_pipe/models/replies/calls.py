@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.models.reply_arguments import cast, properties_of
-from openenv_pipe.models.reply_formats import CallForm, resolved
-from openenv_pipe.models.reply_json import START, JsonObject, object_end, read_object
-from openenv_pipe.models.reply_literals import LiteralError, LiteralReader
+from openenv_pipe.models.replies.arguments import cast, properties_of
+from openenv_pipe.models.replies.formats import CallForm, resolved
+from openenv_pipe.models.replies.json_values import START, JsonObject, object_end, read_object
+from openenv_pipe.models.replies.literals import LiteralError, LiteralReader
 from openenv_pipe.types import Tool
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.reply_reader import ReplyReader
+    from openenv_pipe.models.replies.reader import ReplyReader
 
 FORM = '{"name": ..., "arguments": {...}}'
 NOT_OF_THE_FORM = f"it is not one object of the form {FORM}"

@@ -3,7 +3,7 @@
     [add(a=1, b=2), write(text='it\\'s')]     Llama 3.2 and 4, LFM2, OLMo 3
     {code:<|"|>075001<|"|>,exact:true}        Gemma 4
 
-Nothing is repaired, as in `reply_json`: positional arguments, expressions and repeated names are
+Nothing is repaired, as in `json_values`: positional arguments, expressions and repeated names are
 broken.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from openenv_pipe.models.reply_json import MAX_EXCERPT
+from openenv_pipe.models.replies.json_values import MAX_EXCERPT
 from openenv_pipe.system.untrusted_json import MAX_DEPTH
 
 _Item = TypeVar("_Item")

@@ -8,13 +8,13 @@ shows them differently, what training did with messages is written in Jinja and 
 from collections.abc import Callable, Sequence
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.template_messages import TOOLS_IN_WORDS
-from openenv_pipe.models.template_probes import TemplateProbe, probes, trained_ids
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import TOOLS_IN_WORDS
+from openenv_pipe.models.chat.probes import TemplateProbe, probes, trained_ids
 
 TEMPLATE_FILE = "chat_template.jinja"  # as transformers names it
 _NUM_SHOWN = 12  # tokens of a difference
-# Each changes the messages that a template gets, as `read_request` and `template_messages` do.
+# Each changes the messages that a template gets, as `read_request` and `messages.py` do.
 _BEGIN = """\
 {%- set served = namespace(messages=[], words='', follows_result=false, names={}, tools=[]) -%}
 {%- for message in messages -%}

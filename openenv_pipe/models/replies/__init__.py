@@ -1,0 +1,1 @@
+"""What a reply says in the format of its family: thoughts, channels, text and tool calls."""
