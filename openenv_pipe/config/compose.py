@@ -268,7 +268,8 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
         if override.key_or_group == EXPERIMENTS and choice is choices:
             raise ConfigError(
                 f"{line} names several experiments, but a run has one; to build on an experiment, "
-                "write your own in conf/conf/ that begins with defaults: [wordle, _self_]"
+                "write your own in conf/conf/, with `# @package _global_` as its first line and "
+                "defaults: [wordle, _self_]"
             )
         is_text = all(isinstance(each, str) for each in choices)
         if not is_text or len(str(choice)) > MAX_KEY_LENGTH:

@@ -27,8 +27,8 @@ class LossTokens:
 class CustomLoss(Protocol):
     """A policy loss as `trainer.loss: {type: python}` names it.
 
-    How tokens are weighted, the KL part and the importance weights of `trainer.loss.correction`
-    are added to it as to the built-in losses.
+    As with the built-in losses, the token weights and the importance weights of
+    `trainer.loss.correction` multiply it, and the KL term and the entropy bonus are added.
     """
 
     def __call__(self, tokens: LossTokens, **options: Any) -> torch.Tensor:

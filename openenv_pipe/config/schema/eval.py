@@ -17,8 +17,8 @@ from openenv_pipe.config.schema.base import (
 def _greedy_or_warm(temperature: float) -> float:
     if 0 < temperature < MIN_TEMPERATURE:
         raise ValueError(
-            f"{temperature:g} is between 0 and {MIN_TEMPERATURE}; set 0 for greedy sampling, or a "
-            "higher temperature"
+            f"{temperature:g} is between 0 and {MIN_TEMPERATURE}; set 0 for greedy decoding, or at "
+            f"least {MIN_TEMPERATURE}"
         )
     return temperature
 

@@ -81,5 +81,5 @@ def _check_attached(config: VllmEngineConfig) -> str:
                 "${oc.env:VLLM_API_KEY}"
             )
         if status != 200:
-            raise ConfigError(f"{url}/health answers {status}, expected 200 of a vLLM server")
+            raise ConfigError(f"{url}/health answers {status}, expected 200 from a vLLM server")
     return f"{' and '.join(config.urls)} {'answers' if len(config.urls) == 1 else 'answer'}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.extras.judges.judge import open_judge
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
@@ -118,7 +118,9 @@ async def score_again(
     scored = [replace(group, episodes=[unjudged(e) for e in group.episodes]) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
     log = recorded.output / "judge.log"
-    async with open_judge(judge, *folders, log=log, repeat=repeat) as opened:
+    open_judge = load(block_types("judge")[judge.type].build)
+    again = {"repeat": repeat} if repeat else {}
+    async with open_judge(judge, *folders, log=log, **again) as opened:
         scorer = Scorer(reward, recorded.config.env.success_reward, opened)
         if not scorer.reads_messages:
             raise ConfigError(

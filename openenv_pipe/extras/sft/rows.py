@@ -65,7 +65,10 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
         if role == "tool":
             called = message.get("tool_call_id")
             if not isinstance(called, str) or called not in open_calls:
-                raise BadRowError(f"{where} has tool_call_id={called!r}, which no call before has")
+                raise BadRowError(
+                    f"{where} has tool_call_id={called!r}, which is not the id of an unanswered "
+                    "call of the message before"
+                )
             name = open_calls.pop(called)
             checked.append({"role": role, "name": name, "content": _text(message, where)})
             continue

@@ -48,5 +48,5 @@ def split_cluster(words: Sequence[str]) -> tuple[Cluster, list[str]]:
 
 def _number(key: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and 1 <= int(value[:9]) <= HIGHEST[key]):
-        raise ConfigError(f"{key}={value}: expected a number from 1 to {HIGHEST[key]}")
+        raise ConfigError(f"{key}={value}: expected a whole number from 1 to {HIGHEST[key]}")
     return int(value)

@@ -56,7 +56,7 @@ class OtlpTracker:
         self._resource: Any = None
 
     def open(self, run: TrackedRun) -> Opened:
-        """Build the exporter, which connects with its first request."""
+        """Build the exporter, which connects on its first request."""
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -110,7 +110,10 @@ def _tags(pattern: str) -> Tags:
     end = _end_of_group(rest)
     closing = _SPACE_AROUND.sub("", rest[end:])
     if "(?P<key>" not in opening or not closing:
-        raise ValueError(f"tag_pattern={pattern!r} is not a key and a value between marks")
+        raise ValueError(
+            f"tag_pattern={pattern!r} needs a group (?P<key>...), then a group (?P<value>...), and "
+            "a closing mark behind it"
+        )
     stripped = _SPACE_AROUND.sub("", opening)
     return Tags(
         opening=re.compile(stripped, re.DOTALL),

@@ -58,7 +58,7 @@ class RunStore:
         return RunFolder.open(self.path(key))
 
     def metrics(self, key: str) -> MetricsRead:
-        """Return what metrics.jsonl has, of which only what is new is read."""
+        """Return all of metrics.jsonl; only lines added since the last call are read."""
         path = self.path(key) / "metrics.jsonl"
         with self._lock:
             reader = self._metrics.setdefault(path, MetricsReader(path))

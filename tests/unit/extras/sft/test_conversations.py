@@ -139,7 +139,10 @@ async def test_loss_and_gradients_are_those_of_trls_sft_trainer(tmp_path):
         ({"messages": [{"role": "robot", "content": ""}]}, "the role 'robot'"),
         ({"messages": [QUESTION, {"role": "assistant", "content": 4}]}, "the content 4"),
         ({"messages": [ANSWER]}, "answers nothing"),
-        ({"messages": [QUESTION, {**RESULT}]}, "tool_call_id='c1', which no call before has"),
+        (
+            {"messages": [QUESTION, {**RESULT}]},
+            "tool_call_id='c1', which is not the id of an unanswered call",
+        ),
         (
             {"messages": [QUESTION, {**CALLING, "tool_calls": [{**CALL, "id": None}]}]},
             "calls add without an id",

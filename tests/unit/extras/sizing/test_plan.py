@@ -204,8 +204,8 @@ def test_what_cannot_be_planned_is_rejected():
         (["cluster.nodes=8", "gpu=h200", "cluster.gpus_per_node=4"], 0, "NVIDIA H200"),
         (["engine=local"], 2, ""),
         (["gpu=abacus"], 2, "expected one of a100"),
-        (["cluster.nodes=0"], 2, "cluster.nodes=0: expected a number from 1 to 1000"),
-        (["cluster.gpus_per_node=many"], 2, "expected a number from 1 to 16"),
+        (["cluster.nodes=0"], 2, "cluster.nodes=0: expected a whole number from 1 to 1000"),
+        (["cluster.gpus_per_node=many"], 2, "expected a whole number from 1 to 16"),
     ],
 )
 def test_the_command(words, code, shown, capsys):
