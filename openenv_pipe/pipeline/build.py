@@ -52,8 +52,7 @@ async def assembled(
     checkpoint: Path | None = None,
     servers: ServerProvider | None = None,
 ) -> AsyncIterator[Components]:
-    """Build all components of a run; the servers start while the model loads. At the end of the
-    block everything is closed.
+    """Build all components of a run, servers and model side by side; close them at its end.
 
     Args:
         verdicts: folders of the answers of judges and verifiers; the first is the run's own, the
@@ -72,35 +71,42 @@ async def assembled(
     loop = cluster.loop(logs) or LocalLoop(config, servers.host(config, logs))
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = build_workers(config, device, logs, num_threads, cluster.ranks(device, logs))
-    starting, notify = ExitStack(), progress.note
-    try:
-        starting.enter_context(progress.phase("starting the servers and loading the model"))
-        loading = in_thread(
-            torch_thread, _load_checked, config, device, workers, checkpoint, notify
-        )
-        policy, _ = await asyncio.gather(loading, _start(loop, logs, notify))
-        parts = EngineParts(
-            config=config,
-            policy=policy,
-            weights=build_policy_weights(policy, workers) if policy else None,
-            torch_thread=torch_thread,
-            logs=logs,
-            checkpoint=checkpoint,
-            notify=notify,
-            servers=servers,
-            cluster=cluster,
-        )
-        async with _opened_rollout(parts, loop, known_sets, verdicts) as rollout:
-            starting.close()
-            yield Components(
+    async with _closed_at_the_end(loop, workers, torch_thread):
+        with ExitStack() as starting:
+            starting.enter_context(progress.phase("starting the servers and loading the model"))
+            loading = in_thread(
+                torch_thread, _load_checked, config, device, workers, checkpoint, progress.note
+            )
+            policy, _ = await asyncio.gather(loading, _start(loop, logs, progress.note))
+            parts = EngineParts(
                 config=config,
                 policy=policy,
+                weights=build_policy_weights(policy, workers) if policy else None,
                 torch_thread=torch_thread,
-                workers=workers,
-                rollout=rollout,
+                logs=logs,
+                checkpoint=checkpoint,
+                notify=progress.note,
+                servers=servers,
+                cluster=cluster,
             )
+            async with _opened_rollout(parts, loop, known_sets, verdicts) as rollout:
+                starting.close()
+                yield Components(
+                    config=config,
+                    policy=policy,
+                    torch_thread=torch_thread,
+                    workers=workers,
+                    rollout=rollout,
+                )
+
+
+@asynccontextmanager
+async def _closed_at_the_end(
+    loop: EpisodeLoop, workers: Workers | None, torch_thread: ThreadPoolExecutor
+) -> AsyncIterator[None]:
+    try:
+        yield
     finally:
-        starting.close()
         if workers:
             await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(loop.close())
