@@ -3,6 +3,7 @@
 Shape letter: G scored episodes of a group, or of all groups.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import zip_longest
 from statistics import fmean
 
 from openenv_pipe.algorithms.credit import trained_turn_rewards, trained_turns
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Episode, Finish, Group, Status
 
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
@@ -25,20 +26,40 @@ class GroupAdvantages:
     group: Group
     compared: Sequence[Episode]  # those that are in baselines, divisors and means of the loss
     by_member: Mapping[int, list[float]]  # by the episode's number; empty: nothing to learn from
+    masked: frozenset[int] = frozenset()  # the numbers of those compared that have no loss
+
+    @property
+    def trained(self) -> list[Episode]:
+        """The compared episodes that are not masked."""
+        return [episode for episode in self.compared if episode.member not in self.masked]
 
     @property
     def has_signal(self) -> bool:
         """True if a trained turn has another advantage than 0, so that it teaches something."""
         return any(
             self.by_member[episode.member][index] != 0.0
-            for episode in self.compared
+            for episode in self.trained
             if episode.member in self.by_member
             for index in trained_turns(episode)
         )
 
     def of(self, episode: Episode) -> list[float] | None:
         """The advantages of an episode's turns; None for an episode that is not trained on."""
-        return self.by_member.get(episode.member)
+        return None if episode.member in self.masked else self.by_member.get(episode.member)
+
+    def without_truncated(self) -> "GroupAdvantages":
+        """Mask the episodes that a limit of tokens cut off (DAPO, arXiv:2503.14476; TRL's
+        mask_truncated_completions). They remain in baselines, divisors and the loss's mean over
+        episodes.
+        """
+        cut_off = frozenset(each.member for each in self.compared if _is_cut_off(each))
+        return dataclasses.replace(self, masked=cut_off)
+
+
+def _is_cut_off(episode: Episode) -> bool:
+    """Whether a limit of tokens, not the agent, ended its last reply or the episode."""
+    last = episode.agent_turns[-1:]
+    return episode.status is Status.TOKEN_LIMIT or any(t.finish is Finish.LENGTH for t in last)
 
 
 def step_advantages(
@@ -88,10 +109,10 @@ def step_advantages(
     ]
 
 
-def has_signal(group: Group, *, discount: float) -> bool:
+def has_signal(group: Group, *, discount: float, mask_truncated: bool) -> bool:
     """Whether members of the group have different advantages when compared with each other."""
     (found,) = step_advantages([group], baseline="group", scale="none", discount=discount)
-    return found.has_signal
+    return (found.without_truncated() if mask_truncated else found).has_signal
 
 
 def _by_member(episodes: Sequence[Episode], advantages_G: Values) -> dict[int, list[float]]:

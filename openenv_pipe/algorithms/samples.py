@@ -21,7 +21,7 @@ from openenv_pipe.types import (
 def build_samples(
     advantages: Sequence[GroupAdvantages], *, every_group: bool = False
 ) -> list[Sample]:
-    """Build the samples of the episodes that are compared.
+    """Build the samples of the episodes that are trained.
 
     every_group: also of groups without a signal, with advantages of 0
     """
@@ -29,18 +29,24 @@ def build_samples(
     for each in advantages:
         if not (each.has_signal or every_group):
             continue
-        for episode in each.compared:
+        for episode in each.trained:
             values = each.by_member.get(episode.member, [0.0] * len(episode.turns))
             samples += episode_samples(each.group.id, episode, values)
     return samples
 
 
-def count_uncomputed(advantages: Sequence[GroupAdvantages]) -> Uncomputed:
-    """Count the episodes of groups without a signal, and their tokens that would be trained."""
-    episodes = [each for found in advantages if not found.has_signal for each in found.compared]
+def count_uncomputed(
+    advantages: Sequence[GroupAdvantages], *, every_group: bool = False
+) -> Uncomputed:
+    """Count the episodes that have no samples, and the tokens of those that are not masked.
+
+    every_group: groups without a signal have samples
+    """
+    skipped = [] if every_group else [each for each in advantages if not each.has_signal]
+    episodes = [episode for each in skipped for episode in each.trained]
     turns = [episode.turns[index] for episode in episodes for index in trained_turns(episode)]
     return Uncomputed(
-        num_episodes=len(episodes),
+        num_episodes=len(episodes) + sum(len(each.masked) for each in advantages),
         num_tokens=sum(len(turn.completion_ids) for turn in turns),
     )
 

@@ -16,6 +16,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "epsilon_high": "trainer.loss.clip_high",
     "delta": "trainer.loss.max_ratio",
     "loss_type": "trainer.loss.type",
+    "mask_truncated_completions": "trainer.loss.mask_truncated",
     "scale_rewards": "trainer.advantage.scale",
     "max_completion_length": "env.max_reply_tokens",
     "max_tool_calling_iterations": "env.max_turns",

@@ -125,8 +125,10 @@ class PlayedGroups:
         found = await self._play(f"step {step}", wanted)
         for number in range(2, trainer.max_sampling_rounds + 1):
             assert isinstance(trainer.advantage, GroupRelativeAdvantageConfig)
-            discount = trainer.advantage.discount
-            missing = wanted - sum(has_signal(group, discount=discount) for group in found)
+            discount, mask = trainer.advantage.discount, trainer.loss.mask_truncated
+            missing = wanted - sum(
+                has_signal(group, discount=discount, mask_truncated=mask) for group in found
+            )
             if missing == 0:
                 break
             found += await self._play(f"step {step} round {number}", missing)

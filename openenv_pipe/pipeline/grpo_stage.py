@@ -183,6 +183,8 @@ class GrpoStage:
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
         advantages = await asyncio.to_thread(self._advantages, groups)
+        if self._trainer.loss.mask_truncated:
+            advantages = [each.without_truncated() for each in advantages]
         path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         # While the policy is updated: the index is for readers, and training does not need it.
@@ -191,6 +193,7 @@ class GrpoStage:
             groups, version=context.source.version
         )
         self._warn_of_untrained(step, metrics["episodes/untrained"])
+        metrics["episodes/masked"] = sum(len(each.masked) for each in advantages)
         metrics |= summarise_reported(groups, self._config.env.metrics)
         skipped = [each.group for each in advantages if not each.has_signal]
         metrics |= summarise_signal(len(advantages) - len(skipped), len(advantages), metrics)
@@ -254,11 +257,11 @@ def samples_of_step(
     advantages: Sequence[GroupAdvantages], loss: LossConfig
 ) -> tuple[list[Sample], Uncomputed]:
     """Return the samples to compute, and what the loss is a mean over beside them."""
+    every_group = not loss.needs_only_advantages
     if loss.normalise_groups == "with_signal":
-        return build_samples(advantages), Uncomputed()
-    if not loss.needs_only_advantages:
-        return build_samples(advantages, every_group=True), Uncomputed()
-    return build_samples(advantages), count_uncomputed(advantages)
+        advantages = [each for each in advantages if each.has_signal]
+    samples = build_samples(advantages, every_group=every_group)
+    return samples, count_uncomputed(advantages, every_group=every_group)
 
 
 def _run_hooks(folder: Path, file: Path) -> None:

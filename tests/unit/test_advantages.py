@@ -7,9 +7,10 @@ from fakes import made_up_episode, made_up_group, made_up_turn, run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.algorithms.advantages import step_advantages
-from openenv_pipe.algorithms.samples import build_samples
-from openenv_pipe.types import Group, Status
+from openenv_pipe.algorithms.advantages import has_signal, step_advantages
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
+from openenv_pipe.algorithms.samples import build_samples, count_uncomputed
+from openenv_pipe.types import Finish, Group, Status
 
 REWARDS = st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=8)
 
@@ -174,6 +175,29 @@ def test_an_episode_without_a_trained_turn_counts_nowhere():
     assert advantages(group, baseline="batch", scale="none") == {1: [-0.5], 2: [0.5]}
     del group.episodes[1]
     assert advantages(group) == {}
+
+
+def test_a_masked_episode_is_compared_with_and_not_trained():
+    """Trap 20: the last reply was cut off, or the next one did not fit. A reply that was cut off
+    earlier, or a limit of turns, masks nothing."""
+    group = made_up_group([3.0, 0.0, 0.0, 1.0])
+    group.episodes[0].turns[-1].finish = Finish.LENGTH
+    group.episodes[1].turns.insert(0, made_up_turn([5], [6], finish=Finish.LENGTH))
+    group.episodes[2].status = Status.TOKEN_LIMIT
+    group.episodes[3].status = Status.TURN_LIMIT
+    (found,) = of_groups(group, scale="none")
+    masked = found.without_truncated()
+    assert [sample.member for sample in build_samples([masked])] == [1, 3]
+    assert [masked.of(episode) for episode in group.episodes] == [None, [-1.0, -1.0], None, [0.0]]
+    assert count_uncomputed([masked]) == Uncomputed(num_episodes=2, num_tokens=0)
+
+
+def test_a_group_whose_advantages_are_all_masked_has_no_signal():
+    group = made_up_group([1.0, 0.0])
+    for episode in group.episodes:
+        episode.turns[-1].finish = Finish.LENGTH
+    assert has_signal(group, discount=1.0, mask_truncated=False)
+    assert not has_signal(group, discount=1.0, mask_truncated=True)
 
 
 def test_shipped_configurations_name_a_known_scale():

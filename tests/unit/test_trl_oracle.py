@@ -30,7 +30,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.learner.learner import NOTHING
 from openenv_pipe.pipeline.grpo_stage import samples_of_step
-from openenv_pipe.types import Group
+from openenv_pipe.types import Finish, Group
 
 pytest.importorskip("trl", reason="not installed: trl")
 
@@ -144,12 +144,25 @@ def trl_inputs(samples, **flat):
     return inputs
 
 
-def trl_loss_and_gradients(policy, samples, name, temperature, *, flat=None, **extras):
+def masked_as_by_trl(inputs, cut_off):
+    """Mask rows as TRL's `_generate_and_score_completions` does with mask_truncated_completions."""
+    keep = (~torch.tensor(cut_off)).int()[:, None]
+    masks = {name: inputs[name] * keep for name in ("completion_mask", "tool_mask")}
+    num_items = (masks["completion_mask"] * masks["tool_mask"]).sum()
+    return inputs | masks | {"num_items_in_batch": num_items}
+
+
+def trl_loss_and_gradients(
+    policy, samples, name, temperature, *, flat=None, cut_off=None, **extras
+):
     model = copy.deepcopy(policy.model)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     add_fused_lm_head(inner, temperature=temperature, outputs=("log_probs", "entropy"))
     trainer = StandIn(model.train(), name, **extras)
-    loss = GRPOTrainer._compute_loss(trainer, model, trl_inputs(samples, **(flat or {})))
+    inputs = trl_inputs(samples, **(flat or {}))
+    if cut_off is not None:
+        inputs = masked_as_by_trl(inputs, cut_off)
+    loss = GRPOTrainer._compute_loss(trainer, model, inputs)
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     return loss.item(), gradients
@@ -311,6 +324,33 @@ def test_groups_without_a_signal_count_as_rows_without_an_advantage(name, extra)
     if extra == "kl":
         flat["ref_per_token_logps"] = policy.reference_logprobs(pack(alive, share=False), 0.7)
     assert_close(ours, trl_loss_and_gradients(policy, alive, name, 0.7, flat=flat, **given))
+
+
+@pytest.mark.parametrize("extra", ["none", "kl", "entropy"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo", "gspo"])
+def test_masked_episodes_count_as_in_trl(name, extra):
+    """Of twelve episodes two are cut off, one of them in a group with a signal: they have no loss,
+    and TRL's mean over episodes has them, its mean over tokens does not."""
+    advantages, policy = groups_of_which_one_has_a_signal(), moved_policy(0)
+    for number, member in ((0, 0), (2, 1)):
+        advantages[number].group.episodes[member].turns[-1].finish = Finish.LENGTH
+    masked = [each.without_truncated() for each in advantages]
+    assert [sorted(each.masked) for each in masked] == [[0], [], [1], []]
+    rows = build_samples(advantages, every_group=True)
+    cut_off = [(row.group, row.member) in (("0", 0), ("2", 1)) for row in rows]
+    changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
+    if extra == "kl":
+        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
+        given["beta"] = KL_COEF
+        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
+    if extra == "entropy":
+        changes["loss.entropy_coef"] = given["entropy_coef"] = ENTROPY_COEF
+    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
+    samples, uncomputed = samples_of_step(masked, loss)
+    assert len(samples) == (2 if extra == "none" else 10)
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
+    theirs = trl_loss_and_gradients(policy, rows, name, 0.7, flat=flat, cut_off=cut_off, **given)
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("num_generations", [2, 4, 8])

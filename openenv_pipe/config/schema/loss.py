@@ -39,6 +39,10 @@ class LossBlock(Block):
         description="the groups whose episodes and tokens the mean counts; all: also those without "
         "a signal, which add nothing to it; with_signal: only those that are trained on"
     )
+    mask_truncated: bool = Field(
+        description="episodes whose last reply a limit of tokens cut off have no loss; rewards are "
+        "still compared with theirs"
+    )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
     kl: KlConfig
     correction: CorrectionConfig
