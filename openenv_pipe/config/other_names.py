@@ -18,6 +18,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "loss_type": "trainer.loss.type",
     "mask_truncated_completions": "trainer.loss.mask_truncated",
     "scale_rewards": "trainer.advantage.scale",
+    "num_iterations": "trainer.passes_per_step",
     "max_completion_length": "env.max_reply_tokens",
     "max_tool_calling_iterations": "env.max_turns",
     "max_steps": "trainer.steps",
@@ -34,6 +35,7 @@ OTHER_NAMES: Mapping[str, str] = {
     # verl
     "train_batch_size": "trainer.tasks_per_step",
     "ppo_max_token_len_per_gpu": "trainer.tokens_per_batch",
+    "ppo_epochs": "trainer.passes_per_step",
     "clip_ratio_low": "trainer.loss.clip_low",
     "clip_ratio_high": "trainer.loss.clip_high",
     "kl_loss_coef": "trainer.loss.kl.coef",

@@ -44,7 +44,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[IneffectiveKeys]:
         trainer = config.trainer
         if "warm_start" in block:
             return trainer.warm_start.steps
-        return trainer.steps * trainer.updates_per_step
+        return trainer.steps * trainer.total_updates_per_step
 
     yield IneffectiveKeys(
         keys=(f"{block}.final_lr_share",),
@@ -75,7 +75,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[IneffectiveKeys]:
 def _clip_is_idle(config: RunConfig) -> bool:
     """Return whether each token is trained once, by the policy that its ratio is taken to."""
     trainer = config.trainer
-    if trainer.updates_per_step > 1:
+    if trainer.total_updates_per_step > 1:
         return False
     if trainer.loss.correction.type != "none":
         return True  # the old logprobs are the trainer's own
@@ -133,10 +133,10 @@ RULES = (
     ),
     IneffectiveKeys(
         keys=_keys("trainer.loss", "clip_low", "clip_high", "max_ratio"),
-        because=("trainer.updates_per_step",),
+        because=("trainer.updates_per_step", "trainer.passes_per_step"),
         applies=_clip_is_idle,
         advice="the first update of a step has ratios of 1, which no clip changes; set "
-        "trainer.updates_per_step above 1 to have more",
+        "one of them above 1 to have more",
     ),
     IneffectiveKeys(
         keys=("trainer.advantage.discount",),

@@ -21,10 +21,10 @@ class UpdateBatches:
 
     batches: Sequence[Batch]
     counts: Counts  # over all batches of the update, those of other ranks included
-    # Of each batch [N]: the trainer's logprobs when the step began. None for the first update of a
-    # step, whose own forward pass computes them, and for a loss that does not need them.
+    # Of each batch [N]: the trainer's logprobs when the step began. None for a loss that does not
+    # need them, and for the first update of a single pass, whose own forward pass computes them.
     start_logprobs: Sequence[torch.Tensor] | None
-    is_first: bool  # of its step
+    is_first: bool  # of its pass
     num_parallel: int = 1  # batches to compute at once
 
 

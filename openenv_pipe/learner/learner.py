@@ -6,6 +6,7 @@ Shape letter: N trained tokens of a batch.
 import random
 import time
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 
@@ -49,7 +50,7 @@ class Learner:
         self.optimizer = optimizer or Optimizer(
             policy.trained_parameters(),
             config.optimizer,
-            config.steps * config.updates_per_step,
+            config.steps * config.total_updates_per_step,
         )
         self._config = config
         self._objective = Objective(config.loss)
@@ -63,7 +64,7 @@ class Learner:
     def update(
         self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
     ) -> dict[str, float]:
-        """Train on the samples of a step once, in `updates_per_step` optimizer steps.
+        """Train on the samples of a step in `passes_per_step` passes over the same updates.
 
         Steps before this one may have had no samples; the learning rate is this step's anyway.
 
@@ -78,15 +79,16 @@ class Learner:
         started = time.perf_counter()
         accumulator, recorder = MetricAccumulator(), TokenRecorder(samples)
         norms: list[float] = []
-        self.optimizer.num_steps_taken = (step - 1) * self._config.updates_per_step
-        lr = self.optimizer.lr
-        for update in self._updates(samples, step, uncomputed, accumulator):
-            self._accumulate(update, accumulator, recorder)
+        self.optimizer.num_steps_taken = (step - 1) * self._config.total_updates_per_step
+        lr, num_passes = self.optimizer.lr, self._config.passes_per_step
+        updates = self._updates(samples, step, uncomputed, accumulator)
+        for number, update in product(range(num_passes), updates):
+            self._accumulate(update, accumulator, recorder, is_again=number > 0)
             self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
             norms.append(self.optimizer.step())
         self._ranks.merge(accumulator)
         self.trained_tokens = recorder.collected(self._ranks)
-        metrics = step_metrics(accumulator, norms, lr)  # waits for the device
+        metrics = step_metrics(accumulator, norms, lr, num_passes)  # waits for the device
         return metrics | self._speed(accumulator, time.perf_counter() - started)
 
     def _speed(self, accumulator: MetricAccumulator, took_s: float) -> dict[str, float]:
@@ -107,7 +109,7 @@ class Learner:
         uncomputed: Uncomputed,
         accumulator: MetricAccumulator,
     ) -> list[UpdateBatches]:
-        """Split the episodes into optimizer updates of about equal size, by seed and step.
+        """Split the episodes into the updates of a pass, of about equal size, by seed and step.
 
         All samples of an episode are in the same update. All updates are built before the first of
         them changes the weights.
@@ -133,7 +135,8 @@ class Learner:
                 max_tokens=self._max_episode_tokens,
             )
             is_first = number == 0
-            needs_start = self._objective.needs_start_logprobs and not is_first
+            is_reused = not is_first or self._config.passes_per_step > 1
+            needs_start = self._objective.needs_start_logprobs and is_reused
             updates.append(
                 UpdateBatches(
                     batches=batches,
@@ -156,19 +159,29 @@ class Learner:
         return [self.policy.logprobs(batch, self._config.temperature)[0] for batch in batches]
 
     def _accumulate(
-        self, update: UpdateBatches, accumulator: MetricAccumulator, recorder: TokenRecorder
+        self,
+        update: UpdateBatches,
+        accumulator: MetricAccumulator,
+        recorder: TokenRecorder,
+        *,
+        is_again: bool,
     ) -> None:
-        """Accumulate the gradients of all batches; their sum does not depend on the split."""
+        """Accumulate the gradients of all batches; their sum does not depend on the split.
+
+        is_again: an earlier pass has recorded the tokens
+        """
+        is_first = update.is_first and not is_again
 
         def learn(policy: Policy, number: int) -> MetricAccumulator:
             batch, found = update.batches[number], MetricAccumulator()
             start_N = update.start_logprobs[number] if update.start_logprobs else None
-            tokens = self._tokens(policy, batch, start_N, is_first=update.is_first)
+            tokens = self._tokens(policy, batch, start_N, is_first=is_first)
             if not batch.counts:
                 (0.0 * tokens.logprobs.sum()).backward()
                 return found
             self._objective.loss(tokens, update.counts, found).backward()
-            recorder.add(batch, tokens)
+            if not is_again:
+                recorder.add(batch, tokens)
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
             if self._objective.needs_reference:
@@ -194,7 +207,7 @@ class Learner:
             logprobs=logprobs_N,
             entropy=entropy_N,
             sampled_logprobs=batch.logprobs,
-            start_logprobs=logprobs_N.detach() if is_first else start_N,
+            start_logprobs=logprobs_N.detach() if is_first and start_N is None else start_N,
             reference_logprobs=reference_N,
             advantages=batch.advantages,
             sample_index=batch.sample_index,

@@ -10,9 +10,12 @@ from openenv_pipe.learner.accumulator import MetricAccumulator
 
 
 def step_metrics(
-    accumulator: MetricAccumulator, gradient_norms: Sequence[float], lr: float
+    accumulator: MetricAccumulator, gradient_norms: Sequence[float], lr: float, num_passes: int = 1
 ) -> dict[str, float]:
-    """Return means over trained tokens, means of losses over updates, and the largest norm."""
+    """Return means over trained tokens, means of losses over updates, and the largest norm.
+
+    num_passes: how often each token was added
+    """
     num_updates, num_tokens = len(gradient_norms), accumulator.sum("num_tokens")
 
     def mean(name: str) -> float:
@@ -36,7 +39,7 @@ def step_metrics(
         "advantage/min": -accumulator.max("negative_advantage"),
         "grad/norm": max(gradient_norms),
         "lr": lr,
-        "tokens/trained": int(num_tokens),
+        "tokens/trained": int(num_tokens) // num_passes,
         "tokens/computed": int(accumulator.sum("num_computed")),
     }
     return metrics | _mismatch(accumulator) | _correction(accumulator, num_tokens)

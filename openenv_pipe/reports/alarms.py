@@ -268,7 +268,7 @@ def _clipped(steps: Sequence[Record]) -> Alarm | None:
     return Alarm(
         metric="clip/share",
         what=f"The clip acts on {share:.0%} of the tokens: each update goes further than it may",
-        advice="lower trainer.optimizer.lr or trainer.updates_per_step",
+        advice="lower trainer.optimizer.lr, trainer.updates_per_step or trainer.passes_per_step",
     )
 
 

@@ -27,7 +27,7 @@ from tests.crash_matrix import (
 from tests.crash_matrix import small_disk as mount_small_disk
 
 # These settings use every part that has state: a curriculum, a reference, a schedule, several
-# updates per step, evaluations during training, and old checkpoints that are removed.
+# updates and passes per step, evaluations during training, and old checkpoints that are removed.
 RUN = (
     "conf=smoke",
     "device=cpu",
@@ -38,6 +38,7 @@ RUN = (
     "trainer.steps=4",
     "trainer.tasks_per_step=3",
     "trainer.updates_per_step=2",
+    "trainer.passes_per_step=2",
     "trainer.loss.kl.coef=0.1",
     "trainer.optimizer.schedule=cosine",
     "trainer.warm_start.steps=3",

@@ -350,6 +350,39 @@ def test_several_updates_per_step_share_the_samples_out():
     assert learner.optimizer.num_steps_taken == 3
 
 
+@pytest.mark.parametrize("correction", ["none", "truncate"])
+def test_several_passes_train_on_the_same_updates_again(correction):
+    """What is recorded of a token, and the number of tokens, are those of the first pass."""
+    samples = random_samples(9, count=7)
+
+    def train(num_passes):
+        policy, seen = tiny_policy(), []
+        changes = {"loss.correction.type": correction, "optimizer.lr": 1e-2}
+        learner = learner_of(policy, passes_per_step=num_passes, updates_per_step=2, **changes)
+        logprobs = policy.logprobs
+
+        def watch(batch, temperature, **options):
+            seen.append(id(batch))
+            return logprobs(batch, temperature, **options)
+
+        policy.logprobs = watch
+        metrics = learner.update(samples, step=4)
+        assert learner.optimizer.num_steps_taken == 4 * 2 * num_passes
+        return metrics, learner.trained_tokens, seen
+
+    once, tokens, _ = train(1)
+    thrice, same_tokens, seen = train(3)
+    assert seen[-6:] == 3 * seen[-2:] and len(set(seen)) == 2
+    for name in ("tokens/trained", "mismatch/max", "advantage/max"):
+        assert thrice[name] == pytest.approx(once[name], rel=1e-5)
+    assert thrice["ratio/max"] > once["ratio/max"]
+    if correction != "none":  # The sampler's logprobs are made up, so that all are clipped at once.
+        assert thrice["clip/share"] > once["clip/share"]
+    for mine, others in zip(tokens, same_tokens, strict=True):
+        assert (mine.entropy == others.entropy).all()
+        assert mine.mismatch == pytest.approx(others.mismatch, abs=4e-3, nan_ok=True)
+
+
 # --- what is rejected ----------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import (
+    GradientKeeper,
     assert_same_update,
     loss_and_gradients,
     made_up_episode,
@@ -28,7 +29,7 @@ from fakes import (
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import build_samples
-from openenv_pipe.learner.learner import NOTHING
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.pipeline.grpo_stage import samples_of_step
 from openenv_pipe.types import Finish, Group
 
@@ -274,6 +275,40 @@ def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
     flat = {"old_per_token_logps": old, "importance_sampling_ratio": weights}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, corrected=True)
     assert_close(ours, theirs)
+
+
+class Mover(GradientKeeper):
+    """Changes the weights after each update, by numbers that are always the same."""
+
+    def step(self):
+        generator = torch.Generator().manual_seed(len(self.updates))
+        super().step()
+        for parameter in self._parameters:
+            parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator)
+        return 0.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_of_two_passes_has_the_gradients_of_trls_iterations(name):
+    """With num_iterations=2, TRL takes both ratios to the logprobs of before the first."""
+    policy, samples = moved_policy(2), samples_of_turns(one_advantage=True)
+    changes = LOSSES[name] | {"passes_per_step": 2, "temperature": 0.7}
+    changes |= {"loss.clip_low": 1.0 if name == "cispo" else CLIP_LOW, "loss.clip_high": CLIP_HIGH}
+    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
+    theirs = copy.deepcopy(policy)
+    learner = Learner(policy, trainer, max_episode_tokens=MAX_TOKENS, seed=0)
+    learner.optimizer = ours = Mover(policy)
+    metrics = learner.update(samples, 1)
+    losses, mover = [], Mover(theirs)
+    for number in range(2):
+        loss, gradients = trl_loss_and_gradients(theirs, samples, name, 0.7)
+        assert_close((loss, ours.updates[number]), (loss, gradients))
+        losses.append(loss)
+        for parameter, gradient in zip(trained_tensors(theirs), gradients, strict=True):
+            parameter.grad = gradient
+        mover.step()
+    assert metrics["loss/total"] == pytest.approx(sum(losses) / 2, abs=1e-5)
+    assert abs(losses[0] - losses[1]) > 1e-3
 
 
 def groups_of_which_one_has_a_signal():

@@ -146,6 +146,7 @@ def test_each_rule_is_tried():
     [
         ("trainer.optimizer.schedule=linear",),
         ("trainer.updates_per_step=2", "trainer.loss.clip_high=0.28"),
+        ("trainer.passes_per_step=2", "trainer.loss.clip_high=0.28"),
         ("trainer.max_staleness=1", "trainer.loss.clip_high=0.28"),
         ("trainer.loss.kl.coef=0.1", "trainer.loss.kl.estimator=k2"),
         ("trainer.loss.correction.type=mask", "trainer.loss.correction.low=0.1"),

@@ -101,7 +101,12 @@ class TrainerConfig(Block):
         description="sampling temperature of training; larger explores more"
     )
     updates_per_step: PositiveCount = Field(
-        description="optimizer steps on each step's samples; above 1, later ones are off policy"
+        description="optimizer steps of each pass over a step's samples, which they share out; "
+        "above 1, later ones are off policy"
+    )
+    passes_per_step: PositiveCount = Field(
+        description="passes over each step's samples (mu of GRPO's paper); above 1, later ones are "
+        "off policy, and the clip of the loss bounds how far they go"
     )
     unusable_limit: Share = Field(
         description="a run warns if the fraction of unusable replies has risen above it: the model "
@@ -138,6 +143,11 @@ class TrainerConfig(Block):
     loss: LossConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
+
+    @property
+    def total_updates_per_step(self) -> int:
+        """The optimizer steps of all passes over a step's samples."""
+        return self.passes_per_step * self.updates_per_step
 
     @property
     def is_sharded(self) -> bool:

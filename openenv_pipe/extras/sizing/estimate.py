@@ -304,7 +304,7 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
 def _update(
     config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, learner_nodes: int
 ) -> Part:
-    """Estimate an update of all tokens, without shared prefixes, and its collectives."""
+    """Estimate the passes over all tokens, without shared prefixes, and their collectives."""
     trainer, total, tokens = config.trainer, num_episodes(config), length(config)
     size = Size(
         num_tokens=total * tokens,
@@ -322,7 +322,7 @@ def _update(
         "network between machines": between / (constant("network") * constant("link")),
     }
     limit = max(seconds, key=lambda each: seconds[each])
-    return Part(seconds=seconds[limit], limit=limit)
+    return Part(seconds=trainer.passes_per_step * seconds[limit], limit=limit)
 
 
 def _sent_bytes(config: RunConfig, shape: Shape, learner_nodes: int) -> tuple[float, float]:

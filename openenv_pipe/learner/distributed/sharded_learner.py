@@ -27,7 +27,7 @@ class ShardedLearner(Learner):
             optimizer=ShardedOptimizer(
                 policy.trained_parameters(),
                 trainer.optimizer,
-                trainer.steps * trainer.updates_per_step,
+                trainer.steps * trainer.total_updates_per_step,
                 ranks,
             ),
         )
