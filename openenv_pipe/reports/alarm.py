@@ -34,6 +34,12 @@ def mean_of(steps: Sequence[Record], name: str) -> float | None:
     return fmean(values) if values else None
 
 
+def means_of(steps: Sequence[Record], name: str) -> list[float]:
+    """Return the means over each `WINDOW` consecutive steps of those that have a metric."""
+    values = [step[name] for step in steps if step.get(name) is not None]
+    return [fmean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)]
+
+
 def sum_of(steps: Sequence[Record], name: str) -> float | None:
     """Return the sum of a metric over the last steps; None if none of them has it."""
     values = [step[name] for step in steps[-WINDOW:] if step.get(name) is not None]

@@ -9,7 +9,16 @@ from itertools import pairwise
 from statistics import fmean
 
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, ends_of, mean_of, share_of, sum_of
+from openenv_pipe.reports.alarm import (
+    WINDOW,
+    Alarm,
+    Record,
+    ends_of,
+    mean_of,
+    means_of,
+    share_of,
+    sum_of,
+)
 from openenv_pipe.reports.collapse import COLLAPSES
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
@@ -20,6 +29,7 @@ WARNING_FACTOR_OF_MAX = 10
 LIMIT_FACTOR_OF_MAX = 50
 STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip bounds ratios so
 LOOSEST_MISMATCH = 0.4
+UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and does no longer
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 MISMATCH_CAUSES = (
@@ -53,7 +63,7 @@ class AlarmWatch:
         self._records: list[Record] = []
         self._max_mismatch = max_mismatch
         self._forgets = forgets
-        self._raised: set[str] = set()
+        self._raised: set[tuple[str, bool]] = set()  # metrics, and whether it is a collapse
         for record in records:
             self.new_alarms(record)
 
@@ -67,9 +77,10 @@ class AlarmWatch:
         found = [
             alarm
             for alarm in find_alarms(self._records, self._max_mismatch)
-            if alarm.metric not in self._raised and (is_settled or alarm.at_once)
+            if (alarm.metric, alarm.is_collapse) not in self._raised
+            and (is_settled or alarm.at_once)
         ]
-        self._raised.update(alarm.metric for alarm in found)
+        self._raised.update((alarm.metric, alarm.is_collapse) for alarm in found)
         self.collapse = next((alarm for alarm in found if alarm.is_collapse), None)
         self.num_collapses += self.collapse is not None
         return [f"alarm: {alarm.what}; {alarm.advice}" for alarm in found]
@@ -221,6 +232,9 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
+    # Most groups had a signal once, none has one now, and that is not because all is solved.
+    most = max(means_of(steps, "groups/trained"), default=0.0) * WINDOW
+    is_collapse = not trained and 2 * most > skipped and (success is None or success <= 0.9)
     if identical > 0.5:
         return Alarm(
             metric="skipped/identical",
@@ -229,6 +243,7 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
             advice="go back to a checkpoint before the entropy fell (sampling/entropy), and raise "
             "trainer.loss.clip_high or trainer.loss.entropy_coef, or lower trainer.optimizer.lr; a "
             "model that begins so needs a higher trainer.temperature",
+            is_collapse=is_collapse,
         )
     if unsolved > 0.5 or (not solved and success is not None and success < 0.1):
         why = "almost no episode of them succeeds: the tasks are probably too hard for the model"
@@ -245,6 +260,7 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         advice=f"{why}. Choose others, or env.tasks.order=curriculum; play other groups in their "
         "place (trainer.max_sampling_rounds above 1); a larger trainer.group_size; a reward with "
         "more levels",
+        is_collapse=is_collapse,
     )
 
 
@@ -285,7 +301,8 @@ def _truncated(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _unusable(steps: Sequence[Record]) -> Alarm | None:
-    share = mean_of(steps[-WINDOW:], "replies/unusable")
+    means = means_of(steps, "replies/unusable")
+    share = means[-1] if means else mean_of(steps, "replies/unusable")
     if share is None or share < MANY_UNUSABLE:
         return None
     return Alarm(
@@ -294,6 +311,7 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
         advice="read some (`openenv-pipe episodes latest --worst 3`); reward=usable makes them "
         "cost something",
         at_once=share > 0.99,
+        is_collapse=bool(means) and share - min(means) > UNUSABLE_RISE,
     )
 
 

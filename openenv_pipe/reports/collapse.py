@@ -1,10 +1,22 @@
-"""Alarms of a policy that its own updates destroy: `trainer.guard` says what a run does then."""
+"""Alarms of a policy that its own updates destroy: `trainer.guard` says what a run does then.
+
+Those of unusable replies and of groups without a signal, which have other causes as well, are in
+`alarms.py`.
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
+from statistics import median
 
-from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, ends_of, mean_of, sum_of
+from openenv_pipe.reports.alarm import (
+    WINDOW,
+    Alarm,
+    Record,
+    ends_of,
+    mean_of,
+    means_of,
+    sum_of,
+)
 
 FALL = 0.5  # of what was gained, or
 SMALL_FALL = 0.2  # of the best, whichever is more
@@ -17,10 +29,7 @@ def _reward(steps: Sequence[Record]) -> Alarm | None:
     known = [step for step in steps if step.get("reward/mean") is not None]
     if len(known) < 2 * WINDOW:
         return None
-    means = [
-        fmean(step["reward/mean"] for step in known[end - WINDOW : end])
-        for end in range(WINDOW, len(known) + 1)
-    ]
+    means = means_of(known, "reward/mean")
     first, best, last = means[0], max(means), means[-1]
     num_groups = sum(sum_of(known, f"groups/{name}") or 0 for name in ("trained", "skipped"))
     error = (mean_of(known, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))

@@ -123,6 +123,34 @@ def test_the_advice_depends_on_why_groups_have_no_signal(why, words):
     assert words == "depends on the task" or not any(each in alarm.advice for each in others)
 
 
+@pytest.mark.parametrize(
+    ("before", "last", "is_collapse"),
+    [
+        ({}, {"groups/trained": 0, "groups/skipped": 8}, True),
+        ({}, {"groups/trained": 1, "groups/skipped": 7}, False),
+        ({}, {"groups/trained": 0, "groups/skipped": 8, "success/rate": 1.0}, False),
+        ({"groups/trained": 1}, {"groups/trained": 0, "groups/skipped": 8}, False),  # always rare
+        ({}, {"replies/unusable": 0.7}, True),
+        ({"replies/unusable": 0.4}, {"replies/unusable": 0.7}, False),
+        ({"replies/unusable": 0.8}, {"replies/unusable": 0.9}, False),  # it never could
+    ],
+)
+def test_what_was_there_and_is_lost_is_a_collapse(before, last, is_collapse):
+    records = steps(last)
+    (alarm,) = find_alarms([*({**each, **before} for each in records[:-5]), *records[-5:]])
+    assert alarm.is_collapse == is_collapse
+
+
+def test_a_collapse_is_raised_after_an_alarm_on_the_same_metric():
+    """A model that could not act has learned to, and then loses it."""
+    shares = [0.8] * 6 + [0.1] * 6 + [0.9] * 6
+    watch, raised = AlarmWatch([], 0.1), []
+    for step, share in enumerate(shares, 1):
+        new = watch.new_alarms({**SOUND, "step": step, "replies/unusable": share})
+        raised += [(step, watch.collapse is not None)] * len(new)
+    assert raised == [(5, False), (16, True)]
+
+
 STEP = {**SOUND, "step": 3, "mismatch/max": 0.01}
 
 

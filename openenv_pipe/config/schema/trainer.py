@@ -120,8 +120,9 @@ class TrainerConfig(Block):
     )
     guard: Literal["warn", "stop", "back"] = Field(
         description="what to do when updates destroy the policy: its reward falls far below its "
-        "best, its entropy collapses, or gradients grow tenfold; warn; stop; or go back to the "
-        "best checkpoint and go on with a third of the learning rate, at most three times"
+        "best, its entropy collapses, gradients grow tenfold, its replies become unusable, or no "
+        "group has a signal any more; warn; stop; or go back to the best checkpoint and go on with "
+        "a third of the learning rate, at most three times"
     )
     tokens_per_batch: PositiveCount = Field(
         description="tokens of one forward and backward pass on each device; larger is faster and "
