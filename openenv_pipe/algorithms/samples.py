@@ -10,6 +10,7 @@ from openenv_pipe.errors import TrainingError
 from openenv_pipe.types import (
     IMAGE_IDS,
     Episode,
+    Group,
     Image,
     Images,
     Sample,
@@ -32,6 +33,20 @@ def build_samples(
         for episode in each.trained:
             values = each.by_member.get(episode.member, [0.0] * len(episode.turns))
             samples += episode_samples(each.group.id, episode, values)
+    return samples
+
+
+def few_samples(groups: Sequence[Group], num_tokens: int) -> list[Sample]:
+    """Build samples without advantages of episodes of as many groups as possible, until they have
+    `num_tokens`.
+    """
+    scored = [(group.id, episode) for group in groups for episode in group.scored]
+    samples: list[Sample] = []
+    for group, episode in sorted(scored, key=lambda each: each[1].member):
+        if sum(len(sample.token_ids) for sample in samples) >= num_tokens:
+            break
+        if trained_turns(episode):
+            samples += episode_samples(group, episode, [0.0] * len(episode.turns))
     return samples
 
 

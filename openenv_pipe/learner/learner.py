@@ -10,6 +10,7 @@ from itertools import product
 
 import torch
 
+from openenv_pipe.algorithms.losses.kl import kl_estimate
 from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
 from openenv_pipe.algorithms.packing import num_contexts
 from openenv_pipe.algorithms.samples import by_episode
@@ -90,6 +91,15 @@ class Learner:
         self.trained_tokens = recorder.collected(self._ranks)
         metrics = step_metrics(accumulator, norms, lr, num_passes)  # waits for the device
         return metrics | self._speed(accumulator, time.perf_counter() - started)
+
+    @torch.no_grad()
+    def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
+        """Estimate KL(sampler || policy) in nats a token, with k3, on the sampler's own tokens."""
+        budget, estimates = self._config.tokens_per_batch, []
+        for batch in batches_of(samples, budget, self.policy):
+            logprobs_N, _ = self.policy.logprobs(batch, self._config.temperature)
+            estimates.append(kl_estimate(batch.logprobs, logprobs_N, "k3"))
+        return torch.cat(estimates).mean().item()
 
     def _speed(self, accumulator: MetricAccumulator, took_s: float) -> dict[str, float]:
         """Return the speed of all ranks together, also relative to a plain matrix product's."""

@@ -10,7 +10,7 @@ from typing import Any
 from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
-from openenv_pipe.algorithms.samples import build_samples, count_uncomputed
+from openenv_pipe.algorithms.samples import build_samples, count_uncomputed, few_samples
 from openenv_pipe.config.schema import AdvantageConfig, LossConfig, PythonAdvantageConfig
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup
@@ -29,11 +29,18 @@ from openenv_pipe.rollout.metrics import (
     summarise_staleness,
 )
 from openenv_pipe.runs.checkpoints import StageStep
-from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.episodes import (
+    all_episodes_paths,
+    episodes_path,
+    read_episodes,
+    write_episodes,
+)
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.types import Group, Sample
 
 RATE_AFTER_COLLAPSE = 1.0 / 3.0
+MEASURE_EVERY = 5  # steps: `kl/start`, on
+MEASURED_TOKENS = 2048  # of the first step, with those of prompts
 MAX_RETURNS = 3  # to the best checkpoint, by trainer.guard=back
 
 
@@ -47,6 +54,7 @@ class GrpoStage:
         self.stop_reason: str | None = None  # why training ended before its last step
         self._step = 0
         self._has_warned = False
+        self._start: list[Sample] | None = None  # of the first step, once they are needed
         self._in_step = False  # True while a step changes the weights, which cannot be saved then
         self._context = context
         self._config = context.components.config
@@ -212,6 +220,7 @@ class GrpoStage:
                 self._learner.update, samples, step, uncomputed
             )
             check_mismatch({"step": step, **metrics}, self._trainer.max_mismatch)
+            metrics |= await context.components.compute(self._distance_from_start, step)
             await context.source.publish(step)
             tokens = self._learner.trained_tokens
             await asyncio.to_thread(write_trained_tokens, tokens_path(path), samples, tokens)
@@ -226,6 +235,17 @@ class GrpoStage:
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
         context.metrics_log.write("grpo", step, metrics, started, groups)
         await self._go_back_if_collapsed()
+
+    def _distance_from_start(self, step: int) -> dict[str, float]:
+        """Measure every few steps how far the policy has moved from the one that played the run's
+        first step. Random weights know nothing that they could lose.
+        """
+        if step % MEASURE_EVERY or self._config.model.type == "tiny":
+            return {}
+        if self._start is None:
+            first, *_ = all_episodes_paths(self._context.folder)
+            self._start = few_samples(read_episodes(first), MEASURED_TOKENS)
+        return {"kl/start": self._learner.kl_from_sampler(self._start)} if self._start else {}
 
     def _warn_of_untrained(self, step: int, num_untrained: float) -> None:
         """Warn once if episodes of a step have a reward and no trained token."""

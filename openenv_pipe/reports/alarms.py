@@ -30,6 +30,7 @@ LIMIT_FACTOR_OF_MAX = 50
 STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip bounds ratios so
 LOOSEST_MISMATCH = 0.4
 UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and does no longer
+FORGOTTEN = 5.0  # nats a token
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 MISMATCH_CAUSES = (
@@ -315,6 +316,19 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
     )
 
 
+def _forgotten(steps: Sequence[Record]) -> Alarm | None:
+    distance = mean_of(steps[-WINDOW:], "kl/start")
+    if distance is None or distance < FORGOTTEN:
+        return None
+    return Alarm(
+        metric="kl/start",
+        what=f"KL(start || policy) is {distance:.2g} nats a token: the policy hardly writes "
+        "any more what it wrote in its first step",
+        advice="read some replies (`openenv-pipe episodes latest`); if they are no language, lower "
+        "trainer.optimizer.lr to a third, or hold the policy back with trainer.loss.kl.coef",
+    )
+
+
 def _memory(steps: Sequence[Record]) -> Alarm | None:
     """Compare the means of four parts: memory that has reached its level rises no more."""
     values = [step[MEMORY] for step in steps if step.get(MEMORY) is not None][NUM_SETTLING:]
@@ -346,6 +360,6 @@ CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
         _clipped,
         _truncated,
     ),
-    *(_unusable, _memory),
+    *(_unusable, _forgotten, _memory),
     *COLLAPSES,
 )

@@ -185,11 +185,14 @@ def episodes_path(folder: Path, step: int) -> Path:
     return folder / "episodes" / f"step_{step:06d}.jsonl.gz"
 
 
+def all_episodes_paths(folder: Path) -> list[Path]:
+    """Return the episodes files of a run's training steps, the first step's first."""
+    return sorted((folder / "episodes").glob("step_*.jsonl.gz"))
+
+
 def last_episodes_path(folder: Path) -> Path | None:
     """Return the newest episodes file, None without any."""
-    return max(
-        (folder / "episodes").glob("step_*.jsonl.gz"), default=None, key=lambda path: path.name
-    )
+    return max(all_episodes_paths(folder), default=None)
 
 
 def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def test_a_sound_run_has_no_alarm():
         ({"episodes/failed": 8}, "episodes/failed", "12% of the episodes failed"),
         ({"judge/failed": 64}, "judge/failed", "for 100% of the episodes"),
         ({"replies/unusable": 0.9}, "replies/unusable", "90% of the replies of the last steps"),
+        ({"kl/start": 6.0}, "kl/start", "is 6 nats a token"),
         ({"grad/norm": None}, "grad/norm", "grad/norm of step 19 is not a finite number"),
         ({"grad/norm": 11.0}, "grad/norm", "has grown from 1 to 11"),
         (
@@ -226,6 +227,7 @@ def test_the_keys_that_advice_names_exist():
             {"groups/skipped": 18, "skipped/identical": 18},
             {"groups/unlike": 1},
             {"clip/share": 0.3},
+            {"kl/start": 9.0},
         )
         for alarm in find_alarms(steps(changes))
         for name in re.findall(r"\b(?:trainer|env)\.[a-z_.]+[a-z_]", alarm.advice)

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction
-from openenv_pipe.algorithms.samples import build_samples
+from openenv_pipe.algorithms.samples import build_samples, few_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner import batches
@@ -381,6 +381,29 @@ def test_several_passes_train_on_the_same_updates_again(correction):
     for mine, others in zip(tokens, same_tokens, strict=True):
         assert (mine.entropy == others.entropy).all()
         assert mine.mismatch == pytest.approx(others.mismatch, abs=4e-3, nan_ok=True)
+
+
+async def test_the_distance_from_the_sampler_is_k3_over_a_few_samples_of_every_group():
+    """It is 0 for the policy that has sampled, and changes nothing."""
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy)
+    samples = few_samples(groups, num_tokens=1)
+    assert [(each.group, each.member) for each in samples] == [(groups[0].id, 0)]
+    samples = few_samples(groups, num_tokens=10**6)
+    assert [each.member for each in samples] == sorted(each.member for each in samples)
+    assert len(samples) == sum(len(group.episodes) for group in groups)
+    learner = learner_of(policy, tokens_per_batch=64)
+    assert learner.kl_from_sampler(samples) < 1e-9
+    for parameter in policy.model.parameters():
+        parameter.data *= 1.5
+    before = weights_of(policy)
+    with torch.no_grad():
+        batch = pack(samples, share=False)
+        log_ratio = policy.logprobs(batch, 1.0)[0] - batch.logprobs
+    expected = (log_ratio.exp() - 1 - log_ratio).mean().item()
+    assert learner.kl_from_sampler(samples) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
+    assert all(map(torch.equal, weights_of(policy), before))
 
 
 # --- what is rejected ----------------------------------------------------------------------------

@@ -105,6 +105,10 @@ class LearnerGroup:
         with self._workers.running("update", samples, step, uncomputed):
             return self._learner.update(samples, step, uncomputed)
 
+    def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
+        """Do what `Learner.kl_from_sampler` does, on rank 0 alone."""
+        return self._learner.kl_from_sampler(samples)
+
     def _start_workers(self) -> None:
         """Start the workers and send them the state of rank 0's learner."""
         policy, ranks, optimizer = self._policy, self._workers.ranks, self._learner.optimizer

@@ -38,6 +38,10 @@ class ShardedLearner(Learner):
     ) -> dict[str, float]:
         return super().update(samples, step, uncomputed)
 
+    @collective("learner")
+    def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
+        return super().kl_from_sampler(samples)
+
 
 class ShardedWarmStart(WarmStart):
     """A `WarmStart` of which each rank has one. Rank 0 draws the samples of a step for all."""

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Supervised loss": ("loss/supervised",),
         "Entropy": ("sampling/entropy", "loss/entropy"),
         "KL to the reference": ("loss/kl",),
+        "KL from the start": ("kl/start",),
         "Gradient norm": ("grad/norm",),
         "Tokens at a clip": ("clip/share", "clip/low", "clip/high"),
         "Ratio": ("ratio/min", "ratio/max"),
