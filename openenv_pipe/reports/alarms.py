@@ -227,6 +227,14 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
     skipped, trained = (sum_of(steps, f"groups/{name}") for name in ("skipped", "trained"))
     if skipped is None or trained is None or skipped <= trained:
         return None
+    masked = share_of(steps, "episodes/masked", "episodes/count")
+    if masked is not None and masked > 0.5:
+        return Alarm(
+            metric="episodes/masked",
+            what=f"A limit of tokens cut off {masked:.0%} of the last episodes, which have no loss",
+            advice="raise env.max_reply_tokens or env.max_episode_tokens, add reward=overlong, "
+            "which makes long replies cost something, or set trainer.loss.mask_truncated=false",
+        )
     share, success = skipped / (skipped + trained), mean_of(steps[-WINDOW:], "success/rate")
     what = f"{share:.0%} of the last groups had no signal: all their episodes had one reward"
     identical, solved, unsolved = (

@@ -47,6 +47,11 @@ def test_a_sound_run_has_no_alarm():
         ({"sampling/entropy": 0.05}, "sampling/entropy", "collapsed from 1 to 0.05"),
         ({"groups/skipped": 18}, "groups/skipped", "75% of the last groups"),
         ({"mismatch/mean": 0.05}, "mismatch/mean", "from 0.001 to 0.05"),
+        (
+            {"groups/skipped": 18, "episodes/masked": 40},
+            "episodes/masked",
+            "cut off 62% of the last",
+        ),
         ({"clip/share": 0.3}, "clip/share", "30% of the tokens"),
         ({"episodes/truncated": 32}, "episodes/truncated", "ended 50%"),
         ({"episodes/failed": 8}, "episodes/failed", "12% of the episodes failed"),
@@ -228,6 +233,7 @@ def test_the_keys_that_advice_names_exist():
             {"groups/unlike": 1},
             {"clip/share": 0.3},
             {"kl/start": 9.0},
+            {"groups/skipped": 18, "episodes/masked": 40},
         )
         for alarm in find_alarms(steps(changes))
         for name in re.findall(r"\b(?:trainer|env)\.[a-z_.]+[a-z_]", alarm.advice)
