@@ -90,7 +90,7 @@ def test_what_is_odd_is_noted(url, quirk, tmp_path, monkeypatch):
     assert any(ODD_QUIRKS[quirk] in note for note in found.notes), found.notes
     assert "// Say the number that is wanted, as digits." in found.block
     if quirk == "long game":
-        assert yaml.safe_load(found.tiny)["env"]["max_turns"] == 20
+        assert yaml.safe_load(found.for_model)["env"]["max_turns"] == 20
 
 
 @pytest.mark.parametrize(

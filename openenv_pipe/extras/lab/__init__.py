@@ -4,6 +4,8 @@ cli                      options and help
 targets                  what a command is about, and one running server of it
 episodes, random_play    episodes whose actions a function chooses, or chance
 inspect                  `env inspect`: a block and an experiment, from what a trial measures
+trained_model            the model that the experiment is for
+chat_prompts             what a model that reads is told
 check/                   `env check`: probes by playing
 play                     `env play`: a person in the model's place
 scaffold/                `env new`: a copy of a small environment

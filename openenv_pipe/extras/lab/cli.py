@@ -57,7 +57,7 @@ def inspect(
             "--output",
             "-o",
             help="conf/env/NAME.yaml: write the block there, the experiment to "
-            "conf/conf/NAME.yaml, and what random weights need to conf/conf/NAME/tiny.yaml.",
+            "conf/conf/NAME.yaml, and what only its model needs to conf/conf/NAME/MODEL.yaml.",
             show_default=False,
         ),
     ] = None,
@@ -65,26 +65,31 @@ def inspect(
     """Play an environment with random actions, and write a block and an experiment that train.
 
     The limits, sessions and penalties are measured. With --output, `train conf=NAME` works next.
+    With model=NAME, prompts and limits are for that model; without, they are for random weights.
     Exit code 1 if the environment cannot be trained as it is.
 
     \b
     openenv-pipe env inspect http://127.0.0.1:8000
     openenv-pipe env inspect ./my_env --output conf/env/my_env.yaml
+    openenv-pipe env inspect ./my_env model=smollm2_135m -o conf/env/my_env.yaml
     openenv-pipe env inspect ./my_env host=docker
     openenv-pipe env inspect registry.example/my_env:latest
     """
     from openenv_pipe.cli.console import open_console
     from openenv_pipe.extras.lab.inspect import inspect_environment
     from openenv_pipe.extras.lab.targets import find_target
+    from openenv_pipe.extras.lab.trained_model import split_overrides
 
+    of_model, others = split_overrides(overrides)
     console = open_console(stderr=True)
     with console.status("") as status:
         notify = status.update if console.is_terminal else console.print
-        found = inspect_environment(find_target(target, overrides), output, notify)
+        found = inspect_environment(find_target(target, others), output, notify, of_model)
     print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
     if found.experiment is not None:
         print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"))
-        print(redact(f"# conf/conf/{found.name}/tiny.yaml\n{found.tiny}"), end="", flush=True)
+        path = f"conf/conf/{found.name}/{found.model}.yaml"
+        print(redact(f"# {path}\n{found.for_model}"), end="", flush=True)
     for note in found.notes:
         notify_user(f"note: {note}")
     if found.problem is not None:

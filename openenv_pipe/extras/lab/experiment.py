@@ -1,7 +1,8 @@
 """The experiment that `env inspect` writes beside an environment's block: it trains as written.
 
-What only the model `tiny` needs is in a file of its own: settings that teach random weights, and
-limits in its tokens, which are bytes, measured in the observations of a trial.
+What only one model needs is in a file of its own: limits in its tokens, measured in the
+observations of a trial, and for the model `tiny`, whose tokens are bytes, settings that teach
+random weights.
 """
 
 import math
@@ -13,10 +14,11 @@ from typing import Any
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
+from openenv_pipe.extras.lab.chat_prompts import indented_json, written
 from openenv_pipe.extras.lab.check.rewards import unusable_penalty
+from openenv_pipe.extras.lab.trained_model import TrainedModel
 from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.models.chat.chat_template import ChatFormat
-from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Message, Observation, Opening
@@ -29,6 +31,7 @@ MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
 MIN_TURNS = 3
 WARM_START_TOKENS = 200_000  # trained in all, about
 TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
+CHOICE_TOKENS = 16  # at least, of a model that may put words around a choice
 FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
 ROOM = 1.25  # factor over what was measured: other tasks may be longer
 NUM_SERVERS = 4  # where a server has one session
@@ -40,7 +43,7 @@ SLOW_STEP_S = 0.25  # from this duration of an environment's step on, few episod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The limits of an episode, in tokens of the model `tiny`."""
+    """The limits of an episode, in tokens of the model."""
 
     max_turns: int
     max_reply_tokens: int
@@ -54,8 +57,9 @@ class Limits:
         return {name: value for name, value in named.items() if value is not None}
 
 
-async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
-    """Measure the messages of a trial's episodes as the adapter writes them.
+async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial, model: TrainedModel) -> Limits:
+    """Measure the messages of a trial's episodes as the adapter and the model's template write
+    them.
 
     Where episodes were seen to end, the limits let some of them end, if the tokens suffice, and
     half of them where each takes more than env.max_turns.
@@ -63,11 +67,11 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     Raises:
         ConfigError: A template asks for a field that an observation lacks.
     """
-    chat = ChatFormat(build_tokenizer())
+    chat = model.chat
     openings = [await _opening(adapter, first, trial) for first in trial.firsts]
     seen = [each for play in trial.plays for each in play.observations[1:]]
     follows = [await awaited(adapter.follow(each)) for each in seen]
-    reply = _reply_tokens(env, trial, chat)
+    reply = _reply_tokens(env, trial, model)
     has_only_ends = len(trial.endings) == len(trial.plays)
     wanted = min(env.max_turns, max(trial.endings)) if has_only_ends else env.max_turns
     needed = min(wanted, MIN_TURNS)
@@ -96,7 +100,9 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
         (LONG_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS),
         (LONGEST_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS),
     )
-    for max_tokens, limit in budgets:
+    # A token of a pretrained model is about four bytes, and its positions are there anyway.
+    for budget, limit in budgets[1:] if model.reads else budgets:
+        max_tokens = min(budget, model.max_length or budget)
         found = limits(max_tokens, limit)
         if found.max_turns >= needed and found.max_episode_tokens <= max_tokens:
             break
@@ -142,23 +148,19 @@ def _num_following(chat: ChatFormat, messages: Sequence[Message], limit: int | N
     return len(chat.following_ids(cut_messages(messages, limit, chat.cut), end=None))
 
 
-def _reply_tokens(env: EnvConfig, trial: Trial, chat: ChatFormat) -> int:
-    """Return the tokens of a reply: of the longest random action, or of some text."""
-    actions = [action for play in trial.plays for action in play.actions]
+def _reply_tokens(env: EnvConfig, trial: Trial, model: TrainedModel) -> int:
+    """Return the tokens of a reply: of the longest random action, or of some text.
+
+    Models that read write JSON in several lines, and in a code block.
+    """
+    kind = env.adapter.type
     if env.adapter.type == "text" and "|" not in env.adapter.pattern:
         return TEXT_REPLY_TOKENS
-    lengths = [len(chat.reply_ids(_written(env, action))) for action in actions]
-    return math.ceil(ROOM * max(lengths, default=TEXT_REPLY_TOKENS))
-
-
-def _written(env: EnvConfig, action: Action) -> str:
-    """Return an action as a model writes it."""
-    if env.adapter.type == "text":
-        return "".join(map(str, action.values()))
-    if env.adapter.type == "tool":
-        call = {"name": action["tool_name"], "arguments": action.get("arguments", {})}
-        return f"<tool_call>{compact_json(call)}</tool_call>"
-    return compact_json(action)
+    dump = indented_json if model.reads else compact_json
+    actions = [action for play in trial.plays for action in play.actions]
+    lengths = [len(model.chat.reply_ids(written(kind, action, dump))) for action in actions]
+    fitted = math.ceil(ROOM * max(lengths, default=TEXT_REPLY_TOKENS))
+    return max(fitted, CHOICE_TOKENS) if model.reads else fitted
 
 
 def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
@@ -176,8 +178,22 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
     }
 
 
-def for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
-    """Return the keys of the experiment that only the model `tiny` needs."""
+def for_model(
+    serving: ServingConfig, trial: Trial, limits: Limits, model: TrainedModel
+) -> dict[str, Any]:
+    """Return the keys of the experiment that only this model needs: no rates of a pretrained one,
+    which follow from its kind."""
+    if model.reads:
+        return {"env": limits.keys, **({"model": dict(model.keys)} if model.keys else {})}
+    return {
+        "env": limits.keys,
+        "model": {"max_length": limits.max_episode_tokens, **model.keys},
+        "trainer": _for_random_weights(serving, trial, limits),
+    }
+
+
+def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
+    """Return the keys of the trainer that teach random weights."""
     trainer: dict[str, Any] = {}
     if serving.env.adapter.type in ("json", "tool") and trial.num_actions:
         is_small = _is_small(trial, limits)
@@ -191,11 +207,7 @@ def for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> 
     # From random weights, a model has to move further than from those of a warm start.
     lr = 1.0e-3 if "warm_start" in trainer else 1.0e-2
     trainer["optimizer"] = {"type": "muon", "lr": lr}
-    return {
-        "env": limits.keys,
-        "model": {"max_length": limits.max_episode_tokens},
-        "trainer": trainer,
-    }
+    return trainer
 
 
 def _is_small(trial: Trial, limits: Limits) -> bool:

@@ -11,7 +11,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,19 @@ from openenv_pipe.environments.client.metadata import (
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.experiment import (
-    ends_notes,
-    experiment,
-    fit_limits,
-    for_random_weights,
-)
+from openenv_pipe.extras.lab.chat_prompts import TOOL_SYSTEM, ChatPrompts
+from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits, for_model
 from openenv_pipe.extras.lab.random_play import calls_tools
 from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.extras.lab.templates import (
     first_template,
     following_template,
     is_plain,
+    literal,
+    plain,
     template_of_schema,
 )
+from openenv_pipe.extras.lab.trained_model import TINY, TrainedModel, find_model
 from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, try_environment
 from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
 from openenv_pipe.pipeline.requirements import check_requirements
@@ -64,13 +63,8 @@ ONE_SESSION = (
 )
 MAX_NAME = 60  # characters
 WIDTH = 100  # columns of the files that are written
-MAX_WORDS = 20_000  # characters of a server's words
-FOR_TINY = (
-    "# @package _global_\n"
-    "# Limits in tokens of the model `tiny`, which are bytes, and what teaches random weights.\n"
-)
+FOR_TINY = "Limits in tokens of the model `tiny`, which are bytes, and what teaches random weights."
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
-TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
 
@@ -82,41 +76,47 @@ class Inspection:
     name: str  # of the block and of the experiment
     block: str  # conf/env/<name>.yaml
     experiment: str | None  # conf/conf/<name>.yaml; None: there is a problem
-    tiny: str | None  # conf/conf/<name>/tiny.yaml: what only this model needs
+    model: str  # the choice of the group
+    for_model: str | None  # conf/conf/<name>/<model>.yaml: what only this model needs
     notes: Sequence[str]  # what the user should know of the environment
     problem: str | None  # why a model cannot be trained on it; None: it can
 
 
 def inspect_environment(
-    target: Target, output: Path | None, notify: Callable[[str], None] = _log.info
+    target: Target,
+    output: Path | None,
+    notify: Callable[[str], None] = _log.info,
+    model_overrides: Sequence[str] = (),
 ) -> Inspection:
     """Play an environment, and return its block and its experiment as YAML.
 
     A block of which no model can be trained says so in its first line, and has no experiment.
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
-    conf/conf/NAME.yaml beside it, and conf/conf/NAME/tiny.yaml. None: nothing is written.
+    conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written.
     notify: receives progress messages.
+    model_overrides: of the block `model`; without any, the experiment is for random weights.
 
     Raises:
-        ConfigError: The target or its description is invalid, or a file exists.
+        ConfigError: The target, its description or the model is invalid, or a file exists.
         HostError, FailureError: The server does not start, or no episode can be begun.
     """
-    paths = [] if output is None else [output, *_beside(output)]
+    model = find_model(model_overrides, notify)
+    paths = [] if output is None else [output, *_beside(output, model.choice)]
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
-    description, trial, more = asyncio.run(_ask(target.serving, notify))
-    found = _inspect(target.serving, description, trial, output.stem if output else None)
-    found = replace(found, notes=[*found.notes, *more])
-    for path, text in zip(paths, (found.block, found.experiment, found.tiny), strict=False):
+    seen = asyncio.run(_ask(target.serving, model, notify))
+    found = _inspect(target.serving, model, seen, output.stem if output else None)
+    texts = (found.block, found.experiment, found.for_model)
+    for path, text in zip(paths, texts, strict=False):
         if text is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     return found
 
 
-def _beside(output: Path) -> list[Path]:
+def _beside(output: Path, model: str) -> list[Path]:
     """Return the experiment's files beside that of a block. Raises ConfigError."""
     if output.parent.name != "env" or output.suffix != ".yaml":
         raise ConfigError(
@@ -124,52 +124,80 @@ def _beside(output: Path) -> list[Path]:
             "in conf/env; the experiment is written beside it, as conf/conf/NAME.yaml"
         )
     experiments = output.parent.parent / "conf"
-    return [experiments / output.name, experiments / output.stem / "tiny.yaml"]
+    return [experiments / output.name, experiments / output.stem / f"{model}.yaml"]
 
 
 def _inspect(
-    serving: ServingConfig, description: ServerMetadata, trial: Trial, name: str | None
+    serving: ServingConfig, model: TrainedModel, seen: "_Seen", name: str | None
 ) -> Inspection:
+    description, trial = seen.description, seen.trial
     problem = problem_of(trial, serving.env, description.action)
-    block = env_block(description, serving.env, trial, _comments(serving, trial))
+    comments = _comments(serving, trial)
+    block = env_block(description, serving.env, trial, comments, seen.prompts)
     name = name or yaml.safe_load(block)["name"]
+    notes = list(notes_of(trial, serving.env))
     if problem is not None:
-        block = f"{_comment(f'{UNTRAINABLE}: {problem}')}{block}"
-        notes = list(notes_of(trial, serving.env))
         return Inspection(
-            name=name, block=block, experiment=None, tiny=None, notes=notes, problem=problem
+            name=name,
+            block=f"{_comment(f'{UNTRAINABLE}: {problem}')}{block}",
+            experiment=None,
+            model=model.choice,
+            for_model=None,
+            notes=[*notes, *seen.notes],
+            problem=problem,
         )
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         conf = Path(folder) / "conf"
         for group in ("env", f"conf/{name}"):
             (conf / group).mkdir(parents=True)
         (conf / "env" / f"{name}.yaml").write_text(block)
+        if (own_models := Path("conf/model")).is_dir():
+            (conf / "model").symlink_to(own_models.resolve())
         with contextlib.chdir(folder):
             env = compose_env([f"env={name}"]).env
         adapter = build_adapter(env.adapter, description.action)
         fitting = serving.model_copy(update={"env": env})
-        limits = asyncio.run(fit_limits(env, adapter, trial))
-        text = _experiment_text(name, serving.host.type, experiment(name, fitting, trial, limits))
-        tiny = FOR_TINY + to_yaml(for_random_weights(fitting, trial, limits), WIDTH)
+        limits = asyncio.run(fit_limits(env, adapter, trial, model))
+        keys = experiment(name, fitting, trial, limits)
+        text = _experiment_text(name, serving.host.type, model.choice, keys)
+        own = _model_text(model.choice, for_model(fitting, trial, limits, model))
         (conf / "conf" / f"{name}.yaml").write_text(text)
-        (conf / "conf" / name / "tiny.yaml").write_text(tiny)
+        (conf / "conf" / name / f"{model.choice}.yaml").write_text(own)
         with contextlib.chdir(folder):
             config = compose([f"conf={name}"]).config
     check_requirements(config, makes_folder=False)
-    notes = [*notes_of(trial, serving.env), *ends_notes(trial, config.env)]
-    return Inspection(name=name, block=block, experiment=text, tiny=tiny, notes=notes, problem=None)
+    notes += ends_notes(trial, config.env)
+    if seen.prompts is not None:
+        notes += seen.prompts.notes(config.env.adapter.type)
+    return Inspection(
+        name=name,
+        block=block,
+        experiment=text,
+        model=model.choice,
+        for_model=own,
+        notes=[*notes, *seen.notes],
+        problem=None,
+    )
 
 
-def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
+def _experiment_text(name: str, host: str, model: str, keys: dict[str, Any]) -> str:
     """Return the file of the experiment."""
+    choices = {"env": name, "reward": "usable"}
+    choices |= {"host": host} if host != "process" else {}
+    choices |= {"model": model} if model != TINY else {}
+    listed = "".join(f"  - override /{group}: {choice}\n" for group, choice in choices.items())
     return (
         "# @package _global_\n"
-        "# Written by `openenv-pipe env inspect`, for any model. What only the model `tiny` needs\n"
-        f"# is in {name}/tiny.yaml.\n"
-        f"defaults:\n  - override /env: {name}\n  - override /reward: usable\n"
-        f"{'' if host == 'process' else f'  - override /host: {host}' + chr(10)}"
-        f"  - _self_\n\n{to_yaml(keys, WIDTH)}"
+        f"# Written by `openenv-pipe env inspect`, for any model. What only the model `{model}` "
+        f"needs\n# is in {name}/{model}.yaml.\n"
+        f"defaults:\n{listed}  - _self_\n\n{to_yaml(keys, WIDTH)}"
     )
+
+
+def _model_text(model: str, keys: dict[str, Any]) -> str:
+    """Return the file of what only the model needs."""
+    about = FOR_TINY if model == TINY else f"Limits in tokens of the model `{model}`."
+    return f"# @package _global_\n# {about}\n{to_yaml(keys, WIDTH)}"
 
 
 def _comments(serving: ServingConfig, trial: Trial) -> list[str]:
@@ -181,13 +209,16 @@ def env_block(
     env: EnvConfig,
     trial: Trial | None = None,
     notes: Sequence[str] = (),
+    prompts: ChatPrompts | None = None,
 ) -> str:
     """Return a file for `conf/env/` with a comment on each guessed value.
 
     The keys that start the server are taken from `env`; secrets become references to environment
     variables.
+
+    prompts: for a model that understands language; None: for random weights.
     """
-    kind, adapter = adapter_block(description, trial)
+    kind, adapter = adapter_block(description, trial, prompts)
     override = "" if kind == "text" else f"  - override adapter: {kind}\n"
     form = schema_text(without_metadata(description.action))
     parts = [description.text, f"Its action:\n{form}" if kind != "tool" else "", *notes]
@@ -256,12 +287,14 @@ def _where(serving: ServingConfig) -> str:
 
 
 def adapter_block(
-    description: ServerMetadata, trial: Trial | None = None
+    description: ServerMetadata,
+    trial: Trial | None = None,
+    prompts: ChatPrompts | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Return the adapter's type, and the keys that differ from `conf/env/adapter/<type>.yaml`."""
     schema = without_metadata(description.action)
     if not schema.get("properties") or calls_tools(schema):
-        return "tool", {"system": TOOL_SYSTEM}
+        return "tool", {"system": prompts.system("tool", description) if prompts else TOOL_SYSTEM}
     templates = {
         "first": template_of_schema(description.first_observation),
         "following": template_of_schema(description.observation),
@@ -271,10 +304,12 @@ def adapter_block(
         templates["first"] = first_template(trial.firsts)
     if any(len(episode) > 1 for episode in episodes):
         templates["following"] = following_template(episodes)
-    pattern = _pattern(schema)
+    pattern = _pattern(schema, prompts.moves if prompts else ())
+    kind = "json" if pattern is None else "text"
+    told = {"system": prompts.system(kind, description)} if prompts else {}
     if pattern is None:
-        return "json", {} if is_plain(episodes) else templates
-    return "text", {"system": _request(schema), **templates, "pattern": pattern}
+        return kind, told if is_plain(episodes) else {**told, **templates}
+    return kind, {"system": _request(schema), **told, **templates, "pattern": pattern}
 
 
 def _request(schema: Schema) -> str:
@@ -283,11 +318,14 @@ def _request(schema: Schema) -> str:
     field = SchemaWalk(schema).resolved(field)
     choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
     reply = f"Reply with the {name} and nothing else{choices}."
-    return _literal(" ".join(filter(None, (description_of(schema), reply, description_of(field)))))
+    return literal(" ".join(filter(None, (description_of(schema), reply, description_of(field)))))
 
 
-def _pattern(schema: Schema) -> str | None:
-    """Return the pattern of an action with a single text field; None for any other."""
+def _pattern(schema: Schema, moves: Sequence[str]) -> str | None:
+    """Return the pattern of an action with a single text field; None for any other.
+
+    moves: the only legal values of the field, where its schema lists none.
+    """
     fields = schema.get("properties", {})
     if len(fields) != 1:
         return None
@@ -298,7 +336,10 @@ def _pattern(schema: Schema) -> str | None:
         return None
     if not all(isinstance(choice, str) and choice.isprintable() for choice in choices):
         return None
-    if "enum" in field:
+    if "enum" not in field:
+        # The longest first, because one may begin with another.
+        choices = sorted(moves, key=len, reverse=True)
+    if choices:
         return rf"\b(?P<{name}>{'|'.join(map(re.escape, choices))})\b"
     return rf"(?s)(?P<{name}>\S(?:.*\S)?)"
 
@@ -312,21 +353,34 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(
-    serving: ServingConfig, notify: Callable[[str], None]
-) -> tuple[ServerMetadata, Trial, list[str]]:
-    """Fetch the metadata and play random actions, starting a server if none runs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """What a server publishes, and what was found out by playing it."""
 
-    Also returns sentences on what else the server offers: tasks, and what is not known of it.
-    """
+    description: ServerMetadata
+    trial: Trial
+    prompts: ChatPrompts | None  # None: the model reads none
+    notes: Sequence[str]  # on what else the server offers, and what is not known of it
+
+
+async def _ask(serving: ServingConfig, model: TrainedModel, notify: Callable[[str], None]) -> _Seen:
+    """Fetch the metadata and play random actions, starting a server if none runs."""
     notify("starting the server")
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
-        url, access = host.urls[0], host.access
+        url, access, env = host.urls[0], host.access, serving.env
         description = await fetch_metadata(url, access)
         told = [await describe_task_api(url, access), await describe_unknown_paths(url, access)]
-        tasks = await open_tasks(serving.env, "train", host)
-        trial = await try_environment(serving.env, host, tasks, description.action, notify)
-        return description, trial, [text for text in told if text is not None]
+        tasks = await open_tasks(env, "train", host)
+        trial = await try_environment(env, host, tasks, description.action, notify)
+        prompts = None
+        if model.reads:
+            held_out = await open_tasks(env, "eval", host)
+            takes_tools = model.chat.takes_tools
+            prompts = ChatPrompts.of(
+                trial, env, description.action, held_out, takes_tools=takes_tools
+            )
+        notes = [text for text in told if text is not None]
+        return _Seen(description=description, trial=trial, prompts=prompts, notes=notes)
 
 
 def _flow(values: dict[str, Any]) -> str:
@@ -336,19 +390,5 @@ def _flow(values: dict[str, Any]) -> str:
 
 def _comment(text: str) -> str:
     """Return lines of comment. One that begins with `@` would be a directive to Hydra."""
-    lines = re.sub(r"(?m)^[\s#]*@", "'@", _plain(text).strip()).splitlines()
+    lines = re.sub(r"(?m)^[\s#]*@", "'@", plain(text).strip()).splitlines()
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
-
-
-def _plain(text: str) -> str:
-    """Shorten a server's words, and take out characters that a configuration may not have."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text[:MAX_WORDS])
-
-
-def _literal(text: str) -> str:
-    """Return a server's words as a template that says them, and refers to nothing.
-
-    In YAML, `${...}` is a value from elsewhere, such as an environment variable, and `{{...}}` is
-    an expression of Jinja's.
-    """
-    return re.sub(r"([{$])(?=[{%#])", r"\1 ", _plain(text))

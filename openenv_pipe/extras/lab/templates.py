@@ -6,6 +6,7 @@ earlier items of lists that only grow. Where observations have nothing but metad
 for the fields of the metadata.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,8 +19,23 @@ OWN_FIELDS = frozenset({"done", "reward", "metadata"})  # OpenEnv's fields of ev
 NOT_SHOWN = OWN_FIELDS | ANSWER_FIELD_NAMES | BOOKKEEPING
 LONG_TEXT = 200  # characters; a shorter text is shown again although it does not change
 METADATA = "{{ metadata }}"  # where nothing else is known of observations
+MAX_WORDS = 20_000  # characters of a server's words
 
 Episodes = Sequence[Sequence[Observation]]
+
+
+def plain(text: str) -> str:
+    """Shorten a server's words, and take out characters that a configuration may not have."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text[:MAX_WORDS])
+
+
+def literal(text: str) -> str:
+    """Return a server's words as a template that says them, and refers to nothing.
+
+    In YAML, `${...}` is a value from elsewhere, such as an environment variable, and `{{...}}` is
+    an expression of Jinja's.
+    """
+    return re.sub(r"([{$])(?=[{%#])", r"\1 ", plain(text))
 
 
 def template_of_schema(schema: Mapping[str, Any]) -> str:

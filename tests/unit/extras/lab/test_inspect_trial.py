@@ -16,10 +16,11 @@ from openenv_pipe.extras.lab.experiment import (
     ends_notes,
     experiment,
     fit_limits,
-    for_random_weights,
+    for_model,
 )
 from openenv_pipe.extras.lab.inspect import env_block
 from openenv_pipe.extras.lab.templates import first_template, following_template, is_plain
+from openenv_pipe.extras.lab.trained_model import tiny_model
 from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
 from openenv_pipe.types import Task
@@ -120,7 +121,7 @@ def test_what_a_model_has_been_told_is_not_repeated():
 
 async def limits_of(trial):
     config = run_config()
-    return await fit_limits(config.env, build_adapter(config.env.adapter), trial)
+    return await fit_limits(config.env, build_adapter(config.env.adapter), trial, tiny_model())
 
 
 async def test_limits_are_those_of_the_texts():
@@ -151,7 +152,7 @@ async def test_a_server_of_one_session_gets_company():
     assert keys["reward"] == {"terms": {"unusable": {"weight": -1.0}}}
     # Other models get neither the limits of the tiny one, nor what teaches random weights.
     assert {"env", "model"}.isdisjoint(keys) and keys["trainer"].keys().isdisjoint({"optimizer"})
-    own = for_random_weights(serving, trial, limits)
+    own = for_model(serving, trial, limits, tiny_model())
     assert own["model"]["max_length"] == own["env"]["max_episode_tokens"]
     assert own["trainer"]["optimizer"]["type"] == "muon"
 

@@ -1,0 +1,66 @@
+"""`env inspect ... model=...` of a real server: what it writes composes, passes `check`, trains."""
+
+import pytest
+import yaml
+from families import make_family
+from test_train import SMALL, run
+from wild_envs import write_packages
+
+from openenv_pipe.runs.episodes import read_episodes
+
+MINE = """
+defaults: [hub, _self_]
+path: ./model
+dtype: float32
+autocast: float32
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with an environment and what `env inspect` writes for a model of a hub's form."""
+    folder = tmp_path_factory.mktemp("inspected")
+    write_packages(folder)
+    make_family(folder / "model", "LlamaConfig")
+    (folder / "conf/model").mkdir(parents=True)
+    (folder / "conf/model/mine.yaml").write_text(MINE)
+    model = ("model=mine", "model.lora.rank=0")
+    code, out, err = run(
+        folder, "env", "inspect", "./envs/market", *model, "-o", "conf/env/market.yaml"
+    )
+    assert code == 0, out + err
+    return folder
+
+
+def test_the_files_are_for_this_model(folder):
+    block = yaml.safe_load((folder / "conf/env/market.yaml").read_text())
+    example = yaml.safe_load(block["adapter"]["system"].rpartition("For example:\n")[2])
+    assert example["side"] in ("buy", "sell") and 1 <= example["amount"] <= 10
+    experiment = yaml.safe_load((folder / "conf/conf/market.yaml").read_text())
+    assert {"override /model": "mine"} in experiment["defaults"]
+    own = yaml.safe_load((folder / "conf/conf/market/mine.yaml").read_text())
+    assert own["model"] == {"lora": {"rank": 0}}
+    assert own.keys() == {"env", "model"}, "rates follow from the model's kind"
+    assert not (folder / "conf/conf/market/tiny.yaml").exists()
+
+
+def test_it_passes_check_and_trains_as_written(folder):
+    code, out, err = run(folder, "check", "conf=market", *SMALL)
+    assert code == 0, out + err
+    fewer = ("trainer.steps=1", "trainer.tasks_per_step=2", "trainer.group_size=2")
+    code, _, err = run(folder, "train", "conf=market", *fewer, "eval.num_tasks=2", *SMALL)
+    assert code == 0, err
+    step = folder / "runs/market/0001/episodes/step_000001.jsonl.gz"
+    assert len(list(read_episodes(step))) == 2
+
+
+def test_what_is_wrong_with_the_model_is_said_before_the_server_starts(folder):
+    for overrides, expected in {
+        ("model=hub_",): "hub",
+        ("model=hub", "model.path=./nothing"): "model.path='./nothing'",
+    }.items():
+        code, _, err = run(folder, "env", "inspect", "./envs/market", *overrides)
+        assert (code, expected in err) == (2, True), err
+        assert "starting the server" not in err and "Traceback" not in err
+    code, _, err = run(folder, "env", "inspect", "./envs/none", "model=hub", "model.path=./model")
+    assert code == 2 and "envs/none" in err
