@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from openenv_pipe.reports.alarm import Record, mean_of
+from openenv_pipe.reports.alarm import WINDOW, Record, mean_of
 from openenv_pipe.reports.alarms import AlarmWatch
 
+MIN_STEPS = 2 * WINDOW  # from which on the guard sees a collapse
 # Standard errors beyond which two means differ. The best of several rates is compared with the
 # worst: of five that are equal, those two are further apart in one of forty searches.
 NUM_ERRORS = 3.0
@@ -53,6 +54,7 @@ class Trial:
 
     lr: float
     run: str  # its id
+    num_steps: int
     first: Mean | None  # the reward in the first third
     last: Mean | None
     success: float | None
@@ -83,6 +85,7 @@ class Trial:
         return cls(
             lr=lr,
             run=run,
+            num_steps=len(records),
             first=Mean.of(records[:third]),
             last=Mean.of(last),
             success=mean_of(last, "success/rate"),
@@ -147,17 +150,19 @@ def choose(trials: Sequence[Trial]) -> Choice:
             f"{chosen.lr:g} is the largest rate within a standard error of the highest reward "
             f"({highest.value:.3g}, at {best.lr:g}); its own rises {rise}, without an alarm"
         )
-    return Choice(lr=chosen.lr, why=f"{why}{_at_the_edge(chosen, trials)}")
+    return Choice(lr=chosen.lr, why=f"{why}{_reservations(chosen, trials)}")
 
 
-def _at_the_edge(chosen: Trial, trials: Sequence[Trial]) -> str:
-    """Return a warning if the best rate may be outside of those that were tried."""
-    rates = [trial.lr for trial in trials]
+def _reservations(chosen: Trial, trials: Sequence[Trial]) -> str:
+    """Return why the choice may be wrong: too few steps, or a rate at the edge of those tried."""
+    rates, text = [trial.lr for trial in trials], ""
+    if chosen.num_steps < MIN_STEPS:
+        text += f"; {chosen.num_steps} steps show no collapse, --steps {MIN_STEPS} may"
     if chosen.lr == max(rates):
-        return "; it is the largest that was tried, and a larger one may be better (--rates)"
+        text += "; it is the largest that was tried, and a larger one may be better (--rates)"
     if chosen.lr == min(rates):
-        return "; it is the smallest that was tried, and a smaller one may be better (--rates)"
-    return ""
+        text += "; it is the smallest that was tried, and a smaller one may be better (--rates)"
+    return text
 
 
 def _none(why: str) -> Choice:

@@ -8,11 +8,10 @@ from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.reports.alarm import WINDOW
+from openenv_pipe.extras.learning_rate.choice import MIN_STEPS
 
 KEY = "trainer.optimizer.lr"
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the configuration's rate
-STEPS = 2 * WINDOW  # by default: the guard compares the first and the last steps
 # A collapse is to be seen, and nobody needs the best weights of a trial.
 OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null")
 
@@ -47,10 +46,13 @@ class Request:
             found.append(
                 f"in all {self.num_steps} steps the learning rate still rises to its value "
                 f"(trainer.optimizer.lr_warmup_steps={trainer.optimizer.lr_warmup_steps}), so that "
-                f"smaller rates are compared; --steps {num_warmup + STEPS} has {STEPS} steps at it"
+                f"smaller rates are compared; --steps {num_warmup + MIN_STEPS} goes on from there"
             )
-        if self.num_steps < STEPS:
-            found.append(f"the guard sees a collapse from {STEPS} steps on, --steps {STEPS}")
+        if self.num_steps < MIN_STEPS:
+            found.append(
+                f"a collapse is seen from {MIN_STEPS} steps on, but only {self.num_steps} are "
+                f"taken; --steps {MIN_STEPS} takes as many"
+            )
         return found
 
 
@@ -79,7 +81,7 @@ def read_request(overrides: Sequence[str], rates: str | None, num_steps: int | N
             "agent=loop"
         )
     if num_steps is None:
-        num_steps = min(_num_warmup_steps(config) + STEPS, trainer.steps)
+        num_steps = min(_num_warmup_steps(config) + MIN_STEPS, trainer.steps)
     elif num_steps > trainer.steps:
         raise ConfigError(
             f"--steps {num_steps} is more than trainer.steps={trainer.steps}; raise trainer.steps, "

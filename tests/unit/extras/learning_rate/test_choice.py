@@ -36,8 +36,8 @@ def trial(lr, *rewards, failure=None, **others):
 
 
 def rising(lr, to):
-    """Return a trial of nine steps whose reward begins at 0.2."""
-    return trial(lr, *([0.2] * 3 + [(0.2 + to) / 2] * 3 + [to] * 3))
+    """Return a trial of twelve steps whose reward begins at 0.2."""
+    return trial(lr, *([0.2] * 4 + [(0.2 + to) / 2] * 4 + [to] * 4))
 
 
 def test_the_mean_and_its_error_are_those_of_the_single_episodes():
@@ -86,6 +86,11 @@ def test_a_rate_at_the_edge_is_said_to_be_there(best, word):
     assert choice.lr == best + 1
     assert ("that was tried" in choice.why) == (word is not None)
     assert word is None or f"it is the {word} that was tried" in choice.why
+
+
+def test_a_choice_by_steps_that_show_no_collapse_says_so():
+    flat, risen = trial(1e-4, *[0.2] * 9), trial(1e-3, *([0.2] * 6 + [0.8] * 3))
+    assert "; 9 steps show no collapse, --steps 10 may" in choose([flat, risen]).why
 
 
 def test_a_collapsed_rate_is_not_chosen_however_high_its_reward_was():
@@ -146,7 +151,7 @@ def test_too_few_steps_are_named_and_tried_all_the_same():
     assert (list(request.trials), request.num_steps) == ([1e-6, 2e-6], 4)
     warmup, guard = request.doubts
     assert "trainer.optimizer.lr_warmup_steps=5" in warmup and "--steps 15" in warmup
-    assert "from 10 steps on" in guard
+    assert "a collapse is seen from 10 steps on, but only 4 are taken" in guard
     assert read_request(["conf=echo"], None, None).doubts == []
 
 
