@@ -64,8 +64,9 @@ class TokenRequest(GenerationRequest):
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
     images: Images = field(default_factory=dict)  # at least those in prompt_ids
-    # Below 1, only the local engine uses it: a model is served with it, and never trained.
+    # Below 1, and above 0, only the local engine uses them: for evaluation, and never in training.
     top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

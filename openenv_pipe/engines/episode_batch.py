@@ -13,7 +13,7 @@ import torch
 
 from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.engines.base import Completion, TokenRequest
-from openenv_pipe.engines.sampling import sample, uniforms
+from openenv_pipe.engines.sampling import sample, truncated, uniforms
 from openenv_pipe.models.forward.row_forward import RowForward
 from openenv_pipe.types import IMAGE_IDS, Finish
 
@@ -142,8 +142,9 @@ class _Decoding:
         # These are indexed by the place of the request, whichever row it has.
         self._limits = np.array([request.max_tokens for request in requests])
         self._temperatures = np.array([request.temperature for request in requests], np.float32)
-        top_p = np.array([request.top_p for request in requests], np.float32)
-        self._top_p = top_p if (top_p < 1.0).any() else None
+        self._top_p = np.array([request.top_p for request in requests], np.float32)
+        self._top_k = np.array([request.top_k for request in requests], np.int64)
+        self._is_truncated = bool((self._top_p < 1.0).any() or self._top_k.any())
         self._seeds = np.array([request.seed for request in requests], np.uint64)
         self._num_sampled = np.array([request.num_sampled for request in requests], np.uint64)
         self._num_cached = np.array(num_cached)
@@ -192,11 +193,16 @@ class _Decoding:
     def _sample(self, logits_AV: torch.Tensor, places_A: np.ndarray, number: int) -> np.ndarray:
         """Sample token `number` of the completions and return the ids [A]."""
         counters_A = self._num_sampled[places_A] + np.uint64(number)
+        temperatures_A = self._tensor(self._temperatures[places_A])
+        if self._is_truncated:
+            logits_AV = truncated(
+                logits_AV,
+                temperatures_A,
+                self._tensor(self._top_p[places_A]),
+                self._tensor(self._top_k[places_A]),
+            )
         sampled_A, logprobs_A = sample(
-            logits_AV,
-            self._tensor(self._temperatures[places_A]),
-            self._tensor(uniforms(self._seeds[places_A], counters_A)),
-            None if self._top_p is None else self._tensor(self._top_p[places_A]),
+            logits_AV, temperatures_A, self._tensor(uniforms(self._seeds[places_A], counters_A))
         )
         ids_A = sampled_A.cpu().numpy()
         self._token_ids[places_A, number] = ids_A

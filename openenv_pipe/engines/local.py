@@ -12,13 +12,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import LocalEngineConfig
+from openenv_pipe.config.schema import LocalEngineConfig, TruncationConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.errors import EngineError
@@ -82,11 +82,14 @@ class LocalEngine:
         executor: Executor,
         in_batches: bool = False,
         refresh: Callable[[], None] | None = None,
+        sampling: TruncationConfig | None = None,
     ) -> None:
         """executor: decodes the batches.
 
         in_batches: whether there are several batches, for an executor of several threads.
+        sampling: None: what each request asks for.
         """
+        self._sampling = sampling
         self.max_episodes = max_episodes
         self._refresh = refresh
         self._model = model
@@ -176,10 +179,16 @@ class LocalEngine:
     def _start(
         self, batch: EpisodeBatch, waiting: Sequence[Waiting]
     ) -> asyncio.Future[list[Completion]]:
-        requests = [each.request for each in waiting]
+        requests = [self._truncated(each.request) for each in waiting]
         running = in_thread(self._executor, batch.generate, requests, self._version)
         running.add_done_callback(lambda done: _hand_out(done, waiting))
         return running
+
+    def _truncated(self, request: TokenRequest) -> TokenRequest:
+        if self._sampling is None or not self._sampling.distortions:
+            return request
+        top_p, top_k = min(request.top_p, self._sampling.top_p), self._sampling.top_k
+        return replace(request, top_p=top_p, top_k=top_k)
 
 
 def _num_batches(limit: int) -> int:

@@ -30,23 +30,16 @@ def sample(
     logits_BV: torch.Tensor,
     temperatures_B: torch.Tensor,
     uniforms_B: torch.Tensor,
-    top_p_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample token ids [B] int64, with their logprobs [B] float32 at each row's temperature.
 
     It inverts the cumulative distribution. Temperature 0 takes the most likely token, with its
     logprob at temperature 1.
-
-    top_p_B: takes only the most likely tokens, until their probabilities add up to so much (nucleus
-        sampling, Holtzman et al. 2019, arXiv 1904.09751); None: takes any token. The logprobs are
-        those of the whole distribution either way.
     """
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
     logprobs_BV = torch.log_softmax(logits_BV.float() / divisors_B[:, None], dim=-1)
     probabilities_BV = logprobs_BV.exp()
-    if top_p_B is not None:
-        probabilities_BV = _nucleus(probabilities_BV, top_p_B)
     cumulative_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
     totals_B1 = cumulative_BV[:, -1:].contiguous()
     drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * totals_B1, right=True)
@@ -57,12 +50,30 @@ def sample(
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
 
 
-def _nucleus(probabilities_BV: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    """Return the probabilities with those of all but the most likely tokens set to 0."""
-    sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
-    before_BV = sorted_BV.cumsum(dim=-1, dtype=torch.float64) - sorted_BV
-    is_left_out_BV = before_BV >= top_p_B[:, None]
+def truncated(
+    logits_BV: torch.Tensor,
+    temperatures_B: torch.Tensor,
+    top_p_B: torch.Tensor,
+    top_k_B: torch.Tensor,
+) -> torch.Tensor:
+    """Return the logits with those of all but the most likely tokens set to minus infinity, so that
+    logprobs are of the truncated distribution. Rows of temperature 0 stay as they are.
+
+    top_k_B: keeps so many tokens; 0: all
+    top_p_B: of these keeps the first whose probabilities, at the temperature, add up to so much
+        (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); 1: all
+    """
+    is_sampled_B1 = (temperatures_B > 0)[:, None]
+    sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
+    ranks_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
+    is_left_out_BV = (top_k_B[:, None] > 0) & (ranks_V >= top_k_B[:, None])
+    divisors_B1 = torch.where(is_sampled_B1, temperatures_B[:, None], 1.0)
+    scaled_BV = sorted_BV.masked_fill(is_left_out_BV, -torch.inf) / divisors_B1
+    probabilities_BV = scaled_BV.softmax(dim=-1, dtype=torch.float64)
+    before_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV
+    is_left_out_BV |= (top_p_B[:, None] < 1.0) & (before_BV >= top_p_B[:, None])
     is_left_out_BV[:, 0] = False
-    return probabilities_BV.masked_fill(
-        torch.zeros_like(is_left_out_BV).scatter(1, order_BV, is_left_out_BV), 0.0
+    is_left_out_BV &= is_sampled_B1
+    return logits_BV.masked_fill(
+        torch.zeros_like(is_left_out_BV).scatter(1, order_BV, is_left_out_BV), -torch.inf
     )

@@ -103,6 +103,7 @@ async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
             executor=executor,
             in_batches=model.is_fast,
             refresh=partial(twin.follow, policy) if twin else None,
+            sampling=engine.sampling,
         )
 
 

@@ -144,6 +144,7 @@ BROKEN = [
     (["trainer.max_staleness=2"], "trainer.max_staleness engine"),
     (["engine=scripted", "engine.policy=a.b:c", *PROGRAM], "agent engine"),
     (["engine=vllm", "engine.sampling.top_p=0.9"], "engine.sampling.top_p"),
+    (["engine.sampling.top_k=5"], "engine.sampling.top_k"),
     (["engine=vllm", "engine.max_model_len=20"], "engine.max_model_len env.max_episode_tokens"),
     ([*ATTACHED, "engine.url=null"], "engine.launch engine.url"),
     ([*ATTACHED, AWAY, "engine.num_servers=2"], "engine.launch engine.num_servers"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from openenv_pipe.engines.sampling import sample, uniforms
+from openenv_pipe.engines.sampling import sample, truncated, uniforms
 
 COUNT = 20_000
 
@@ -99,22 +99,31 @@ def test_broken_logits_give_a_token_and_a_logprob_that_says_so():
     assert torch.isnan(logprobs).all()
 
 
-def test_top_p_leaves_out_the_least_likely_tokens():
-    """Each row has its own; the logprobs stay those of the whole distribution."""
-    probabilities = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    top_p = (1.0, 0.69, 0.71, 0.0)
-    draws = torch.arange(1000, dtype=torch.float64).repeat(len(top_p)) / 1000
-    ids, logprobs = sample(
-        probabilities.log().expand(len(draws), -1),
-        torch.ones(len(draws)),
-        draws,
-        torch.tensor(top_p).repeat_interleave(1000),
-    )
-    assert torch.allclose(logprobs, probabilities.log()[ids])
-    counts = [torch.bincount(each, minlength=4).tolist() for each in ids.view(len(top_p), -1)]
-    wanted = [[100, 400, 200, 300], [0, 571, 0, 429], [0, 444, 222, 333], [0, 1000, 0, 0]]
-    assert all(
-        abs(count - number) <= 2
-        for found, expected in zip(counts, wanted, strict=True)
-        for count, number in zip(found, expected, strict=True)
-    ), counts
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 0, [10, 40, 20, 30]),
+        (0.69, 0, [0, 40, 0, 30]),
+        (0.71, 0, [0, 40, 20, 30]),
+        (1e-9, 0, [0, 40, 0, 0]),
+        (1.0, 3, [0, 40, 20, 30]),
+        (1.0, 9, [10, 40, 20, 30]),
+        (0.7, 3, [0, 40, 0, 30]),  # the first two are 78 % of the three that top_k leaves
+    ],
+)
+def test_truncation_leaves_out_the_least_likely_tokens(top_p, top_k, kept):
+    """Trap 6: the logprobs are those of the distribution that is sampled."""
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().mul(0.5).expand(1000, -1)
+    ones = torch.ones(1000)
+    logits = truncated(logits, 0.5 * ones, top_p * ones, (top_k * ones).long())
+    draws = torch.arange(1000, dtype=torch.float64) / 1000
+    ids, logprobs = sample(logits, 0.5 * ones, draws)
+    expected = torch.tensor(kept) / sum(kept)
+    assert torch.allclose(logprobs, expected.log()[ids])
+    assert torch.allclose(torch.bincount(ids, minlength=4) / 1000, expected, atol=2e-3)
+
+
+def test_a_greedy_row_is_not_truncated():
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    zero = torch.zeros(1)
+    assert torch.equal(truncated(logits, zero, zero + 0.1, zero.long() + 1), logits)

@@ -25,7 +25,7 @@ from openenv_pipe.config.schema.engine import (
     PythonEngineConfig,
     ScriptedEngineConfig,
 )
-from openenv_pipe.config.schema.engine_base import EngineCapabilities
+from openenv_pipe.config.schema.engine_base import EngineCapabilities, TruncationConfig
 from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
@@ -173,6 +173,7 @@ __all__ = [
     "TrackerConfigs",
     "TrainerConfig",
     "TransformConfig",
+    "TruncationConfig",
     "TurnsTerm",
     "UnusableTerm",
     "VerifierTerm",

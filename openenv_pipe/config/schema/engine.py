@@ -7,7 +7,11 @@ from pydantic import Field
 
 from openenv_pipe.config.schema.base import DottedPath, PositiveCount, PythonTarget
 from openenv_pipe.config.schema.endpoint import EndpointBlock
-from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
+from openenv_pipe.config.schema.engine_base import (
+    EngineBlock,
+    EngineCapabilities,
+    TruncationConfig,
+)
 from openenv_pipe.config.schema.registered import Registered
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
@@ -29,6 +33,11 @@ class LocalEngineConfig(EngineBlock):
         description="episodes sampled at once; larger is faster and needs more memory for keys "
         "and values; null: as many as all servers of the environment play at once"
     )
+    sampling: TruncationConfig
+
+    @property
+    def distortions(self) -> list[str]:
+        return self.sampling.distortions
 
     def sampled_at_once(self, capacity: int) -> int:
         return self.max_batch or capacity

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from openenv_pipe.config.schema.base import Block
+from pydantic import Field
+
+from openenv_pipe.config.schema.base import Block, Count, PositiveShare
 
 PublishMode = Literal["adapter", "merged", "full"]
 
@@ -56,6 +58,21 @@ class EngineCapabilities:
         return 0.02 if precision == "float32" else 0.2
 
 
+class TruncationConfig(Block):
+    """Sampling from the most likely tokens only, for evaluation; training needs it off."""
+
+    top_p: PositiveShare = Field(
+        description="sample from the most likely tokens up to this total probability; 1: off"
+    )
+    top_k: Count = Field(description="sample from this many of the most likely tokens; 0: off")
+
+    @property
+    def distortions(self) -> list[str]:
+        """The names of settings that are not off: with them, logprobs are not the model's own."""
+        off = {"top_p": 1.0, "repetition_penalty": 1.0}
+        return [key for key, value in self.model_dump().items() if value != off.get(key, 0)]
+
+
 class EngineBlock(Block):
     """Base of the configurations of all engine types."""
 
@@ -96,6 +113,11 @@ class EngineBlock(Block):
     def scripted_policy(self) -> str | None:
         """The scripted policy that plays, as module:name; None: another engine plays."""
         return None
+
+    @property
+    def distortions(self) -> list[str]:
+        """The keys of `sampling` with which logprobs are not the model's own."""
+        return []
 
     def sampled_at_once(self, capacity: int) -> int:
         """Return how many episodes are sampled in this process at once.

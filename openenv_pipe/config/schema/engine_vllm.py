@@ -10,8 +10,6 @@ from pydantic import (
 
 from openenv_pipe.config.rules.engine import option_name
 from openenv_pipe.config.schema.base import (
-    Block,
-    Count,
     HeaderValue,
     NumProcesses,
     NumRetries,
@@ -25,7 +23,12 @@ from openenv_pipe.config.schema.base import (
     Share,
     Variables,
 )
-from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities, PublishMode
+from openenv_pipe.config.schema.engine_base import (
+    EngineBlock,
+    EngineCapabilities,
+    PublishMode,
+    TruncationConfig,
+)
 from openenv_pipe.config.schema.registered import RegisteredName
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
@@ -53,13 +56,9 @@ RESERVED_ARGUMENTS = {
 }
 
 
-class SamplingConfig(Block):
-    """Changes of the sampled distribution, for evaluation only; training needs all of them off."""
+class SamplingConfig(TruncationConfig):
+    """What else changes the distribution that vLLM samples, for evaluation only."""
 
-    top_p: PositiveShare = Field(
-        description="sample from the most likely tokens up to this total probability; 1: off"
-    )
-    top_k: Count = Field(description="sample from this many of the most likely tokens; 0: off")
     min_p: Share = Field(
         description="drop tokens below this fraction of the highest probability; 0: off"
     )
@@ -72,12 +71,6 @@ class SamplingConfig(Block):
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(
         description="the same in proportion to how often the reply has them; 0: off"
     )
-
-    @property
-    def distortions(self) -> list[str]:
-        """The names of settings that are not off: with them, logprobs are not the model's own."""
-        off = {"top_p": 1.0, "repetition_penalty": 1.0}
-        return [key for key, value in self.model_dump().items() if value != off.get(key, 0)]
 
 
 class VllmEngineConfig(EngineBlock):
@@ -180,6 +173,10 @@ class VllmEngineConfig(EngineBlock):
         if self.port is None or not self.starts_servers:
             return ()
         return range(self.port, self.port + self.num_servers)
+
+    @property
+    def distortions(self) -> list[str]:
+        return self.sampling.distortions
 
     def publish_mode(self, lora_rank: int) -> PublishMode:
         if self.publish != "auto":
