@@ -32,7 +32,7 @@ from openenv_pipe.runs.episodes import iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_report import EvalReport, compare_reports
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.record import RunRecord
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
@@ -49,6 +49,7 @@ from openenv_pipe.system.untrusted_text import (
 Reports = Mapping[str, EvalReport]
 Records = Sequence[Mapping[str, Any]]
 TITLES = dict(zip(STAGES, ("before training", "after the warm start", "after GRPO"), strict=True))
+SUPERVISED = "loss/supervised"
 TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
 
 
@@ -64,7 +65,7 @@ def write_report(folder: RunFolder) -> Path:
     sections = [
         f"# {folder.record.id}",
         _state(folder, config, records),
-        _outcome(config, stages),
+        _outcome(config, stages) if config.trainer.steps else _supervised(records),
         _unusable(config, records),
         _alarms(config, records),
         _unscored(folder.path, records, reports),
@@ -84,8 +85,11 @@ def write_report(folder: RunFolder) -> Path:
 
 
 def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
-    steps = [record["step"] for record in records if record.get("stage") == "grpo"]
-    done = f"{steps[-1] if steps else 0} of {config.trainer.steps} GRPO steps"
+    trainer = config.trainer
+    stage, num_steps = stage_of(trainer.steps, trainer.warm_start.steps)
+    steps = [record["step"] for record in records if record.get("stage") == stage]
+    kind = "GRPO" if stage == "grpo" else "supervised"
+    done = f"{steps[-1] if steps else 0} of {num_steps} {kind} steps"
     took = f"{done} in {_seconds(folder.duration_s)}"
     if folder.status == "died":
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
@@ -101,7 +105,7 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
     """Say in a sentence or two what training changed. `reports` are those of the stages."""
     stages = [name for name in STAGES if name in reports]
     if len(stages) < 2:
-        return "There is no evaluation before and after training yet, so no result."
+        return "There is no result, because no evaluation before and after training is done."
     pairs = [(stages[0], stages[-1])]
     if len(stages) == len(STAGES):
         pairs.append(("warm_start", "trained"))  # the part that GRPO contributed
@@ -110,6 +114,13 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
         + _change(config, reports[before], reports[after])
         for before, after in pairs
     )
+
+
+def _supervised(records: Records) -> str:
+    losses = [record[SUPERVISED] for record in records if record.get(SUPERVISED) is not None]
+    if not losses:
+        return ""
+    return f"The supervised loss went from {losses[0]:.3f} to {losses[-1]:.3f}."
 
 
 def _unusable(config: RunConfig, records: Records) -> str:

@@ -11,7 +11,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.progress import clock
@@ -37,7 +37,7 @@ class RunRow:
     problem: str | None = None  # the run's cause, or why the folder cannot be read
     created: datetime | None = None
     duration_s: float | None = None
-    step: int = 0  # GRPO steps done
+    step: int = 0  # steps of GRPO done, or of a supervised run
     num_steps: int | None = None
     success_start: str = UNKNOWN
     success_trained: str = UNKNOWN
@@ -83,7 +83,9 @@ def runs_table(rows: list[RunRow]) -> Table:
 def _row(path: Path, name: str) -> RunRow:
     try:
         folder = RunFolder.open(path)
-        steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == "grpo"]
+        trainer = read_json(path / "config.json")["trainer"]
+        stage, num_steps = stage_of(trainer["steps"], trainer["warm_start"]["steps"])
+        steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == stage]
         reports = read_stages(path)
         return RunRow(
             id=name,
@@ -92,7 +94,7 @@ def _row(path: Path, name: str) -> RunRow:
             created=folder.record.created,
             duration_s=folder.duration_s,
             step=steps[-1]["step"] if steps else 0,
-            num_steps=read_json(path / "config.json")["trainer"]["steps"],
+            num_steps=num_steps,
             success_start=_success(reports, "start"),
             success_trained=_success(reports, "trained"),
             last_reward=steps[-1].get("reward/mean") if steps else None,

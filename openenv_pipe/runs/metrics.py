@@ -67,6 +67,14 @@ def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[s
     return collected.records
 
 
+def stage_of(num_steps: int, num_supervised_steps: int) -> tuple[str, int]:
+    """Return the stage that a run is about, as records name it, and how many steps it has.
+
+    num_steps: `trainer.steps`; at 0 the run is about its supervised stage.
+    """
+    return ("grpo", num_steps) if num_steps else ("warm_start", num_supervised_steps)
+
+
 class Records:
     """Collects the records of a file within a budget. Equal names are stored once."""
 

@@ -2,6 +2,7 @@
 
 import json
 
+from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
@@ -31,6 +32,11 @@ def test_killed_and_resumed_it_equals_the_uninterrupted_run(tmp_path):
     assert [record["stage"] for record in records] == ["warm_start"] * STEPS
     assert records[-1]["loss/supervised"] < records[0]["loss/supervised"]
     assert list((whole.folder / "eval").glob("*.json")) == []
+    report = (whole.folder / "report.md").read_text()
+    assert f"{STEPS} of {STEPS} supervised steps" in report
+    assert f"from {records[0]['loss/supervised']:.3f} to" in report
+    (row,) = list_runs([tmp_path / "whole"])
+    assert (row.step, row.num_steps) == (STEPS, STEPS)
     trial = killed_and_resumed(tmp_path / "killed", settings, "sft", [(2, 0.0), (9, 0.0)])
     assert len(trial.kills) == 2
     assert not any(trial.codes), trial.said
