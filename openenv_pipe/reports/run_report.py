@@ -10,16 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from openenv_pipe.config.learning_rates import describe_lr
-from openenv_pipe.config.schema import (
-    EnvConfig,
-    RunConfig,
-    TaskDataset,
-    TaskFile,
-    TaskFolders,
-    TaskRange,
-    TaskServer,
-    TaskSetConfig,
-)
+from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskSetConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.eval_table import eval_warnings
@@ -314,19 +305,8 @@ def _history(record: RunRecord) -> dict[str, str]:
 
 
 def _tasks(tasks: TaskSetConfig) -> str:
-    match tasks:
-        case TaskRange():
-            text = str(tasks.num_tasks)
-        case TaskFile():
-            text = f"the rows of {code_span(tasks.path)}"
-        case TaskDataset():
-            text = f"the rows of {code_span(tasks.path)}, split {code_span(tasks.split)}"
-        case TaskFolders():
-            text = f"the folders in {code_span(tasks.path)}"
-        case TaskServer():
-            text = f"the server's, split {code_span(tasks.split)}"
     keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())
-    return f"{text}{f', reset with {keywords}' if keywords else ''}"
+    return f"{for_markdown(tasks.title)}{f', reset with {keywords}' if keywords else ''}"
 
 
 def _code(folder: RunFolder) -> str:

@@ -16,6 +16,11 @@ class TaskRange(Block):
     index_key: str | None = Field(description="reset keyword that receives i; null: none")
     reset: dict[str, Any] = Field(description="further reset keywords, the same for every task")
 
+    @property
+    def title(self) -> str:
+        """Which tasks these are, for reports; it may contain untrusted text."""
+        return str(self.num_tasks)
+
 
 class ListedTasks(Block):
     """Base of the task sets whose size is known only when they are read."""
@@ -53,6 +58,10 @@ class TaskFile(TaskRows):
         "column is numbers or booleans if every cell prints back as it was read, else text"
     )
 
+    @property
+    def title(self) -> str:
+        return f"the rows of {self.path}"
+
 
 class TaskDataset(TaskRows):
     """A task for each row of a Hugging Face data set (conf/env/tasks/dataset.yaml)."""
@@ -65,6 +74,10 @@ class TaskDataset(TaskRows):
     data_files: str | list[str] | None = Field(
         description="files to read when path is a format or a folder; null: all files"
     )
+
+    @property
+    def title(self) -> str:
+        return f"the rows of {self.path}, split {self.split}"
 
 
 class TaskFolders(ListedTasks):
@@ -79,6 +92,10 @@ class TaskFolders(ListedTasks):
         description="only sub-folders that have this file are tasks; null: all"
     )
 
+    @property
+    def title(self) -> str:
+        return f"the folders in {self.path}"
+
 
 class TaskServer(ListedTasks):
     """The tasks that the server lists, by reset keywords `split` and `index`.
@@ -88,6 +105,10 @@ class TaskServer(ListedTasks):
 
     type: Literal["server"]
     split: str = Field(description="split of the server's task API")
+
+    @property
+    def title(self) -> str:
+        return f"the server's, split {self.split}"
 
 
 TaskSetConfig = Annotated[
