@@ -58,7 +58,7 @@ class Trial:
     first: Mean | None  # the reward in the first third
     last: Mean | None
     success: float | None
-    kl: float | None  # nats a token, to the policy before GRPO; 0: trainer.loss.kl.coef is 0
+    kl: float | None  # nats a token, from the policy before GRPO; measured every few steps
     grad_norm: float | None
     unusable: float | None  # fraction of the replies
     collapses: Sequence[str]  # what the guard's alarms say
@@ -89,7 +89,7 @@ class Trial:
             first=Mean.of(records[:third]),
             last=Mean.of(last),
             success=mean_of(last, "success/rate"),
-            kl=mean_of(last, "loss/kl"),
+            kl=mean_of(last, "kl/start"),
             grad_norm=mean_of(last, "grad/norm"),
             unusable=mean_of(last, "replies/unusable"),
             collapses=collapses,

@@ -14,7 +14,7 @@ NOTHING = "–"
 
 
 def as_table(trials: Sequence[Trial]) -> Table:
-    """Return a row for each rate. Success and KL are left out if they are 0 in all."""
+    """Return a row for each rate. Success and KL are left out if none has them, or only 0."""
     optional: list[tuple[str, Callable[[Trial], float | None], str]] = [
         ("success", lambda trial: trial.success, "{:.2f}"),
         ("KL", lambda trial: trial.kl, "{:.3g}"),

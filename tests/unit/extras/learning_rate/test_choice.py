@@ -60,9 +60,11 @@ def test_the_mean_and_its_error_are_those_of_the_single_episodes():
 
 
 def test_a_trial_compares_its_thirds():
-    found = trial(1e-3, 0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.5, 0.6, **{"grad/norm": 2.0})
+    found = trial(
+        1e-3, 0.1, 0.2, 0.3, 0.9, 0.9, 0.9, 0.5, 0.6, **{"grad/norm": 2.0, "kl/start": 0.5}
+    )
     assert (found.first.value, found.last.value) == pytest.approx((0.15, 0.55))
-    assert (found.grad_norm, found.success, found.is_sound) == (2.0, None, True)
+    assert (found.grad_norm, found.kl, found.success, found.is_sound) == (2.0, 0.5, None, True)
 
 
 def test_the_rate_at_which_the_reward_rises_the_most_is_chosen():
