@@ -18,6 +18,8 @@ from openenv_pipe.types import (
     path_to,
 )
 
+PROMPT_SHARE = 16  # tokens with prompts, for each one that the model chose
+
 
 def build_samples(
     advantages: Sequence[GroupAdvantages], *, every_group: bool = False
@@ -37,16 +39,21 @@ def build_samples(
 
 
 def few_samples(groups: Sequence[Group], num_tokens: int) -> list[Sample]:
-    """Build samples without advantages of episodes of as many groups as possible, until they have
-    `num_tokens`.
+    """Build samples without advantages from as many groups as possible, until they have
+    `num_tokens` that the model chose, or `PROMPT_SHARE` times as many with prompts.
     """
     scored = [(group.id, episode) for group in groups for episode in group.scored]
     samples: list[Sample] = []
+    num_chosen = num_read = 0
     for group, episode in sorted(scored, key=lambda each: each[1].member):
-        if sum(len(sample.token_ids) for sample in samples) >= num_tokens:
-            break
-        if trained_turns(episode):
-            samples += episode_samples(group, episode, [0.0] * len(episode.turns))
+        if not trained_turns(episode):
+            continue
+        for sample in episode_samples(group, episode, [0.0] * len(episode.turns)):
+            num_read += len(sample.token_ids)
+            if samples and (num_chosen >= num_tokens or num_read > PROMPT_SHARE * num_tokens):
+                return samples
+            num_chosen += sum(sample.loss_mask)
+            samples.append(sample)
     return samples
 
 

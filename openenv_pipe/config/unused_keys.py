@@ -197,6 +197,12 @@ RULES = (
         advice="set host.image to null to build an image",
     ),
     IneffectiveKeys(
+        keys=_keys("engine.sampling", "top_p", "top_k", "min_p"),
+        because=("eval.temperature",),
+        applies=lambda config: config.eval.temperature == 0,
+        advice="evaluations are greedy; set eval.temperature above 0",
+    ),
+    IneffectiveKeys(
         keys=("engine.image",),
         because=("engine.launch",),
         applies=lambda config: bool(

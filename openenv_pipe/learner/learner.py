@@ -10,7 +10,6 @@ from itertools import product
 
 import torch
 
-from openenv_pipe.algorithms.losses.kl import kl_estimate
 from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
 from openenv_pipe.algorithms.packing import num_contexts
 from openenv_pipe.algorithms.samples import by_episode
@@ -94,11 +93,14 @@ class Learner:
 
     @torch.no_grad()
     def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
-        """Estimate KL(sampler || policy) in nats a token, with k3, on the sampler's own tokens."""
+        """Estimate KL(sampler || policy) in nats a token, on the sampler's own tokens.
+
+        It is the mean of k1 = log(sampler / policy), which no single token dominates.
+        """
         budget, estimates = self._config.tokens_per_batch, []
         for batch in batches_of(samples, budget, self.policy):
             logprobs_N, _ = self.policy.logprobs(batch, self._config.temperature)
-            estimates.append(kl_estimate(batch.logprobs, logprobs_N, "k3"))
+            estimates.append(batch.logprobs - logprobs_N)
         return torch.cat(estimates).mean().item()
 
     def _speed(self, accumulator: MetricAccumulator, took_s: float) -> dict[str, float]:

@@ -149,5 +149,6 @@ async def _play(
         model=model,
         step=step,
         temperature=temperature if config.engine.capabilities.samples else None,
+        sampling=config.engine.distortions if temperature else None,
     )
     return Evaluation(report=report, groups=groups)

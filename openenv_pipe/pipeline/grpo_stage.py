@@ -12,6 +12,7 @@ from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.samples import build_samples, count_uncomputed, few_samples
 from openenv_pipe.config.schema import AdvantageConfig, LossConfig, PythonAdvantageConfig
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup
 from openenv_pipe.learner.learner import Learner
@@ -30,8 +31,8 @@ from openenv_pipe.rollout.metrics import (
 )
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episodes import (
-    all_episodes_paths,
     episodes_path,
+    first_episodes_path,
     read_episodes,
     write_episodes,
 )
@@ -40,7 +41,7 @@ from openenv_pipe.types import Group, Sample
 
 RATE_AFTER_COLLAPSE = 1.0 / 3.0
 MEASURE_EVERY = 5  # steps: `kl/start`, on
-MEASURED_TOKENS = 2048  # of the first step, with those of prompts
+MEASURED_TOKENS = 2048  # that the model chose in the first step
 MAX_RETURNS = 3  # to the best checkpoint, by trainer.guard=back
 
 
@@ -238,13 +239,17 @@ class GrpoStage:
 
     def _distance_from_start(self, step: int) -> dict[str, float]:
         """Measure every few steps how far the policy has moved from the one that played the run's
-        first step. Random weights know nothing that they could lose.
+        first step of GRPO. Random weights know nothing that they could lose.
         """
         if step % MEASURE_EVERY or self._config.model.type == "tiny":
             return {}
         if self._start is None:
-            first, *_ = all_episodes_paths(self._context.folder)
-            self._start = few_samples(read_episodes(first), MEASURED_TOKENS)
+            try:
+                groups = read_episodes(first_episodes_path(self._context.folder))
+            except RunFolderError as error:
+                self._context.metrics_log.note(f"kl/start is not measured any more: {error}")
+                groups = []
+            self._start = few_samples(groups, MEASURED_TOKENS)
         return {"kl/start": self._learner.kl_from_sampler(self._start)} if self._start else {}
 
     def _warn_of_untrained(self, step: int, num_untrained: float) -> None:

@@ -19,7 +19,7 @@ from openenv_pipe.reports.alarm import (
     share_of,
     sum_of,
 )
-from openenv_pipe.reports.collapse import COLLAPSES
+from openenv_pipe.reports.collapse import COLLAPSES, SMALL_FALL
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
 
@@ -227,23 +227,24 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
     skipped, trained = (sum_of(steps, f"groups/{name}") for name in ("skipped", "trained"))
     if skipped is None or trained is None or skipped <= trained:
         return None
-    masked = share_of(steps, "episodes/masked", "episodes/count")
-    if masked is not None and masked > 0.5:
+    is_collapse = not trained and _has_lost_signal_and_reward(steps)
+    masked = share_of(steps, "episodes/masked", "episodes/count") or 0.0
+    if masked > 0.5:
         return Alarm(
             metric="episodes/masked",
             what=f"A limit of tokens cut off {masked:.0%} of the last episodes, which have no loss",
             advice="raise env.max_reply_tokens or env.max_episode_tokens, add reward=overlong, "
             "which makes long replies cost something, or set trainer.loss.mask_truncated=false",
+            is_collapse=is_collapse,
         )
     share, success = skipped / (skipped + trained), mean_of(steps[-WINDOW:], "success/rate")
     what = f"{share:.0%} of the last groups had no signal: all their episodes had one reward"
+    if masked:
+        what += f", or no loss, because a limit of tokens cut them off ({masked:.0%} of all)"
     identical, solved, unsolved = (
         (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
-    # Most groups had a signal once, none has one now, and that is not because all is solved.
-    most = max(means_of(steps, "groups/trained"), default=0.0) * WINDOW
-    is_collapse = not trained and 2 * most > skipped and (success is None or success <= 0.9)
     if identical > 0.5:
         return Alarm(
             metric="skipped/identical",
@@ -271,6 +272,17 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         "more levels",
         is_collapse=is_collapse,
     )
+
+
+def _has_lost_signal_and_reward(steps: Sequence[Record]) -> bool:
+    """Return whether most groups had a signal once, and the reward was higher."""
+    with_signal = means_of(steps, "groups/trained")
+    without = means_of(steps, "groups/skipped")
+    rewards = means_of(steps, "reward/mean")
+    if not rewards or not any(a > b for a, b in zip(with_signal, without, strict=False)):
+        return False
+    best = max(rewards)
+    return best - rewards[-1] > SMALL_FALL * abs(best)
 
 
 def _mismatch(steps: Sequence[Record]) -> Alarm | None:

@@ -280,8 +280,9 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
 
 
 def _environment_rows(env: EnvConfig) -> dict[str, str]:
+    turns = "one turn" if env.max_turns == 1 else f"{env.max_turns} turns"
     return {
-        "environment": f"{for_markdown(env.name)}, at most {env.max_turns} turns",
+        "environment": f"{for_markdown(env.name)}, at most {turns}",
         "train tasks": _tasks(env.tasks.train),
         "eval tasks": _tasks(env.tasks.eval),
     }

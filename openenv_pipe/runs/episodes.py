@@ -190,6 +190,15 @@ def all_episodes_paths(folder: Path) -> list[Path]:
     return sorted((folder / "episodes").glob("step_*.jsonl.gz"))
 
 
+def first_episodes_path(folder: Path) -> Path:
+    """Return the episodes file of a run's first step of GRPO.
+
+    Step 0 has what a warm start imitates. A fork begins with the step after its checkpoint.
+    """
+    first = episodes_path(folder, 1)
+    return next((path for path in all_episodes_paths(folder) if path >= first), first)
+
+
 def last_episodes_path(folder: Path) -> Path | None:
     """Return the newest episodes file, None without any."""
     return max(all_episodes_paths(folder), default=None)

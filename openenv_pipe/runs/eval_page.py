@@ -38,7 +38,7 @@ def _figures(report: EvalReport) -> str:
     if report.env_reward is not None:
         rows.append(["the environment's own reward", interval_text(report.env_reward)])
     rows.append(["turns", interval_text(report.turns)])
-    how = "a scripted policy" if report.temperature is None else _temperature(report.temperature)
+    how = "a scripted policy" if report.temperature is None else _sampling(report)
     text = f"{report.on_tasks}, {report.samples_per_task} episodes each, {how}."
     if report.unusable:
         text += f" {report.unusable:.0%} of the replies could not be turned into an action."
@@ -47,8 +47,9 @@ def _figures(report: EvalReport) -> str:
     return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"
 
 
-def _temperature(temperature: float) -> str:
-    return f"sampled at temperature {temperature:g}" if temperature else "greedy"
+def _sampling(report: EvalReport) -> str:
+    how = f"sampled at temperature {report.temperature:g}" if report.temperature else "greedy"
+    return ", ".join([how, *(f"{name} {value:g}" for name, value in report.sampling.items())])
 
 
 def _ends(report: EvalReport) -> str:

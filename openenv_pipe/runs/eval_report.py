@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -74,6 +74,7 @@ class EvalReport(_Frozen):
     model: str
     step: int | None  # GRPO steps that trained the model; None: not trained by a run
     temperature: float | None  # None: a scripted policy
+    sampling: dict[str, float] = {}  # what changed the sampled distribution, such as top_p
     num_tasks: int
     samples_per_task: int
     num_failed: int
@@ -149,6 +150,7 @@ def summarise(
     model: str,
     step: int | None,
     temperature: float | None,
+    sampling: Mapping[str, float] | None = None,
 ) -> EvalReport:
     """Group episodes by task and compute means with intervals. `seed` is the bootstrap's."""
     tasks = _scores_by_task(episodes, reward)
@@ -172,6 +174,7 @@ def summarise(
         model=model,
         step=step,
         temperature=temperature,
+        sampling=dict(sampling or {}),
         num_tasks=len(tasks),
         samples_per_task=samples_per_task,
         num_failed=sum(episode.failed for episode in episodes),

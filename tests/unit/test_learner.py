@@ -383,7 +383,7 @@ def test_several_passes_train_on_the_same_updates_again(correction):
         assert mine.mismatch == pytest.approx(others.mismatch, abs=4e-3, nan_ok=True)
 
 
-async def test_the_distance_from_the_sampler_is_k3_over_a_few_samples_of_every_group():
+async def test_the_distance_from_the_sampler_is_k1_over_a_few_samples_of_every_group():
     """It is 0 for the policy that has sampled, and changes nothing."""
     policy = tiny_policy(ends=True)
     groups = await collect(policy)
@@ -393,14 +393,13 @@ async def test_the_distance_from_the_sampler_is_k3_over_a_few_samples_of_every_g
     assert [each.member for each in samples] == sorted(each.member for each in samples)
     assert len(samples) == sum(len(group.episodes) for group in groups)
     learner = learner_of(policy, tokens_per_batch=64)
-    assert learner.kl_from_sampler(samples) < 1e-9
+    assert abs(learner.kl_from_sampler(samples)) < 1e-5
     for parameter in policy.model.parameters():
         parameter.data *= 1.5
     before = weights_of(policy)
     with torch.no_grad():
         batch = pack(samples, share=False)
-        log_ratio = policy.logprobs(batch, 1.0)[0] - batch.logprobs
-    expected = (log_ratio.exp() - 1 - log_ratio).mean().item()
+        expected = (batch.logprobs - policy.logprobs(batch, 1.0)[0]).mean().item()
     assert learner.kl_from_sampler(samples) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.01
     assert all(map(torch.equal, weights_of(policy), before))

@@ -108,7 +108,7 @@ RULES = (
     ),
     Rule(
         keys=("engine.sampling.*",),
-        breaks=lambda c: c.engine.distortions,
+        breaks=lambda c: [*c.engine.distortions],
         advice="tokens and their logprobs would be from another distribution than the one that is "
         "trained; turn these settings off for training, they are for evaluation",
         when="train",

@@ -36,7 +36,7 @@ class LocalEngineConfig(EngineBlock):
     sampling: TruncationConfig
 
     @property
-    def distortions(self) -> list[str]:
+    def distortions(self) -> dict[str, float]:
         return self.sampling.distortions
 
     def sampled_at_once(self, capacity: int) -> int:
@@ -130,7 +130,8 @@ def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
     Returns None for an unknown type or a missing target, which validation rejects later. Raises
     ConfigError for a target that declares none.
     """
-    if (kind := block_types("engine").get(engine.get("type", ""))) is None:
+    name = engine.get("type")
+    if not isinstance(name, str) or (kind := block_types("engine").get(name)) is None:
         return None
     block: type[EngineBlock] = load(kind.config)
     return block.declared_capabilities(engine)

@@ -67,10 +67,10 @@ class TruncationConfig(Block):
     top_k: Count = Field(description="sample from this many of the most likely tokens; 0: off")
 
     @property
-    def distortions(self) -> list[str]:
-        """The names of settings that are not off: with them, logprobs are not the model's own."""
+    def distortions(self) -> dict[str, float]:
+        """The settings that are not off: with them, logprobs are not the model's own."""
         off = {"top_p": 1.0, "repetition_penalty": 1.0}
-        return [key for key, value in self.model_dump().items() if value != off.get(key, 0)]
+        return {key: value for key, value in self.model_dump().items() if value != off.get(key, 0)}
 
 
 class EngineBlock(Block):
@@ -115,9 +115,9 @@ class EngineBlock(Block):
         return None
 
     @property
-    def distortions(self) -> list[str]:
-        """The keys of `sampling` with which logprobs are not the model's own."""
-        return []
+    def distortions(self) -> dict[str, float]:
+        """The settings of `sampling` with which logprobs are not the model's own."""
+        return {}
 
     def sampled_at_once(self, capacity: int) -> int:
         """Return how many episodes are sampled in this process at once.

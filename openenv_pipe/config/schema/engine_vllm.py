@@ -175,7 +175,7 @@ class VllmEngineConfig(EngineBlock):
         return range(self.port, self.port + self.num_servers)
 
     @property
-    def distortions(self) -> list[str]:
+    def distortions(self) -> dict[str, float]:
         return self.sampling.distortions
 
     def publish_mode(self, lora_rank: int) -> PublishMode:

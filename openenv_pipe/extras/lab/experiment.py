@@ -118,14 +118,15 @@ def ends_notes(trial: Trial, env: EnvConfig) -> Iterator[str]:
     if not trial.endings:
         yield (
             f"no random episode was done within {longest} turns, so every episode of the "
-            f"experiment runs to env.max_turns={env.max_turns}; raise it and model.max_length if "
-            "the reward comes with the end"
+            f"experiment runs to env.max_turns={env.max_turns}; raise it, and with model=tiny "
+            "model.max_length, if the reward comes with the end"
         )
     else:
         yield (
             f"{num_ended} of {len(trial.plays)} random episodes were done within the env.max_turns="
             f"{env.max_turns} of the experiment, the others took up to {longest} turns; raise "
-            "env.max_turns, env.max_episode_tokens and model.max_length to let more of them end"
+            "env.max_turns, env.max_episode_tokens and, with model=tiny, model.max_length to let "
+            "more of them end"
         )
 
 

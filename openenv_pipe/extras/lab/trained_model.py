@@ -12,6 +12,7 @@ from openenv_pipe.config.compose import (
     compose,
     parse_overrides,
 )
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.architecture_check import find_max_length
 from openenv_pipe.models.hub import is_on_this_machine, provide_model
@@ -63,7 +64,12 @@ def find_model(overrides: Sequence[str], notify: Callable[[str], None]) -> Train
     choice, keys = TINY, dict[str, Any]()
     for override in parse_overrides(overrides):
         if override.key_or_group == "model":
-            choice = str(override.value())
+            if not isinstance(named := override.value(), str):
+                raise ConfigError(
+                    f"model={named!r}: expected the name of a model's preset; give its keys one "
+                    "by one, as in model=hub model.path=..."
+                )
+            choice = named
         else:
             assign(keys, override.key_or_group.removeprefix("model."), override.value())
     asyncio.run(provide_model(config, notify))

@@ -1,7 +1,8 @@
 """What short runs at several learning rates have measured, and the rate that follows from it.
 
 All of them start with the same weights and tasks, so the reward rises the most at the rate that has
-the highest one in the last third of the steps. Standard errors are over its episodes.
+the highest one in the last third of the steps. Standard errors are over its episodes, and those of
+a rise over its groups.
 """
 
 import math
@@ -16,6 +17,7 @@ MIN_STEPS = 2 * WINDOW  # from which on the guard sees a collapse
 # Standard errors beyond which two means differ. The best of several rates is compared with the
 # worst: of five that are equal, those two are further apart in one of forty searches.
 NUM_ERRORS = 3.0
+RISE_ERRORS = 2.0  # the same for the one comparison of a rate's last steps with its first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +26,7 @@ class Mean:
 
     value: float
     error: float
+    error_between_tasks: float  # of means over different tasks: groups count
 
     @classmethod
     def of(cls, steps: Sequence[Record]) -> Self | None:
@@ -38,7 +41,13 @@ class Mean:
             return None
         value = math.fsum(number * mean for number, mean, _ in known) / total
         squares = math.fsum(n * (std**2 + (mean - value) ** 2) for n, mean, std in known)
-        return cls(value=value, error=math.sqrt(squares / (total - 1) / total))
+        variance = squares / (total - 1)
+        groups = [step.get("groups/trained", 0) + step.get("groups/skipped", 0) for step in steps]
+        return cls(
+            value=value,
+            error=math.sqrt(variance / total),
+            error_between_tasks=math.sqrt(variance / (min(sum(groups), total) or total)),
+        )
 
     def is_above(self, other: "Mean") -> bool:
         """Return whether it is higher beyond noise."""
@@ -58,7 +67,7 @@ class Trial:
     first: Mean | None  # the reward in the first third
     last: Mean | None
     success: float | None
-    kl: float | None  # nats a token, from the policy before GRPO; measured every few steps
+    kl: float | None  # nats a token, from the policy before GRPO, at the last step that has it
     grad_norm: float | None
     unusable: float | None  # fraction of the replies
     collapses: Sequence[str]  # what the guard's alarms say
@@ -89,7 +98,7 @@ class Trial:
             first=Mean.of(records[:third]),
             last=Mean.of(last),
             success=mean_of(last, "success/rate"),
-            kl=mean_of(last, "kl/start"),
+            kl=next((r["kl/start"] for r in reversed(records) if "kl/start" in r), None),
             grad_norm=mean_of(last, "grad/norm"),
             unusable=mean_of(last, "replies/unusable"),
             collapses=collapses,
@@ -103,8 +112,11 @@ class Trial:
 
     @property
     def rises(self) -> bool:
-        """Whether the reward has risen beyond noise."""
-        return self.first is not None and self.last is not None and self.last.is_above(self.first)
+        """Whether the reward has risen beyond noise; each third has tasks of its own."""
+        if self.first is None or self.last is None:
+            return False
+        noise = math.hypot(self.first.error_between_tasks, self.last.error_between_tasks)
+        return self.last.value - self.first.value > RISE_ERRORS * noise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,9 @@ from openenv_pipe.extras.learning_rate.choice import MIN_STEPS
 
 KEY = "trainer.optimizer.lr"
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the configuration's rate
-# A collapse is to be seen, and nobody needs the best weights of a trial.
-OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null")
+# A collapse is to be seen, nobody needs the best weights of a trial, and the weights after a warm
+# start are those that the other trials begin with.
+OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null", "trainer.checkpoint.keep_last=null")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,4 +113,4 @@ def _read_rates(text: str) -> list[float]:
 def _num_warmup_steps(config: RunConfig) -> int:
     """Return the steps of GRPO in which the learning rate rises."""
     trainer = config.trainer
-    return math.ceil(trainer.optimizer.lr_warmup_steps / trainer.updates_per_step)
+    return math.ceil(trainer.optimizer.lr_warmup_steps / trainer.total_updates_per_step)

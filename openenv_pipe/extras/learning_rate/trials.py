@@ -21,6 +21,7 @@ from openenv_pipe.runs.checkpoints import WARM_START_END, checkpoint_path
 from openenv_pipe.runs.differences import find_differences
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.provenance import find_checkouts
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.progress import Progress
 
@@ -86,11 +87,12 @@ def _run(
 def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
     """Return the newest run of a configuration at each learning rate.
 
-    Runs of other code, versions or machines are left out, because they cannot be compared.
+    Runs of other code, versions or machines are left out, because they cannot be compared; so are
+    those from another state of the working directory's git checkout.
     """
     values = config.model_dump(mode="json")
     wanted = hide_in_config(values, known_secrets(values))
-    found = {}
+    found, checkouts = {}, [diff.checkout for diff in find_checkouts()]
     for path in sorted((Path(config.runs_dir) / config.name).glob("[0-9]*/run.json")):
         try:
             folder = RunFolder.open(path.parent)
@@ -105,7 +107,8 @@ def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
                 continue  # It was killed before it had the weights to start from.
             # A fork has the time of the run that it is made from.
             values["model"]["template_time"] = config.model.template_time
-        if values == wanted and not find_differences(folder.record):
+        is_same_code = folder.record.checkouts == checkouts and not find_differences(folder.record)
+        if values == wanted and is_same_code:
             found[lr] = folder
     return found
 

@@ -104,7 +104,7 @@ def test_a_collapsed_rate_is_not_chosen_however_high_its_reward_was():
         record["sampling/entropy"] = 0.01
     certain = Trial.of(3e-3, "echo_lr/0002", certain, max_mismatch=0.02, failure=None)
     assert "The entropy has collapsed" in certain.collapses[0]
-    choice = choose([rising(1e-4, 0.2), rising(3e-4, 0.4), certain, fallen])
+    choice = choose([rising(1e-4, 0.2), rising(3e-4, 0.5), certain, fallen])
     assert choice.lr == 3e-4
     assert "that was tried" not in choice.why  # larger ones were, too
     choice = choose([certain, fallen])
@@ -179,3 +179,9 @@ def test_what_cannot_be_searched_is_rejected(overrides, rates, num_steps, expect
     with pytest.raises(ConfigError) as error:
         read_request(["conf=echo", *overrides], rates, num_steps)
     assert expected in str(error.value)
+
+
+def test_a_rise_between_thirds_of_few_tasks_is_noise():
+    """The episodes of a task are alike, so eight times as many say no more about other tasks."""
+    few = [{"groups/trained": 1, "episodes/count": 64}, {"groups/trained": 8, "episodes/count": 64}]
+    assert [trial(1e-3, *[0.2] * 4, *[0.5] * 8, **each).rises for each in few] == [False, True]
