@@ -109,6 +109,11 @@ UNUSED = [
     ("env.variables.A", "host.type=attach", (*HOST, "env.variables.A=1")),
     ("env.python", "env.command says", ("env.python=/usr/bin/python3", "env.command=[server]")),
     ("host.build_args.A", "host.image=an/image:1", (*DOCKER, "host.build_args.A=1")),
+    (
+        "engine.sampling.top_p",
+        "eval.temperature=0",
+        ("eval.temperature=0", "engine.sampling.top_p=0.9"),
+    ),
     ("engine.image", "engine.launch=managed", ("engine=vllm", "engine.image=mine")),
     ("engine.url", "engine.launch=managed", ("engine=vllm", "engine.url=http://127.0.0.1:1")),
     ("engine.gpu_memory_share", "engine.launch=attach", (*ATTACHED, "engine.gpu_memory_share=0.5")),
