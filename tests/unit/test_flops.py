@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.models import products
 from openenv_pipe.models.flop_count import FlopCount, Size
+from openenv_pipe.models.forward import products
 from openenv_pipe.models.memory_estimate import model_shape
 
 LENGTH = 32  # as many rows as products of oneDNN have

@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_policy
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openenv_pipe.models import fast_forward, packed_decoder, row_store
+from openenv_pipe.models.forward import fast_forward, packed_decoder, row_store
 from openenv_pipe.models.forward.fast_forward import FastForward
 from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
 from openenv_pipe.models.forward.row_store import RowStore

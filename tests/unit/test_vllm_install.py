@@ -20,7 +20,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import install as vllm
 from openenv_pipe.errors import EngineError, EngineMissingError
-from openenv_pipe.pipeline import requirements
+from openenv_pipe.models import load
 from openenv_pipe.pipeline.requirements import check_requirements
 
 FAKE_UV = """#!{python}
@@ -268,6 +268,6 @@ def test_a_vision_model_is_rejected_before_the_run_without_torchvision(
 ):
     (tmp_path / "no-torchvision").touch()
     vllm.install("cpu", print)
-    monkeypatch.setattr(requirements, "is_vision_model", lambda model: True)
+    monkeypatch.setattr(load, "is_vision_model", lambda model: True)
     with pytest.raises(EngineMissingError, match="which vLLM needs for vision-language models"):
         check_requirements(compose(["conf=echo", "engine=vllm", "device=cpu"]).config)
