@@ -168,7 +168,7 @@ def enumerate_rows(
 
 
 def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    row = parse_json(Path(f"{path}, line {number}"), line, EPISODE)
+    row = parse_json(f"{path}, line {number}", line, EPISODE)
     if not isinstance(row, dict):
         raise RunFolderError(f"{path}, line {number} is not an episode: {row!r:.80}")
     turns = row.get("turns")

@@ -134,7 +134,7 @@ def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     Raises:
         RunFolderError: The line is something else.
     """
-    where = Path(f"{path}, line {number}")
+    where = f"{path}, line {number}"
     record = parse_json(where, line, METRICS_LINE)
     if not isinstance(record, dict):
         raise RunFolderError(f"{where} is not a record of metrics: {record!r:.80}")

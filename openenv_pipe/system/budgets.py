@@ -54,16 +54,16 @@ class Account:
         self._num_bytes = 0
         self._num_values = 0
 
-    def spend(self, path: Path, content: bytes) -> None:
+    def spend(self, where: Path | str, content: bytes) -> None:
         """Count a document. Raises BudgetError if it is more than is left."""
         self._num_bytes += len(content)
         if self._num_bytes > self._budget.max_mb * 2**20:
-            raise too_large(path, self._budget.max_mb)
+            raise too_large(where, self._budget.max_mb)
         # At most this many, because a comma in a text counts, too.
         self._num_values += sum(map(content.count, (b",", b"[", b"{")))
         if self._num_values > self._budget.max_values:
             raise BudgetError(
-                f"{path}, with what was read before it, has more than "
+                f"{where}, with what was read before it, has more than "
                 f"{self._budget.max_values:,} values, the most that is read; is the file damaged, "
                 "or made to fill the memory?"
             )
@@ -86,9 +86,9 @@ def check_shape(value: Any, max_keys: int | None) -> None:
     raise ValueError(f"it nests more than {MAX_DEPTH} levels deep")
 
 
-def too_large(path: Path, max_mb: int, what: str = "is larger than") -> BudgetError:
+def too_large(where: Path | str, max_mb: int, what: str = "is larger than") -> BudgetError:
     """Return the error about a file beyond its limit."""
     return BudgetError(
-        f"{path} {what} {max_mb:,} MB, the most that is read; is the file damaged, or made to fill "
-        "the memory?"
+        f"{where} {what} {max_mb:,} MB, the most that is read; is the file damaged, or made to "
+        "fill the memory?"
     )

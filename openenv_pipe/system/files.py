@@ -171,15 +171,18 @@ def read_json(path: Path, budget: JsonBudget = RECORD) -> Any:
     return parse_json(path, read_bytes(path, budget.max_mb), budget)
 
 
-def parse_json(path: Path, content: bytes, budget: JsonBudget = RECORD) -> Any:
-    """Parse the content of the file `path`. Raises RunFolderError as `read_json`."""
-    Account(budget).spend(path, content)
+def parse_json(where: Path | str, content: bytes, budget: JsonBudget = RECORD) -> Any:
+    """Parse the content of a file or of a line. Raises RunFolderError as `read_json`.
+
+    where: the file, or the file and the line, for errors
+    """
+    Account(budget).spend(where, content)
     try:
         value = json.loads(content.decode())
         if isinstance(value, dict | list):
             check_shape(value, budget.max_keys)
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
+        raise RunFolderError(f"cannot read {where}: {error}") from error
     return value
 
 
