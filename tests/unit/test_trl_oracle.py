@@ -330,6 +330,18 @@ def groups_of_which_one_has_a_signal():
     return step_advantages(groups, baseline="group", scale="none", discount=1.0)
 
 
+def over_all_groups(extra, policy, rows):
+    """Return changes of our loss, arguments of TRL's, and its values for the rows."""
+    changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
+    if extra == "kl":
+        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
+        given["beta"] = KL_COEF
+        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
+    if extra == "entropy":
+        changes["loss.entropy_coef"] = given["entropy_coef"] = ENTROPY_COEF
+    return changes, given, flat
+
+
 @pytest.mark.parametrize("extra", ["none", "kl", "entropy"])
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo", "gspo"])
 def test_groups_without_a_signal_count_as_rows_without_an_advantage(name, extra):
@@ -339,13 +351,7 @@ def test_groups_without_a_signal_count_as_rows_without_an_advantage(name, extra)
     rows = build_samples(advantages, every_group=True)
     alive = build_samples(advantages)
     assert (len(rows), len(alive)) == (12, 3)
-    changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
-    if extra == "kl":
-        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
-        given["beta"] = KL_COEF
-        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
-    if extra == "entropy":
-        changes["loss.entropy_coef"] = given["entropy_coef"] = ENTROPY_COEF
+    changes, given, flat = over_all_groups(extra, policy, rows)
     loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
     samples, uncomputed = samples_of_step(advantages, loss)
     assert samples == (alive if extra == "none" else rows)
@@ -373,13 +379,7 @@ def test_masked_episodes_count_as_in_trl(name, extra):
     assert [sorted(each.masked) for each in masked] == [[0], [], [1], []]
     rows = build_samples(advantages, every_group=True)
     cut_off = [(row.group, row.member) in (("0", 0), ("2", 1)) for row in rows]
-    changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
-    if extra == "kl":
-        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
-        given["beta"] = KL_COEF
-        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
-    if extra == "entropy":
-        changes["loss.entropy_coef"] = given["entropy_coef"] = ENTROPY_COEF
+    changes, given, flat = over_all_groups(extra, policy, rows)
     loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
     samples, uncomputed = samples_of_step(masked, loss)
     assert len(samples) == (2 if extra == "none" else 10)
