@@ -19,6 +19,7 @@ from openenv_pipe.extras.judges.judge import (
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
+    require_judge,
 )
 from openenv_pipe.extras.judges.schema import Criterion, JudgeTerm
 from openenv_pipe.rewards.trajectories import Conversation, distinct_conversations, quoted
@@ -253,5 +254,5 @@ def _numbered(conversation: Conversation) -> Conversation:
 
 def build_criteria(name: str, term: JudgeTerm, sources: TermSources) -> CriteriaTerm | None:
     """Build the term; None without a judge."""
-    judge = sources.judge
-    return CriteriaTerm(name, term, judge) if isinstance(judge, Judge) else None
+    judge = require_judge(name, sources.judge)
+    return None if judge is None else CriteriaTerm(name, term, judge)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from openenv_pipe.config.schema import JudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.engines.openai import ChatClient
-from openenv_pipe.errors import EngineError, JudgeError, RequestRejectedError
+from openenv_pipe.errors import ConfigError, EngineError, JudgeError, RequestRejectedError
 from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VllmJudgeConfig
 from openenv_pipe.extras.judges.spending import Price, Spending
 from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
@@ -175,6 +175,20 @@ class Judge:
             }
         body |= self._config.parameters
         return {key: value for key, value in body.items() if value is not None}
+
+
+def require_judge(term: str, judge: object | None) -> Judge | None:
+    """Return the judge that a reward term asks; None without one.
+
+    Raises:
+        ConfigError: `judge` is a type whose `build` yields another object.
+    """
+    if judge is not None and not isinstance(judge, Judge):
+        raise ConfigError(
+            f"reward.terms.{term} cannot ask the judge that this type of `judge` opens, a "
+            f"{type(judge).__name__}: its build has to yield a {Judge.__module__}.Judge"
+        )
+    return judge
 
 
 @asynccontextmanager

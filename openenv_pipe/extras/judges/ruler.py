@@ -20,6 +20,7 @@ from openenv_pipe.extras.judges.judge import (
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
+    require_judge,
 )
 from openenv_pipe.extras.judges.schema import RulerTerm
 from openenv_pipe.rewards.trajectories import (
@@ -210,5 +211,5 @@ def _join(parts: Sequence[Scores]) -> Scores:
 
 def build_ruler(name: str, term: RulerTerm, sources: TermSources) -> Ruler | None:
     """Build the term; None without a judge."""
-    judge = sources.judge
-    return Ruler(term, judge) if isinstance(judge, Judge) else None
+    judge = require_judge(name, sources.judge)
+    return None if judge is None else Ruler(term, judge)

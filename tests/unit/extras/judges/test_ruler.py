@@ -10,6 +10,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, JudgeError
+from openenv_pipe.rewards.scoring import Scorer
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.types import Group, Status
@@ -278,3 +279,20 @@ def test_verdicts_are_in_the_episode_file(server, tmp_path):
 def test_what_cannot_be_judged_is_rejected(given, expected):
     with pytest.raises(ConfigError, match=expected):
         compose(["conf=echo", "reward=ruler", *given])
+
+
+@pytest.mark.parametrize("term", ["ruler", "judge"])
+def test_a_judge_of_another_class_is_rejected_instead_of_left_out(term):
+    keys = ["judge=openai", "judge.model=m", "judge.api_key=null"]
+    config = compose(["conf=echo", f"reward={term}", *keys]).config
+    with pytest.raises(ConfigError, match=rf"reward\.terms\.{term} .*a Decider: its build has to"):
+        Scorer(config.reward, config.env.success_reward, Decider(), {})
+
+
+class Decider:
+    """What the scorer asks of a judge, and nothing that a term asks of one."""
+
+    max_failed_share = 0.0
+
+    def keep_failures(self) -> None:
+        """Keep nothing."""
