@@ -148,12 +148,13 @@ async def local(num_programs: int, max_length: int) -> AsyncIterator[tuple[Any, 
     config = compose(["conf=wordle", f"model.max_length={max_length}"]).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     policy.end_ids = {-1}  # no token ends a reply, so that all have the same length
-    num_threads = len(usable_cores()) if policy.is_fast else 1
-    prepare = partial(prepare_thread, 1 if policy.is_fast else len(usable_cores()))
+    in_batches, num_cores = policy.samples_in_batches, len(usable_cores())
+    num_threads = num_cores if in_batches else 1
+    prepare = partial(prepare_thread, 1 if in_batches else num_cores)
     with ThreadPoolExecutor(num_threads, "sampler", prepare) as executor:
         yield (
             LocalEngine(
-                policy, max_episodes=num_programs, executor=executor, in_batches=policy.is_fast
+                policy, max_episodes=num_programs, executor=executor, in_batches=in_batches
             ),
             policy.chat,
         )

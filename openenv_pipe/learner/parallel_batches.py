@@ -17,7 +17,6 @@ from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
-MAX_PARAMETERS = 20_000_000  # operations of larger models are long enough for several cores
 THREAD_TOKENS = 4096  # of `tokens_per_batch` for each thread; smaller batches take more time
 MIN_TOKENS = 1024  # of an update for each thread
 
@@ -29,9 +28,8 @@ def count_parallel(
 ) -> int:
     """Return how many batches of these samples to compute at once; 1 where more do not pay off."""
     if (
-        policy.device.type != "cpu"
+        not policy.is_small
         or ranks.size > 1
-        or policy.num_parameters > MAX_PARAMETERS
         or policy.has_dropout  # whose random numbers are drawn in the order of the computation
     ):
         return 1

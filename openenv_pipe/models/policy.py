@@ -34,12 +34,13 @@ from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import NO_IMAGES, Batch, Images
 
+MAX_SMALL = 20_000_000  # parameters; operations of larger models are long enough for several cores
+
 
 class Policy:
     """A transformers model and its chat format on one device.
 
-    `model` may be wrapped by peft. Sampling and learning run the same modules in the same
-    precision, so that their logprobs agree.
+    `model` may be wrapped by peft. Sampling and learning compute the same in the same precision.
     """
 
     # Why samples of this kind of model are never packed into one row; None: they may be.
@@ -166,9 +167,14 @@ class Policy:
         return {name: why for name, why in self.left_out.items() if name in self.samplers}
 
     @property
-    def is_fast(self) -> bool:
+    def is_small(self) -> bool:
+        """Whether operations are too short for several cores: each then computes its own batch."""
+        return self.device.type == "cpu" and self.num_parameters <= MAX_SMALL
+
+    @property
+    def samples_in_batches(self) -> bool:
         """Whether `row_forwards` returns passes for one thread each, of several at once."""
-        return self.sampler is Sampler.FAST
+        return self.sampler is Sampler.FAST and self.is_small
 
     def row_forwards(self, num: int) -> list[RowForward]:
         """Return forward passes for sampling with the weights of now, with empty caches."""

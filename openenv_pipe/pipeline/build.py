@@ -180,7 +180,7 @@ def _load_checked(
     if reason is not None:
         model = config.model.label
         notify(f"model {model} does not support packed rows ({reason}); training pads samples")
-    if config.engine.samples_in_process and not policy.is_fast:
+    if config.engine.samples_in_process and policy.samplers_left_out:
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     reject_long_episodes(config, policy.model)

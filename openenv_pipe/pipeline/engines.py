@@ -90,7 +90,7 @@ async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
     model = twin or policy
     with ExitStack() as threads:
         executor = parts.torch_thread
-        if model.is_fast:
+        if model.samples_in_batches:
             prepare = partial(prepare_thread, 1)
             executor = threads.enter_context(ThreadPoolExecutor(num_threads, "sampler", prepare))
         elif twin:
@@ -101,7 +101,7 @@ async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
             model,
             max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.
             executor=executor,
-            in_batches=model.is_fast,
+            in_batches=model.samples_in_batches,
             refresh=partial(twin.follow, policy) if twin else None,
             sampling=engine.sampling,
         )

@@ -42,9 +42,8 @@ def test_a_decoder_that_the_fast_pass_does_not_implement_is_sampled_with_its_own
     policy = tiny_policy()
     layer = policy.decoder.layers[0].mlp
     layer.register_forward_hook(lambda module, args, output: 3 * output)
-    assert policy.is_fast
+    assert policy.sampler is Sampler.FAST
     check_forward(policy)
-    assert not policy.is_fast
     assert policy.sampler is Sampler.RAGGED
     assert "differs from the model's own by" in policy.left_out[Sampler.FAST]
 

@@ -1,8 +1,10 @@
-"""A forward pass for sampling with small models on a CPU, over a copy of the policy's weights.
+"""A forward pass for sampling on a CPU, over a copy of the policy's weights.
 
-transformers' modules spend most of the time of a small model in Python, masks and copies. This pass
-computes the same products with the same rounding in fewer operations, and keys and values are
-allocated ahead. `models.forward.forward_check` compares it with the model before it is used.
+transformers' modules spend most of a small model's time in Python, masks and copies, and with
+autocast they cast all weights again for each token. This pass computes the same products with the
+same rounding in fewer operations, from weights that are cast once for each rollout batch, and keys
+and values are allocated ahead. `models.forward.forward_check` compares it with the model before it
+is used.
 
 Shape letters: N tokens of a pass, R rows (conversations), P pieces of rows, Q tokens of the longest
 piece, C capacity of a row in tokens, W tokens that a pass may look at, H query heads, K key-value

@@ -1,7 +1,7 @@
-"""A copy of a small decoder's weights for `fast_forward`, in the form that is read fastest.
+"""A copy of a decoder's weights for `fast_forward`, in the form that is read fastest.
 
-Projections that read the same input are one matrix, and weights are cast and packed once. Decoders
-like Llama, Qwen2 and Qwen3 without an adapter have this form.
+Projections that read the same input are one matrix, adapters are merged into the matrices that they
+add to, and weights are cast and packed once. Decoders like Llama, Qwen2 and Qwen3 have this form.
 
 Shape letters: H query heads, K key-value heads, D head size.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners import lora
 from torch.nn.functional import linear
 
 from openenv_pipe.models.forward.products import padded
 from openenv_pipe.models.forward.row_store import RowStore
 
-MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
@@ -27,14 +27,13 @@ def unsupported_reason(model: Any, decoder: Any) -> str | None:
     parameters = list(model.parameters())
     if type(decoder).__name__ not in ARCHITECTURES:
         return f"its architecture is {type(decoder).__name__}"
-    if hasattr(model, "peft_config"):
-        return "it has an adapter"
+    adapted = [each for each in model.modules() if isinstance(each, lora.LoraLayer)]
+    if any(type(each) is not lora.Linear for each in adapted):
+        return "it has adapters of other layers than linear ones"
     if parameters[0].device.type != "cpu":
         return f"it is on {parameters[0].device.type}"
     if any(values.dtype != torch.float32 for values in parameters):
         return "its weights are not float32"
-    if sum(values.numel() for values in parameters) > MAX_PARAMETERS:
-        return f"it has more than {MAX_PARAMETERS:,} parameters"
     if (rope_type := decoder.config.rope_parameters["rope_type"]) not in ROPE_TYPES:
         return f"its rope_type is {rope_type}"
     return None
@@ -43,8 +42,8 @@ def unsupported_reason(model: Any, decoder: Any) -> str | None:
 class _Product:
     """A linear layer, or several that read the same input, packed for oneDNN where torch has it."""
 
-    def __init__(self, modules: Sequence[torch.nn.Linear], precision: torch.dtype) -> None:
-        self._weight = torch.cat([module.weight for module in modules]).to(precision)
+    def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:
+        self._weight = torch.cat([_merged_weight(module).to(precision) for module in modules])
         biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
         self._bias = torch.cat(biases).to(precision) if biases else None
         self._precision = precision
@@ -68,6 +67,12 @@ class _Product:
         return linear(inputs, self._weight, self._bias)
 
 
+def _merged_weight(module: Any) -> torch.Tensor:
+    """Return the matrix of a linear layer, with its adapter if it has one."""
+    weight: torch.Tensor = module.weight
+    return weight + module.get_delta_weight("default") if type(module) is lora.Linear else weight
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     qkv: _Product
@@ -84,7 +89,7 @@ class PackedDecoder:
     """A copy of the weights of a decoder and its head, which several passes may share."""
 
     @torch.no_grad()
-    def __init__(self, decoder: Any, head: torch.nn.Linear, precision: torch.dtype) -> None:
+    def __init__(self, decoder: Any, head: Any, precision: torch.dtype) -> None:
         attention = decoder.layers[0].self_attn
         self.num_heads: int = decoder.config.num_attention_heads
         self.num_kv_heads: int = decoder.config.num_key_value_heads
