@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 import transformers
+from fakes import random_samples
 
+from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.models.load import load_policy
@@ -63,3 +65,55 @@ def family_policy(folder: Path, *overrides: str) -> Policy:
         for _, values in policy.trained_parameters():
             values.data += 0.05 * torch.randn(values.shape, generator=draw)
     return policy
+
+
+def own_logprobs(folder, ids, temperature=1.0, num_tokens=0):
+    """The logprobs [T, V] of transformers alone, at the beginning of a row of `num_tokens`."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    row = [*ids, *[7] * (num_tokens - len(ids))]
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([row])).logits[0, : len(ids)]
+    return torch.log_softmax(logits_TV / temperature, dim=-1)
+
+
+@torch.inference_mode()
+def engine_difference(policy, folder, lengths, num_tokens=0):
+    """Return the largest difference of the engine's logprobs from transformers' for rows of these
+    lengths, which get a turn of one token and another one of several."""
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randint(5, 250, (length,), generator=draw).tolist() for length in lengths]
+    expected = [own_logprobs(folder, row, num_tokens=num_tokens) for row in rows]
+    firsts = [len(row) // 2 for row in rows]
+    (forward,) = policy.row_forwards(1)
+    forward.reserve_rows(len(rows))
+
+    def difference(logits, ends):
+        got = torch.log_softmax(logits.float(), dim=-1)
+        pairs = zip(got, expected, ends, strict=True)
+        return max((mine - theirs[end - 1]).abs().max().item() for mine, theirs, end in pairs)
+
+    heads = [row[:first] for row, first in zip(rows, firsts, strict=True)]
+    found = [difference(forward.feed(heads, [0] * len(rows)), firsts)]
+    step = torch.tensor([row[first] for row, first in zip(rows, firsts, strict=True)])
+    found.append(difference(forward.step(step, torch.tensor(firsts)), [k + 1 for k in firsts]))
+    tails = [row[first + 1 :] for row, first in zip(rows, firsts, strict=True)]
+    found.append(difference(forward.feed(tails, [k + 1 for k in firsts]), lengths))
+    return max(found)
+
+
+def learner_difference(policy, folder, temperature=1.0, num_tokens=0):
+    """Return the largest difference of the learner's logprobs from transformers'."""
+    samples = random_samples(0)
+    batch = pack(samples, share=policy.packs_rows, device=policy.device)
+    with torch.inference_mode():
+        learned_N = policy.logprobs(batch, temperature)[0]
+    rows = [
+        (each, own_logprobs(folder, each.token_ids, temperature, num_tokens)) for each in samples
+    ]
+    expected = [
+        logprobs[place - 1, sample.token_ids[place]]
+        for sample, logprobs in rows
+        for place, is_trained in enumerate(sample.loss_mask)
+        if is_trained
+    ]
+    return (learned_N - torch.stack(expected)).abs().max().item()

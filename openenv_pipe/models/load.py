@@ -25,11 +25,15 @@ from openenv_pipe.models.chat.tokenizer_process import check_tokenizer
 from openenv_pipe.models.chat.variables import one_template, template_with
 from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
-    MODEL,
     find_max_length,
     reject_unsupported,
 )
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.rope_table import (
+    LONGROPE,
+    fix_rope_table,
+    original_lengths,
+)
 from openenv_pipe.models.hub import (
     find_generation_config,
     find_model_folder,
@@ -63,11 +67,17 @@ def select_device(name: str) -> torch.device:
 
 
 def load_policy(
-    config: ModelConfig, *, seed: int, device: torch.device, checkpoint: Path | None = None
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    checkpoint: Path | None = None,
+    max_tokens: int | None = None,
 ) -> Policy:
     """Load the untrained policy, or the weights in a checkpoint's folder.
 
     seed: the seed of a new adapter's weights. `config.seed` is that of a tiny model.
+    max_tokens: of an episode, for `fix_rope_table`.
 
     Raises:
         ConfigError: the model cannot be read, or its architecture cannot be trained.
@@ -80,6 +90,7 @@ def load_policy(
     else:
         model = _load_hub(config, full_checkpoint)
     reject_unsupported(model)
+    fix_rope_table(model, max_tokens)
     use_packed_attention(model)
     if config.quantization == "nf4":
         quantize(model, precision=DTYPES[config.autocast], device=device)
@@ -120,24 +131,32 @@ def check_architecture(config: RunConfig) -> Any:
 
 def reject_long_episodes(config: RunConfig, model: Any) -> None:
     """Raise ConfigError if rows may have more tokens than the model computes as it was trained."""
-    max_length, which = find_max_length(model)
-    if max_length is None:
-        return
-    if config.env.max_episode_tokens > max_length:
+    max_length, max_tokens = find_max_length(model), config.env.max_episode_tokens
+    if max_length is not None and max_tokens > max_length:
         is_tiny = isinstance(config.model, TinyModelConfig)
         raise ConfigError(
             f"experiment {config.name!r} with env {config.env.name!r}: "
-            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the "
-            f"{max_length} positions {which}; lower it, or "
+            f"env.max_episode_tokens={max_tokens} is more than the {max_length} positions of the "
+            "model; lower it, or "
             f"{'raise model.max_length' if is_tiny else 'choose a model with a longer context'}"
         )
     served_length = config.engine.served_length
-    if which != MODEL and served_length is not None and served_length > max_length:
-        raise ConfigError(
-            f"engine.max_model_len={served_length} is more than the {max_length} positions "
-            f"{which}, so that vLLM would compute all positions in the other way; set it to "
-            f"{max_length}"
-        )
+    for kind, original in original_lengths(model).items():
+        if served_length is None or served_length <= original:
+            continue
+        if kind == LONGROPE and max_tokens <= original:
+            raise ConfigError(
+                f"engine.max_model_len={served_length} is more than the {original} positions up to "
+                f"which rope_type={kind} has its short factors, and env.max_episode_tokens="
+                f"{max_tokens} is not, so that vLLM would use the long factors and the learner the "
+                f"short ones; set it to {original}"
+            )
+        if kind != LONGROPE:
+            raise ConfigError(
+                f"engine.max_model_len={served_length} is more than the {original} positions up to "
+                f"which vLLM computes rope_type={kind} as the learner does; lower it and "
+                f"env.max_episode_tokens to {original}, or set engine=local"
+            )
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

@@ -75,7 +75,7 @@ class Policy:
         self._takes_positions = "position_ids" in arguments
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         self._logit_transform = measure_logit_transform(inner, self.decoder)
-        self.max_length = find_max_length(inner)[0]
+        self.max_length = find_max_length(inner)
         self.num_layers: int = inner.config.get_text_config().num_hidden_layers
         self.reaches = find_reaches(inner.config.get_text_config())
         # `check_forward` chooses how the model is trained and sampled, and says of each faster way

@@ -20,7 +20,14 @@ from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.reports.sections import model_rows
 from tests import families
-from tests.families import SIZES, family_policy, family_run, make_family
+from tests.families import (
+    SIZES,
+    engine_difference,
+    family_policy,
+    family_run,
+    learner_difference,
+    make_family,
+)
 
 FULL = ["full_attention", "full_attention"]
 MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
@@ -48,15 +55,6 @@ LATENT = {
     "first_k_dense_replace": 1,
     "n_group": 2,
     "topk_group": 1,
-}
-ORIGINAL_LENGTH = 64
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 8,
-    "long_factor": [1.0 + number for number in range(8)],
-    "original_max_position_embeddings": ORIGINAL_LENGTH,
-    "factor": 32.0,
 }
 QWEN_DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
@@ -114,54 +112,6 @@ def test_what_is_not_computed_alike_is_rejected_by_check_and_train(
             use()
         said.append(str(caught.value))
     assert said[0] == said[1]
-
-
-def own_logprobs(folder, ids, temperature=1.0):
-    """The logprobs [T, V] of transformers alone."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    with torch.inference_mode():
-        return torch.log_softmax(model(torch.tensor([ids])).logits[0] / temperature, dim=-1)
-
-
-@torch.inference_mode()
-def engine_difference(policy, folder, lengths):
-    """Return the largest difference of the engine's logprobs from transformers' for rows of these
-    lengths, which get a turn of one token and another one of several."""
-    draw = torch.Generator().manual_seed(1)
-    rows = [torch.randint(5, 250, (length,), generator=draw).tolist() for length in lengths]
-    expected = [own_logprobs(folder, row) for row in rows]
-    firsts = [len(row) // 2 for row in rows]
-    (forward,) = policy.row_forwards(1)
-    forward.reserve_rows(len(rows))
-
-    def difference(logits, ends):
-        got = torch.log_softmax(logits.float(), dim=-1)
-        pairs = zip(got, expected, ends, strict=True)
-        return max((mine - theirs[end - 1]).abs().max().item() for mine, theirs, end in pairs)
-
-    heads = [row[:first] for row, first in zip(rows, firsts, strict=True)]
-    found = [difference(forward.feed(heads, [0] * len(rows)), firsts)]
-    step = torch.tensor([row[first] for row, first in zip(rows, firsts, strict=True)])
-    found.append(difference(forward.step(step, torch.tensor(firsts)), [k + 1 for k in firsts]))
-    tails = [row[first + 1 :] for row, first in zip(rows, firsts, strict=True)]
-    found.append(difference(forward.feed(tails, [k + 1 for k in firsts]), lengths))
-    return max(found)
-
-
-def learner_difference(policy, folder, temperature=1.0):
-    """Return the largest difference of the learner's logprobs from transformers'."""
-    samples = random_samples(0)
-    batch = pack(samples, share=policy.packs_rows, device=policy.device)
-    with torch.inference_mode():
-        learned_N = policy.logprobs(batch, temperature)[0]
-    rows = [(sample, own_logprobs(folder, sample.token_ids, temperature)) for sample in samples]
-    expected = [
-        logprobs[place - 1, sample.token_ids[place]]
-        for sample, logprobs in rows
-        for place, is_trained in enumerate(sample.loss_mask)
-        if is_trained
-    ]
-    return (learned_N - torch.stack(expected)).abs().max().item()
 
 
 @pytest.mark.parametrize(("config", "options", "sampler"), SAMPLED.values(), ids=SAMPLED)
@@ -275,34 +225,6 @@ def test_a_head_that_reads_something_else_than_the_decoders_output_is_rejected()
         model = transformers.RoFormerForCausalLM(transformers.RoFormerConfig(is_decoder=True))
     with pytest.raises(ConfigError, match="RoFormerForCausalLM does not pass its decoder's hidden"):
         reject_unsupported(model)
-
-
-@pytest.fixture(scope="module")
-def longrope(tmp_path_factory):
-    options = {"sliding_window": None, "rope_parameters": LONGROPE}
-    options["original_max_position_embeddings"] = ORIGINAL_LENGTH
-    return make_family(tmp_path_factory.mktemp("longrope"), "Phi3Config", **options)
-
-
-def test_longrope_is_exact_up_to_its_original_length_and_rejected_beyond(longrope):
-    few = ("env.max_reply_tokens=8", f"env.max_episode_tokens={ORIGINAL_LENGTH}")
-    check_architecture(family_run(longrope, *few))
-    with pytest.raises(
-        ConfigError, match=r"65 is more than the 64 positions up to which rope_type="
-    ):
-        check_architecture(family_run(longrope, *few[:1], "env.max_episode_tokens=65"))
-
-    policy = family_policy(longrope)
-    assert check_forward(policy) is None
-    # The second turn of the short row is padded to that of the long one.
-    assert engine_difference(policy, longrope, [ORIGINAL_LENGTH, 9, ORIGINAL_LENGTH - 2]) < 1e-4
-
-
-def test_vllm_gets_no_longer_rows_than_those_whose_angles_do_not_change(longrope):
-    few = ("engine=vllm", "env.max_reply_tokens=8", "env.max_episode_tokens=64")
-    check_architecture(family_run(longrope, *few, "engine.max_model_len=64"))
-    with pytest.raises(ConfigError, match=r"max_model_len=65 is more than the 64 .* set it to 64"):
-        check_architecture(family_run(longrope, *few, "engine.max_model_len=65"))
 
 
 def test_the_language_model_of_one_that_also_sees_is_trained_by_itself(tmp_path):

@@ -67,8 +67,11 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
         text = "not tried: the model is large or quantized; the run chooses when it has loaded it"
         yield Line("forward", Result.OK, text)
         return
-    policy = load_policy(config.model, seed=config.seed, device=torch.device("cpu"))
-    packing = check_forward(policy, config.env.max_episode_tokens)
+    max_tokens = config.env.max_episode_tokens
+    policy = load_policy(
+        config.model, seed=config.seed, device=torch.device("cpu"), max_tokens=max_tokens
+    )
+    packing = check_forward(policy, max_tokens)
     text = "trained in packed rows" if packing is None else f"trained in padded rows ({packing})"
     if config.engine.samples_in_process:
         why = [f"not {name}: {reason}" for name, reason in policy.samplers_left_out.items()]

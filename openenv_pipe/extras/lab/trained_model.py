@@ -79,6 +79,6 @@ def find_model(overrides: Sequence[str], notify: Callable[[str], None]) -> Train
         choice=choice,
         keys=keys,
         chat=load_chat(config),
-        max_length=find_max_length(build_empty(config))[0] if is_measured else None,
+        max_length=find_max_length(build_empty(config)) if is_measured else None,
         reads=reads,
     )

@@ -46,6 +46,7 @@ def load_checked_policy(
     Raises:
         ConfigError: the model cannot be read, trained or sharded.
     """
+    max_tokens = config.env.max_episode_tokens
     if workers and config.trainer.is_sharded:
         policy = load_sharded_policy(
             config.model,
@@ -54,10 +55,17 @@ def load_checked_policy(
             ranks=workers.ranks,
             num_replicas=config.trainer.replicas,
             checkpoint=checkpoint,
+            max_tokens=max_tokens,
         )
-        return policy, policy.check_forward(config.env.max_episode_tokens)
-    whole = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
-    return whole, check_forward(whole, config.env.max_episode_tokens)
+        return policy, policy.check_forward(max_tokens)
+    whole = load_policy(
+        config.model,
+        seed=config.seed,
+        device=device,
+        checkpoint=checkpoint,
+        max_tokens=max_tokens,
+    )
+    return whole, check_forward(whole, max_tokens)
 
 
 def build_learner(

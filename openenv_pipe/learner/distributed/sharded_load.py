@@ -26,6 +26,7 @@ from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.rope_table import fix_rope_table
 from openenv_pipe.models.hub import download_missing, find_model_folder
 from openenv_pipe.models.load import (
     DTYPES,
@@ -46,10 +47,12 @@ def load_sharded_policy(
     ranks: Ranks,
     num_replicas: int = 1,
     checkpoint: Path | None = None,
+    max_tokens: int | None = None,
 ) -> ShardedPolicy:
     """Load the untrained policy, or the weights in a checkpoint's folder, on all ranks.
 
     num_replicas: see `fsdp.shard`.
+    max_tokens: of an episode, for `fix_rope_table`.
 
     A rank downloads a model that is not on its machine, on this machine rank 0 before the others.
 
@@ -57,8 +60,8 @@ def load_sharded_policy(
         ConfigError: the model cannot be read, or it cannot be sharded.
     """
     download_missing(config)
-    with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint):
-        return _load(config, seed, device, ranks, num_replicas, checkpoint)
+    with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint, max_tokens):
+        return _load(config, seed, device, ranks, num_replicas, checkpoint, max_tokens)
 
 
 def _load(
@@ -68,6 +71,7 @@ def _load(
     ranks: Ranks,
     num_replicas: int,
     checkpoint: Path | None,
+    max_tokens: int | None,
 ) -> ShardedPolicy:
     transformers.logging.disable_progress_bar()
     chat = load_chat(config)
@@ -83,6 +87,7 @@ def _load(
         folder = find_model_folder(config)
         assert folder is not None
     _fill_buffers(model, device)
+    fix_rope_table(model, max_tokens)
     for values in model.parameters():
         values.data = values.data.to(DTYPES[config.dtype])
     adapter: Values = {}

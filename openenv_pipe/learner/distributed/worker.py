@@ -104,7 +104,12 @@ class Worker:
 
     def load(self, config: RunConfig) -> None:
         self._config = config
-        self._policy = load_policy(config.model, seed=config.seed, device=self._device)
+        self._policy = load_policy(
+            config.model,
+            seed=config.seed,
+            device=self._device,
+            max_tokens=config.env.max_episode_tokens,
+        )
 
     def receive_state(self, layout: StateLayout) -> None:
         reference = layout.receive(self._policy, self._ranks)
@@ -116,7 +121,12 @@ class Worker:
         self._learner.update(samples, step, uncomputed)
 
     def load_sharded(
-        self, config: ModelConfig, seed: int, num_replicas: int, checkpoint: Path | None
+        self,
+        config: ModelConfig,
+        seed: int,
+        num_replicas: int,
+        checkpoint: Path | None,
+        max_tokens: int | None,
     ) -> None:
         self.policy = load_sharded_policy(
             config,
@@ -125,6 +135,7 @@ class Worker:
             ranks=self._ranks,
             num_replicas=num_replicas,
             checkpoint=checkpoint,
+            max_tokens=max_tokens,
         )
         self.weights = ShardedPolicyWeights(self.policy, self._ranks)
 

@@ -4,16 +4,17 @@
 finds what no configuration says.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.logit_transform import measure_logit_transform
+from openenv_pipe.models.forward.rope_table import (
+    CHANGING_ROPE,
+    DYNAMIC,
+    STATIC_ROPE,
+    rope_parameters,
+)
 
-# The rotary angles of these depend on the position alone, and not on the length of a row.
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
-CHANGING_ROPE = ("dynamic", "longrope")  # beyond a length that the configuration names
-MODEL = "of the model"
 ADVICE = "choose another model, such as Qwen3 or Llama"
 
 
@@ -27,7 +28,7 @@ def reject_unsupported(model: Any) -> None:
         raise ConfigError(
             f"model.path: {name} has attention that is not causal, which is not supported; {ADVICE}"
         )
-    for rope_type in [each.get("rope_type") or "default" for each in _rope_parameters(config)]:
+    for rope_type in [each.get("rope_type") or "default" for each in rope_parameters(config)]:
         if rope_type not in (*STATIC_ROPE, *CHANGING_ROPE):
             raise ConfigError(
                 f"model.path: rope_type={rope_type} of {name} is not supported; expected one of "
@@ -48,26 +49,11 @@ def find_decoder(model: Any) -> Any:
     return decoder
 
 
-def find_max_length(model: Any) -> tuple[int | None, str]:
-    """Return how long rows may be, in tokens, and why; None if the configuration names no length.
-
-    Beyond the original length, longrope and dynamic rope give all tokens of a batch other angles
-    than before, so that sampler and learner, whose batches differ, would disagree.
-    """
+def find_max_length(model: Any) -> int | None:
+    """Return how long rows may be, in tokens; None if the configuration names no length."""
     config = model.config.get_text_config()
     length: int | None = getattr(config, "max_position_embeddings", None)
-    for values in _rope_parameters(config):
-        if values.get("rope_type") in CHANGING_ROPE:
-            original = values.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            if original is not None and (length is None or original < length):
-                rope_type = values["rope_type"]
-                return original, f"up to which rope_type={rope_type} does not change its angles"
-    return length, MODEL
-
-
-def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rotary parameters, of which some models have several, by kind of layer."""
-    found = getattr(config, "rope_parameters", None) or {}
-    is_nested = found and all(isinstance(each, dict) or each is None for each in found.values())
-    yield from (each for each in found.values() if each) if is_nested else [found]
+    for values in rope_parameters(config):
+        if length is not None and values.get("rope_type") == DYNAMIC:
+            length = max(length, int(length * values.get("factor", 1.0)))
+    return length

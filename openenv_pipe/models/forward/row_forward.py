@@ -105,8 +105,7 @@ class TransformersForward:
     ) -> torch.Tensor:
         """Compute the logits [R, V] at each row's place last_R.
 
-        Padding has the position of its row's last token: behind it, rope types that depend on the
-        highest position would give all tokens other angles.
+        Padding has the position of its row's last token, because the model may have none behind it.
         """
         causal_R1QK = self._cache.write_at(positions_RQ)
         mask = layer_masks(self._model.reaches, causal_R1QK, positions_RQ)

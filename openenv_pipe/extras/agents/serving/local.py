@@ -44,6 +44,7 @@ def serve_locally(
         seed=config.seed,
         device=select_device(config.device),
         checkpoint=subject.checkpoint,
+        max_tokens=max_tokens,
     )
     if policy.max_length is not None and max_tokens > policy.max_length:
         raise ConfigError(
