@@ -79,6 +79,11 @@ def adapts_experts(model: Any) -> bool:
     return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 
+def is_mixture(model: Any) -> bool:
+    """Return whether a model has layers of experts."""
+    return any(name.endswith(".experts") for name, _ in model.named_modules())
+
+
 def describe_adapter(model: Any) -> str:
     """Say how many matrices of each kind a model's adapter adds to, and which it leaves out.
 

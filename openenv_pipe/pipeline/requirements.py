@@ -9,6 +9,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,7 +32,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
-from openenv_pipe.models.adapter import adapts_experts, describe_adapter
+from openenv_pipe.models.adapter import adapts_experts, describe_adapter, is_mixture
 from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import (
     check_architecture,
@@ -155,18 +156,31 @@ def _model(config: RunConfig) -> str:
     if folder is None:
         return ""  # it has to be downloaded first
     shape = read_folder_shape(model, folder)
-    empty, engine = check_architecture(config), config.engine
-    if engine.publish_mode(model.lora.rank) == "adapter" and adapts_experts(empty):
-        raise ConfigError(
-            "engine.publish=adapter with model.lora.target_modules="
-            f"{model.lora.target_modules!r}, which adapts the experts of a mixture: vLLM does not "
-            "read such adapters; set engine.publish=merged, or name other modules, such as "
-            "[q_proj, k_proj, v_proj, o_proj]"
-        )
+    empty = check_architecture(config)
+    _reject_unread_adapter(config, empty)
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
     size = f", {shape.num_parameters / 1e9:.2f} billion parameters" if shape else ""
     text = f"{model.path} ({where}){size}"
     return f"{text}; {describe_adapter(empty)}" if model.lora.rank else text
+
+
+def _reject_unread_adapter(config: RunConfig, model: Any) -> None:
+    """Raise ConfigError if the adapter is published to servers that do not compute it."""
+    engine = config.engine
+    if engine.publish_mode(config.model.lora.rank) != "adapter":
+        return
+    if adapts_experts(model):
+        raise ConfigError(
+            "engine.publish=adapter with model.lora.target_modules="
+            f"{config.model.lora.target_modules!r}, which adapts the experts of a mixture: vLLM "
+            "does not read such adapters; set engine.publish=merged, or name other modules, such "
+            "as [q_proj, k_proj, v_proj, o_proj]"
+        )
+    if engine.starts_servers and is_mixture(model) and select_device(config.device).type == "cpu":
+        raise ConfigError(
+            "engine.publish=adapter with a mixture of experts on a CPU: vLLM's CPU build computes "
+            "no experts in a server that takes adapters; set engine.publish=merged"
+        )
 
 
 def _chat(config: RunConfig) -> str:

@@ -11,6 +11,7 @@ import pytest
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Status
 from tests.commands import wait_until
+from tests.families import make_family
 from tests.other_user import assert_nothing_for_others, shared_places
 from tests.vllm_runs import (
     AS_PROGRAM,
@@ -67,6 +68,27 @@ def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):
     assert not list((folder / "logs" / "latest" / "programs").iterdir())
     _, alive = psutil.wait_procs(servers, timeout=LIMIT_S)
     assert alive == []
+
+
+def test_all_weights_of_a_mixture_are_renewed(installed, tmp_path):
+    """vLLM's own reload leaves the experts and sinks of GPT-OSS as they were, and packs no experts
+    for a CPU again."""
+    folder = make_family(
+        tmp_path / "model",
+        "GptOssConfig",
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    precision = ("model.dtype=float32", "model.autocast=float32", "model.lora.rank=0")
+    command = start(tmp_path, EAGER, "model=hub", f"model.path={folder}", *precision)
+    try:
+        assert command.wait(LIMIT_S) == 0, command.err
+    finally:
+        command.kill()
+    assert_trained_and_agreed(tmp_path)
 
 
 @pytest.fixture

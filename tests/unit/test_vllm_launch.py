@@ -25,6 +25,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_arguments,
     server_variables,
 )
+from openenv_pipe.engines.vllm.server_log import first_error, log_size
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.serving.serve import _served, serve
@@ -352,3 +353,20 @@ def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
         template = Path(arguments[arguments.index("--chat-template") + 1])
         assert template.read_text() == served_template(chat)
     assert "--enable-auto-tool-choice" in arguments
+
+
+def test_the_first_error_of_a_log_is_that_of_the_process_that_failed(tmp_path):
+    log = tmp_path / "engine.log"
+    assert first_error(log, 0) == ""
+    log.write_text("ValueError: of the server before\n")
+    begin = log_size(log)
+    with log.open("a") as file:
+        print(
+            "(APIServer pid=5) WARNING 1-2 [a.py:1] fd limits like `OSError: [Errno 24]`", file=file
+        )
+        file.flush()
+        assert first_error(log, begin) == ""
+        print("(Worker pid=7) ERROR 11-26 [b.py:106] AttributeError: no float32", file=file)
+        print("(EngineCore pid=6) ERROR 11-26 [c.py:9] RuntimeError: Worker failed", file=file)
+    assert first_error(log, begin) == "AttributeError: no float32"
+    assert first_error(log, 0) == "ValueError: of the server before"

@@ -84,8 +84,14 @@ def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixt
     run = family_run(mixture, "model.lora.rank=2", "engine=vllm")
     with pytest.raises(ConfigError, match=r"experts of a mixture.*engine\.publish=merged"):
         REQUIREMENTS["model"](run)
-    for fitting in ("engine.publish=merged", "model.lora.target_modules=[q_proj,v_proj]"):
-        REQUIREMENTS["model"](family_run(mixture, "model.lora.rank=2", "engine=vllm", fitting))
+    attention = "model.lora.target_modules=[q_proj,v_proj]"
+    elsewhere = ("engine.launch=attach", "engine.url=http://127.0.0.1:1")
+    for fitting in (("engine.publish=merged",), (attention, *elsewhere)):
+        REQUIREMENTS["model"](family_run(mixture, "model.lora.rank=2", "engine=vllm", *fitting))
+    with pytest.raises(ConfigError, match=r"vLLM's CPU build computes no experts.*publish=merged"):
+        REQUIREMENTS["model"](
+            family_run(mixture, "model.lora.rank=2", "engine=vllm", attention, "device=cpu")
+        )
     with pytest.raises(TrainingError, match=r"experts.*engine\.publish=merged"):
         PolicyWeights(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))

@@ -5,7 +5,6 @@ The model's own chat template, generation settings and form of tool calls apply.
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from openenv_pipe.engines.vllm.server_command import (
     allowed_rank,
     process_environment,
 )
+from openenv_pipe.engines.vllm.server_log import first_error, log_size
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess
@@ -36,8 +36,6 @@ Notify = Callable[[str], None]
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
-ERROR_LINE = re.compile(rb"\b\w+Error: .+")
-MAX_READ_BYTES = 1 << 20  # of the log
 # Options of the server that decide who may use it, and what sets each of them instead.
 OWN_OPTIONS = {
     "--host": "--host, in front of the `--`",
@@ -125,7 +123,7 @@ async def running(
     Raises:
         EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """
-    log_begin = log.stat().st_size if log.exists() else 0
+    log_begin = log_size(log)
     own = {"PYTHONPATH": python_path(sees_images=False), KEY_VARIABLE: key}
     environment = process_environment(
         served.model, {**_variables(installed.build), **variables, **own}
@@ -138,25 +136,12 @@ async def running(
             await unless_dead(ready, server.exited())
         yield server
     except NotReadyError as error:
-        cause = _first_error(log, log_begin)
+        cause = first_error(log, log_begin)
         note = names_left_out(environment, variables_key)
         parts = [f"{error}: {cause}" if cause else str(error), note]
         raise EngineError("; ".join(filter(None, parts)), log) from error
     finally:
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
-
-
-def _first_error(log: Path, begin: int) -> str | None:
-    """Return the first error in the log from byte `begin` on; None if there is none.
-
-    When a server dies, each of its processes logs the end, so the last lines rarely name the cause.
-    """
-    if not log.exists():
-        return None
-    with log.open("rb") as file:
-        file.seek(begin)
-        found = ERROR_LINE.search(file.read(MAX_READ_BYTES))
-    return found.group().decode(errors="replace") if found else None
 
 
 def _reject_own_option(argument: str) -> None:

@@ -25,6 +25,7 @@ from openenv_pipe.engines.vllm.connection import BASE, StatusError
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import AdapterProbe, LogprobCheck
 from openenv_pipe.engines.vllm.ownership import Claim, reject_other_run
+from openenv_pipe.engines.vllm.server_log import first_error, log_size
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.transfer import PolicyVersion
 from openenv_pipe.engines.vllm.versions import Versions
@@ -238,6 +239,7 @@ class Replica:
             ConfigError, TrainingError: as `VllmServer.start`, `Claim.acquire` and the logprob check
                 raise them.
         """
+        log_begin = log_size(self.log)
         try:
             await self._start()
         except TimeoutError:
@@ -247,13 +249,11 @@ class Replica:
                 f"{self._config.start_timeout_s:g}",
                 self.log,
             ) from None
-        except NotReadyError as error:
+        except (NotReadyError, ServerGoneError) as error:
             await self.stop()
-            note = self._server.left_out
-            raise EngineError(f"{error}; {note}" if note else str(error), self.log) from error
-        except ServerGoneError as error:
-            await self.stop()
-            raise EngineError(f"the server went away: {error}", self.log) from error
+            gone = "the server went away: " if isinstance(error, ServerGoneError) else ""
+            parts = f"{gone}{error}", first_error(self.log, log_begin), self._server.left_out
+            raise EngineError("; ".join(filter(None, parts)), self.log) from error
         except BaseException:
             await self.stop()
             raise

@@ -12,8 +12,7 @@ from openenv_pipe_amx import request_amx
 from openenv_pipe_broadcast import FILES_INSTEAD, BroadcastError, Receiver
 from openenv_pipe_claims import Claims
 from openenv_pipe_ipc import gpu_id, rebuild_arguments
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.platforms import current_platform
+from openenv_pipe_reload import renewed
 
 request_amx()  # every worker imports this module before it computes anything
 
@@ -118,17 +117,5 @@ class PolicyWorker:
         return {"problem": ""}
 
     def _load(self, **source: Any) -> None:
-        self.reload_weights(**source)
-        if current_platform.is_cpu():
-            self._repack_heads()
-
-    @torch.inference_mode()
-    def _repack_heads(self) -> None:
-        """Pack the weights of output heads again, because a CPU computes with packed weights.
-
-        vLLM's reload packs only the layers whose weights it has read. An output head that is tied
-        to the embeddings is not among them.
-        """
-        for module in self.model_runner.get_model().modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
+        with renewed(self.model_runner.get_model()):
+            self.reload_weights(**source)
