@@ -27,8 +27,8 @@ RANGE = compose(["conf=echo"]).config.env.tasks.train
 
 
 def file_block(path, **changes):
-    block = {"type": "file", "path": str(path), "columns": None, "seed_start": None, "reset": {}}
-    return block | changes
+    block = {"type": "file", "path": str(path), "columns": None, "required": []}
+    return block | {"seed_start": None, "reset": {}} | changes
 
 
 def configured(train, evaluation, num_eval_tasks=1):
@@ -206,7 +206,7 @@ def test_a_file_that_is_not_as_said_is_explained(tmp_path, name, rows, expected)
 
 def dataset_block(**changes):
     block = dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start"))
-    return block | {"type": "dataset", "split": "train", "reset": {}, **changes}
+    return block | {"type": "dataset", "split": "train", "required": [], "reset": {}, **changes}
 
 
 async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatch):
@@ -245,7 +245,77 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
     assert "[datasets]" in message
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"q": "2?"}, "line 3 has no 'answer', which env.tasks.train.required asks for; it has q"),
+        ({"q": "2?", "answer": None}, "line 3: 'answer' is None"),
+        ({"q": "", "answer": 2}, "line 3: 'q' is ''"),
+        ({"q": "2?", "answer": " \t"}, r"line 3: 'answer' is ' \t'"),
+        ({"q": "2?", "answer": []}, "line 3: 'answer' is []"),
+    ],
+)
+def test_a_row_without_a_required_value_is_named(tmp_path, row, message):
+    path = write(tmp_path / "a.jsonl", {"q": "1?", "answer": 0}, {"q": "0?", "answer": False}, row)
+    block = file_block(path, required=["q", "answer"])
+    assert message in rejection(configured(block, RANGE.model_dump()))
+
+
+def test_a_row_of_a_data_set_without_a_required_value_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("datasets", exc_type=ImportError)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(tmp_path / "a.jsonl", {"q": "1?", "a": "1"}, {"q": "2?", "a": ""})
+    block = dataset_block(path="json", data_files=str(path), required=["question", "answer"])
+    assert "row 1 has no 'question'" in rejection(configured(block, RANGE.model_dump()))
+    block["columns"] = {"q": "question", "a": "answer"}
+    assert "row 2: 'answer' is ''" in rejection(configured(block, RANGE.model_dump()))
+
+
 # --- splits ------------------------------------------------------------------------------------
+
+SHARE = {"type": "share", "share": 0.25}
+
+
+async def test_a_share_of_the_rows_is_left_for_the_evaluation(tmp_path):
+    rows = [{"q": number} for number in range(40)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    found = await splits(configured(file_block(path), SHARE))
+    assert [len(found.train), len(found.eval)] == [30, 10]
+    trained, held_out = ([task.reset["q"] for task in each] for each in (found.train, found.eval))
+    assert sorted(trained + held_out) == list(range(40))
+    assert trained == sorted(trained) and held_out != list(range(30, 40))
+    first = found.eval[0]
+    assert (first.id, first.split, first.index) == (f"eval/{held_out[0]}", "eval", 0)
+    write(path, *reversed(rows))
+    again = await splits(configured(file_block(path), SHARE))
+    assert {task.reset["q"] for task in again.eval} == set(held_out)
+
+
+async def test_equal_rows_are_in_one_part(tmp_path):
+    rows = [{"q": number % 4} for number in range(40)]
+    found = await splits(configured(file_block(write(tmp_path / "a.jsonl", *rows)), SHARE))
+    assert [len(found.train), len(found.eval)] == [30, 10]
+    assert len({task.reset["q"] for task in found.eval}) == 1
+
+
+def test_a_share_that_leaves_nothing_is_rejected(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 1})
+    assert "none for the evaluation" in rejection(configured(file_block(path), SHARE))
+    block = file_block(path)
+    assert "none for training" in rejection(configured(block, SHARE | {"share": 1.0}))
+
+
+@pytest.mark.parametrize("train", [RANGE.model_dump(), None])
+def test_only_listed_training_tasks_are_divided(train):
+    if train is None:
+        train = {"type": "server", "split": "train", "seed_start": None, "reset": {}}
+    with pytest.raises(ValidationError, match=f"whose type is {train['type']}"):
+        configured(train, SHARE)
+
+
+def test_training_tasks_are_no_share():
+    with pytest.raises(ValidationError, match="'share'"):
+        configured(SHARE, RANGE.model_dump())
 
 
 async def test_a_task_in_both_splits_is_rejected_with_an_example(tmp_path):

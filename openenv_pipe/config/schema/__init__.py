@@ -82,6 +82,7 @@ from openenv_pipe.config.schema.tasks import (
     TasksConfig,
     TaskServer,
     TaskSetConfig,
+    TaskShare,
 )
 from openenv_pipe.config.schema.tracker import (
     PythonTrackerConfig,
@@ -163,6 +164,7 @@ __all__ = [
     "TaskRange",
     "TaskServer",
     "TaskSetConfig",
+    "TaskShare",
     "TasksConfig",
     "Term",
     "TermConfig",

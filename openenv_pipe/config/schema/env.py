@@ -33,7 +33,7 @@ class EnvConfig(Block):
     )
     variables: Variables = Field(
         description="environment variables of the server; null: the value that this process has; "
-        "with host=process, {package} is the package's folder"
+        "with host=process, {package} is the package's folder, and {folder} the current one"
     )
     reset_timeout_s: Seconds = Field(description="time limit of a reset")
     step_timeout_s: Seconds = Field(description="time limit of a step")

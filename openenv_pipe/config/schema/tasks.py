@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block, NumEpisodes, PythonTarget, Seed
+from openenv_pipe.config.schema.base import Block, NumEpisodes, PositiveShare, PythonTarget, Seed
 
 
 class TaskRange(Block):
@@ -36,6 +36,9 @@ class TaskRows(ListedTasks):
 
     columns: Annotated[dict[str, str], Field(min_length=1)] | None = Field(
         description="maps columns to reset keywords; null: every column under its own name"
+    )
+    required: list[str] = Field(
+        description="reset keywords for which every row has to have a value that is not empty"
     )
 
     @model_validator(mode="after")
@@ -111,9 +114,32 @@ class TaskServer(ListedTasks):
         return f"the server's, split {self.split}"
 
 
-TaskSetConfig = Annotated[
+class TaskShare(Block):
+    """A share of the training tasks, which training then leaves out (conf/env/tasks/share.yaml).
+
+    A hash of each task decides, so that the order of the rows has no influence, and equal rows
+    stay together.
+    """
+
+    type: Literal["share"]
+    share: PositiveShare = Field(
+        description="of the rows or folders of env.tasks.train, rounded to whole tasks"
+    )
+
+    @property
+    def title(self) -> str:
+        return f"a share of {self.share:g} of the rows or folders of training"
+
+    @property
+    def reset(self) -> dict[str, Any]:
+        """No further reset keywords: the training tasks have them."""
+        return {}
+
+
+TrainSetConfig = Annotated[
     TaskRange | TaskFile | TaskDataset | TaskFolders | TaskServer, Field(discriminator="type")
 ]
+TaskSetConfig = Annotated[TrainSetConfig | TaskShare, Field(discriminator="type")]
 
 
 class PythonOrderConfig(PythonTarget):
@@ -131,5 +157,14 @@ class TasksConfig(Block):
         "curriculum: mostly tasks that the model sometimes solves; curriculum_by_cost: the same, "
         "with short ones preferred; or a target of your own"
     )
-    train: TaskSetConfig
+    train: TrainSetConfig
     eval: TaskSetConfig
+
+    @model_validator(mode="after")
+    def _share_is_of_listed_tasks(self) -> Self:
+        if isinstance(self.eval, TaskShare) and self.train.type in ("range", "server"):
+            raise ValueError(
+                f"env.tasks.eval.type=share divides the rows or folders of env.tasks.train, whose "
+                f"type is {self.train.type}; set another type of one of them"
+            )
+        return self

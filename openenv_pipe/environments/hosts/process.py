@@ -42,6 +42,7 @@ ADDRESS = "127.0.0.1"
 NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server binds it
 SERVE = Path(__file__).with_name("serve_package.py")
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
+FOLDER = "{folder}"  # in env.variables: the current folder
 VARIABLES = "env.variables"
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 HEALTH_LIMIT_S = 5.0
@@ -335,7 +336,7 @@ def _environment(env: "EnvConfig", num_sessions: int) -> dict[str, str]:
     A command finds the Python modules that it would find in the folder of its relative paths.
     """
     own = {
-        name: _with_package(env, f"{VARIABLES}.{name}", value)
+        name: _with_package(env, f"{VARIABLES}.{name}", value).replace(FOLDER, str(Path.cwd()))
         for name, value in server_variables(env, num_sessions).items()
     }
     complete = child_environment() | own

@@ -42,6 +42,7 @@ def read_file(config: TaskFile, key: str) -> list[Row]:
         for number, row in read(read_text(path), config.columns):
             where = f"{key}: {path}, line {number}"
             rows.append(_chosen(row, config.columns, where))
+            _require_values(rows[-1], config.required, row, where, key)
             require_sendable(rows[-1], where, key)
         return rows
     except (OSError, ValueError) as error:
@@ -181,6 +182,26 @@ def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
     return {keyword: row[column] for column, keyword in columns.items()}
 
 
+def _require_values(row: Row, required: Sequence[str], read: Row, where: str, key: str) -> None:
+    """Raise ConfigError for a reset keyword without a value.
+
+    read: the row under the names of its columns.
+    """
+    for keyword in required:
+        if keyword not in row:
+            raise ConfigError(
+                f"{where} has no {keyword!r}, which {key}.required asks for; it has "
+                f"{', '.join(read) or 'nothing'}; {key}.columns={{COLUMN: {keyword}}} names the "
+                "column"
+            )
+        value = row[keyword]
+        if value is None or value in ([], {}) or (isinstance(value, str) and not value.strip()):
+            raise ConfigError(
+                f"{where}: {keyword!r} is {value!r}, and {key}.required asks for a value; fill it "
+                "in, or remove the row"
+            )
+
+
 def require_sendable(row: Row, where: str, key: str) -> None:
     """Raise ConfigError for a value that no message to an environment can carry.
 
@@ -254,15 +275,21 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
     except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
-    if config.columns is None:
-        return rows
-    for column in config.columns:
+    for column in config.columns or ():
         if column not in rows.column_names:
             names = ", ".join(rows.column_names)
             raise ConfigError(f"{key}: {config.path!r} has no column {column!r}; it has {names}")
-    return rows.select_columns(list(config.columns)).rename_columns(
-        {column: keyword for column, keyword in config.columns.items() if column != keyword}
-    )
+    if config.columns is not None:
+        rows = rows.select_columns(list(config.columns)).rename_columns(
+            {column: keyword for column, keyword in config.columns.items() if column != keyword}
+        )
+    if config.required:
+        names = rows.column_names
+        known = [name for name in config.required if name in names]
+        for number, row in enumerate(rows.select_columns(known or names[:1]), start=1):
+            where = f"{key}: {config.path}, row {number}"
+            _require_values(row, config.required, dict.fromkeys(names), where, key)
+    return rows
 
 
 def _csv_dataset(load: Callable[..., Any], names: Sequence[str]) -> Any:

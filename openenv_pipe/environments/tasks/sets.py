@@ -1,6 +1,7 @@
 """Task sets: the numbered tasks of one split. The index alone determines the task."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from openenv_pipe.config.schema import ListedTasks, TaskRange
@@ -80,3 +81,22 @@ class ListedRows:
             )
         name = f"{self._split}/{index if self._names is None else self._names[index]}"
         return Task(id=name, split=self._split, index=index, seed=seed, reset=reset)
+
+
+class SelectedTasks:
+    """Some tasks of another set. The ids keep their numbers or names in it."""
+
+    def __init__(self, tasks: TaskSet, split: str, indices: Sequence[int]) -> None:
+        self.source = tasks.source
+        self._tasks = tasks
+        self._split = split
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Task:
+        index = range(len(self))[index]
+        task = self._tasks[self._indices[index]]
+        name = task.id.partition("/")[2]
+        return replace(task, id=f"{self._split}/{name}", split=self._split, index=index)

@@ -1,5 +1,6 @@
 """The train and eval splits of a run, checked to share no task."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from openenv_pipe.config.schema import (
     TaskRange,
     TasksConfig,
     TaskServer,
+    TaskShare,
 )
 from openenv_pipe.environments.tasks.rows import (
     read_dataset,
@@ -21,7 +23,7 @@ from openenv_pipe.environments.tasks.rows import (
     require_sendable,
 )
 from openenv_pipe.environments.tasks.server import server_rows
-from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, TaskSet
+from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, SelectedTasks, TaskSet
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import Access
 from openenv_pipe.types import Task
@@ -67,7 +69,33 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
                 rows = read_folders(tasks, key)
                 names = [Path(row["path"]).name for row in rows]
                 known[split] = ListedRows(split, tasks, rows, tasks.path, names)
+            case TaskShare(share=share):
+                known["train"], known[split] = _divided(known["train"], share)
     return known
+
+
+def _divided(tasks: TaskSet, share: float) -> tuple[TaskSet, TaskSet]:
+    """Divide the training tasks into those that are left for training, and the held-out share.
+
+    The tasks with the smallest hashes are held out: equal tasks are in the same part.
+
+    Raises ConfigError if a part is empty.
+    """
+    hashes = [
+        hashlib.sha256(_identity(tasks[index]).encode()).digest() for index in range(len(tasks))
+    ]
+    num_held_out = round(share * len(tasks))
+    last = sorted(hashes)[num_held_out - 1] if num_held_out else b""
+    parts = [
+        [index for index, each in enumerate(hashes) if (each <= last) is is_held_out]
+        for is_held_out in (False, True)
+    ]
+    if not all(parts):
+        raise ConfigError(
+            f"env.tasks.eval.share={share:g} of the {len(tasks)} tasks of {tasks.source} leaves "
+            "none for training or none for the evaluation; set another share, or add rows"
+        )
+    return SelectedTasks(tasks, "train", parts[0]), SelectedTasks(tasks, "eval", parts[1])
 
 
 async def open_splits(config: RunConfig, known: KnownSets, url: str, access: Access) -> Splits:

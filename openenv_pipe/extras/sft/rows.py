@@ -37,6 +37,7 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
             path=source.path,
             split=source.split,
             **dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start")),
+            required=[],
             reset={},
         )
         for index, row in enumerate(read_dataset(dataset, KEY)):

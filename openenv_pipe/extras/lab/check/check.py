@@ -14,6 +14,7 @@ from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.lab.check.answers import probe_answers
 from openenv_pipe.extras.lab.check.groups import probe_groups
 from openenv_pipe.extras.lab.check.memory import probe_memory
 from openenv_pipe.extras.lab.check.protocol import probe_protocol
@@ -34,6 +35,7 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "sessions": probe_sessions,
     "seeds": probe_seeds,
     "rewards": probe_groups,
+    "answers": probe_answers,
     "speed": probe_speed,
     "memory": probe_memory,
 }

@@ -1,0 +1,172 @@
+"""Check the scoring of tasks that come with their answers, by playing these answers.
+
+A task's own answer has to earn the full reward; another task's, and none at all, must not. This
+applies to environments whose tasks have a reset keyword that is named like an answer, and whose
+actions are one text.
+"""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.recorded_play import PlayedEpisode
+from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES, fetch_metadata
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.schemas import Schema
+from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
+from openenv_pipe.extras.lab.episodes import play_to_end
+from openenv_pipe.system.untrusted_text import shortened
+from openenv_pipe.types import Action, Observation, Task
+
+NUM_SESSIONS = 8
+MAX_TASKS = 500  # of each split, evenly spaced
+LIMIT_S = 20.0  # for each kind of answer
+ACCEPTED_SHARE = 0.1  # of wrong answers with the full reward, from which on it is a failure
+FREQUENT_SHARE = 0.5  # of the tasks with one answer, from which on there is little to learn
+MAX_SHOWN = 3  # tasks that a message names
+MAX_ANSWER = 60  # characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnsweredTask:
+    """What a task's episode earned with an answer; None and the reason if it failed."""
+
+    task: Task
+    answer: str
+    reward: float | None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        earned = self.why or f"earns {self.reward:.3g}"
+        return f"{self.task.id} with {shortened(self.answer, MAX_ANSWER)!r} {earned}"
+
+
+async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
+    """Play every task with its own answer, with another task's, with none, and with a constant."""
+    tasks = [
+        each[index]
+        for each in (subject.tasks, subject.eval_tasks)
+        for index in range(0, len(each), 1 + (len(each) - 1) // MAX_TASKS)
+    ]
+    answers = [answer for task in tasks if (answer := _own_answer(task)) is not None]
+    schema = (await fetch_metadata(subject.host.urls[0], subject.host.access)).action
+    field = _text_field(schema)
+    is_answer = field in ANSWER_FIELD_NAMES or subject.env.max_turns == 1
+    if field is None or not is_answer or len(answers) < len(tasks):
+        return
+    full = subject.env.success_reward
+    own = await _play(subject, field, tasks, answers)
+    yield own_line(own, full)
+    if all(each.reward is None for each in own):
+        return  # for one reason, which that line has
+    others = [_another(answers, place) for place in range(len(tasks))]
+    wrong = await _play(subject, field, tasks, others)
+    silent = await _play(subject, field, tasks, [""] * len(tasks))
+    yield wrong_line(wrong, silent, full)
+    frequent = Counter(answers).most_common(1)[0][0]
+    yield frequent_line(await _play(subject, field, tasks, [frequent] * len(tasks)), full)
+
+
+def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
+    """Report whether every task's own answer earns the full reward."""
+    less = [each for each in played if each.reward is None or each.reward < full]
+    measured = {"tasks": len(played), "full": len(played) - len(less)}
+    if not less:
+        text = f"the own answer of each of {len(played)} tasks earns the full reward, {full:.3g}"
+        return Line("own answers", Result.OK, text, measured)
+    text = (
+        f"in {len(less)} of {len(played)} tasks the own answer does not earn the full reward, "
+        f"{full:.3g}: {_named(less)}; is the scoring wrong, or are these rows?"
+    )
+    return Line("own answers", Result.FAIL, text, measured)
+
+
+def wrong_line(wrong: Sequence[AnsweredTask], silent: Sequence[AnsweredTask], full: float) -> Line:
+    """Report how often another task's answer, and an empty one, earn the full reward."""
+    accepted = [each for each in wrong if each.reward is not None and each.reward >= full]
+    empty = [each for each in silent if each.reward is not None and each.reward >= full]
+    measured = {"tasks": len(wrong), "others": len(accepted), "empty": len(empty)}
+    if not accepted and not empty:
+        text = f"no empty answer and no other task's earns the full reward, in {len(wrong)} tasks"
+        return Line("wrong answers", Result.OK, text, measured)
+    text = (
+        f"the full reward goes to {len(accepted)} of {len(wrong)} answers of another task, and "
+        f"to {len(empty)} of {len(silent)} empty ones: {_named([*empty, *accepted])}"
+    )
+    fails = empty or len(accepted) >= ACCEPTED_SHARE * len(wrong)
+    return Line("wrong answers", Result.FAIL if fails else Result.WARN, text, measured)
+
+
+def frequent_line(played: Sequence[AnsweredTask], full: float) -> Line:
+    """Report in how many tasks the most frequent answer earns the full reward."""
+    num_full = sum(each.reward is not None and each.reward >= full for each in played)
+    measured = {"tasks": len(played), "full": num_full}
+    answer = shortened(played[0].answer, MAX_ANSWER)
+    text = f"always {answer!r} earns the full reward in {num_full} of {len(played)} tasks"
+    if num_full <= FREQUENT_SHARE * len(played):
+        return Line("constant answer", Result.OK, text, measured)
+    text += "; a model learns that first, without reading: balance the answers"
+    return Line("constant answer", Result.WARN, text, measured)
+
+
+async def _play(
+    subject: EnvironmentUnderTest, field: str, tasks: Sequence[Task], answers: Sequence[str]
+) -> list[AnsweredTask]:
+    """Play the tasks with these answers; those that the time limit cut off are left out."""
+    played: dict[int, AnsweredTask] = {}
+
+    async def do(session: Session, place: int) -> None:
+        task, answer = tasks[place], answers[place]
+
+        def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+            return [{field: answer}]
+
+        play = PlayedEpisode(task=task)
+        reward, why = None, ""
+        try:
+            await play_to_end(session, play, choose, subject.env, random.Random(0))
+        except StepRejectedError as error:
+            why = f"is rejected: {error!s:.200}"
+        else:
+            reward = None if play.failure else play.reward
+            why = f"fails: {play.failure!s:.200}" if play.failure else ""
+        played[place] = AnsweredTask(task=task, answer=answer, reward=reward, why=why)
+
+    await subject.spread(
+        range(len(tasks)),
+        do,
+        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
+        limit_s=LIMIT_S,
+    )
+    return [played[place] for place in sorted(played)]
+
+
+def _own_answer(task: Task) -> str | None:
+    """Return the task's answer if its reset has one, as text."""
+    found = [task.reset[name] for name in ANSWER_FIELD_NAMES if name in task.reset]
+    if len(found) == 1 and isinstance(found[0], str | int | float):
+        return str(found[0])
+    return None
+
+
+def _another(answers: Sequence[str], place: int) -> str:
+    """Return the next task's answer that differs from this one's; a text that no task has, if none
+    does."""
+    after = (*answers[place + 1 :], *answers[:place])
+    return next((other for other in after if other != answers[place]), f"not {answers[place]}")
+
+
+def _text_field(schema: Schema) -> str | None:
+    """Return the name of an action's only field beside metadata, if it is a text."""
+    fields = {name: kind for name, kind in schema["properties"].items() if name != "metadata"}
+    texts = [name for name, kind in fields.items() if kind.get("type") == "string"]
+    return texts[0] if len(fields) == len(texts) == 1 else None
+
+
+def _named(answered: Sequence[AnsweredTask]) -> str:
+    more = f" and {len(answered) - MAX_SHOWN} more" if len(answered) > MAX_SHOWN else ""
+    return ", ".join(each.text for each in answered[:MAX_SHOWN]) + more
