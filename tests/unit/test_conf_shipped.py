@@ -32,7 +32,7 @@ REQUIRED = {
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
     "agent=harbor": ["host=none", "trainer.warm_start.steps=0"],
-    "env=questions": ["env.tasks.train.path=questions.jsonl"],
+    "env=questions": ["conf=echo", "env.tasks.train.path=questions.jsonl"],
     "conf=harbor": ["env.tasks.train.path=train", "env.tasks.eval.path=eval"],
     "env=harbor": ["conf=harbor", "env.tasks.train.path=train", "env.tasks.eval.path=eval"],
     "agent=program": ["agent.command=['{python}', agent.py]"],
