@@ -5,7 +5,9 @@ Shape letters: B rows, V vocabulary.
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
+_BLOCK = 512  # ids of the vocabulary
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -38,16 +40,45 @@ def sample(
     """
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
-    logprobs_BV = torch.log_softmax(logits_BV.float() / divisors_B[:, None], dim=-1)
-    probabilities_BV = logprobs_BV.exp()
-    cumulative_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
-    totals_B1 = cumulative_BV[:, -1:].contiguous()
-    drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * totals_B1, right=True)
-    last_B1 = torch.searchsorted(cumulative_BV, totals_B1)  # the last token of positive probability
-    drawn_B = torch.minimum(drawn_B1, last_B1)[:, 0]  # a product may be rounded up to the total
-    drawn_B = drawn_B.clamp(max=logits_BV.shape[1] - 1)  # NaN gives an index past the end
-    ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), drawn_B)
+    logits_BV = logits_BV.float()
+    if not (divisors_B == 1.0).all():
+        logits_BV = logits_BV / divisors_B[:, None]
+    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+    ids_B = _drawn(logprobs_BV.exp(), uniforms_B)
+    if greedy_B.any():
+        ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+
+
+def _drawn(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
+    """Return ids [B] with probabilities in proportion to the weights; with NaN, any ids.
+
+    In a large vocabulary, sums over blocks choose a block, and running sums within it an id:
+    running sums over all ids take longer than all else of sampling.
+    """
+    num_ids = weights_BV.shape[1]
+    if num_ids <= _BLOCK:
+        upto_BV = weights_BV.cumsum(dim=-1, dtype=torch.float64)
+        return _first_above(upto_BV, uniforms_B[:, None] * upto_BV[:, -1:])[:, 0]
+    blocks_BNW = pad(weights_BV, (0, -num_ids % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    upto_BN = blocks_BNW.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    goals_B1 = uniforms_B[:, None] * upto_BN[:, -1:]
+    block_B1 = _first_above(upto_BN, goals_B1)
+    goals_B1 -= pad(upto_BN, (1, 0)).gather(1, block_B1)
+    block_BW = blocks_BNW.take_along_dim(block_B1[:, :, None], dim=1)[:, 0]
+    within_B1 = _first_above(block_BW.cumsum(dim=-1, dtype=torch.float64), goals_B1)
+    return (block_B1 * _BLOCK + within_B1)[:, 0].clamp(max=num_ids - 1)
+
+
+def _first_above(upto_BN: torch.Tensor, goals_B1: torch.Tensor) -> torch.Tensor:
+    """Return the first place [B, 1] whose running sum is above the goal.
+
+    Rounding may leave none; then it is the last place that adds to the sum.
+    """
+    last_B1 = torch.searchsorted(upto_BN, upto_BN[:, -1:].contiguous())
+    found_B1 = torch.searchsorted(upto_BN, goals_B1, right=True)
+    # NaN gives a place past the end.
+    return torch.minimum(found_B1, last_B1).clamp(max=upto_BN.shape[1] - 1)
 
 
 def truncated(

@@ -65,12 +65,27 @@ def test_frequencies_are_those_of_the_softmax(temperature):
     assert torch.allclose(logprobs, expected[ids], atol=1e-6)
 
 
-def test_an_impossible_token_is_never_drawn():
-    """Neither the smallest nor the largest uniform number draws it."""
-    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf])
+def test_blocks_of_a_large_vocabulary_give_the_tokens_of_one_running_sum():
+    """The last of three blocks is not full; the ends of blocks have a large share."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(1300, generator=generator)
+    logits[[511, 512, 1023, 1024, 1299]] = 6.0
+    draws = torch.from_numpy(numbers([7] * COUNT, range(COUNT)))
+    ids, _ = sample(logits.expand(COUNT, -1), torch.ones(COUNT), draws)
+    sums = logits.softmax(-1, dtype=torch.float64).cumsum(-1)
+    expected = torch.searchsorted(sums, draws * sums[-1], right=True)
+    assert (ids != expected).sum() <= 2  # by rounding, at the edge between two tokens
+    assert len(ids.unique()) > 500
+
+
+@pytest.mark.parametrize("block", [1, 512])
+def test_an_impossible_token_is_never_drawn(block):
+    """Neither the smallest nor the largest uniform number draws it, also in several blocks."""
+    logits = torch.full((5 * block,), -torch.inf)
+    logits[[block, 3 * block]] = 0.0
     edges = torch.tensor([0.0, 1e-300, 0.25, 0.5 - 2**-54, 0.5, 0.75, 1 - 2**-53]).double()
     ids, logprobs = sample(logits.expand(len(edges), -1), torch.ones(len(edges)), edges)
-    assert set(ids.tolist()) == {1, 3}
+    assert set(ids.tolist()) == {block, 3 * block}
     assert torch.isfinite(logprobs).all()
 
 
@@ -94,9 +109,11 @@ def test_rows_do_not_depend_on_each_other():
 def test_broken_logits_give_a_token_and_a_logprob_that_says_so():
     """Trap 7: the learner counts logprobs that are not finite; sampling neither hides them nor
     fails."""
-    ids, logprobs = sample(torch.full((2, 5), torch.nan), torch.ones(2), torch.rand(2).double())
-    assert ((ids >= 0) & (ids < 5)).all()
-    assert torch.isnan(logprobs).all()
+    for size in (5, 1300):
+        broken = torch.full((2, size), torch.nan)
+        ids, logprobs = sample(broken, torch.ones(2), torch.rand(2).double())
+        assert ((ids >= 0) & (ids < size)).all()
+        assert torch.isnan(logprobs).all()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import embedding, rms_norm
 
 from openenv_pipe.models.forward.packed_decoder import PackedDecoder
-from openenv_pipe.models.forward.row_attention import RowAttention, SharedPrefixes
+from openenv_pipe.models.forward.row_attention import RowAttention, SharedPrefixes, rows_of
 from openenv_pipe.models.forward.row_forward import Rows
 from openenv_pipe.models.forward.row_store import RowStore
 from openenv_pipe.types import NO_IMAGES, Images
@@ -167,8 +167,7 @@ class FastForward:
         ends_P = lengths_P.cumsum(0)
         offset_N = torch.arange(len(piece_N)) - (ends_P - lengths_P)[piece_N]
         is_padded = len(piece_N) < len(pieces) * longest
-        first, last = pieces[0].row, pieces[-1].row
-        rows = slice(first, last + 1) if last - first == len(pieces) - 1 else rows_P
+        rows = rows_of([piece.row for piece in pieces])
         shared = self._prefixes_of(piece.row for piece in pieces) if is_of_rows else None
         attention = self._attention(
             store,

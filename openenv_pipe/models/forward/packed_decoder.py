@@ -43,7 +43,8 @@ class _Product:
     """A linear layer, or several that read the same input, packed for oneDNN where torch has it."""
 
     def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:
-        self._weight = torch.cat([_merged_weight(module).to(precision) for module in modules])
+        weights = [_merged_weight(module).to(precision) for module in modules]
+        self._weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
         biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
         self._bias = torch.cat(biases).to(precision) if biases else None
         self._precision = precision

@@ -16,6 +16,13 @@ import torch
 from openenv_pipe.models.forward.row_store import RowStore
 
 
+def rows_of(rows: Sequence[int]) -> slice | torch.Tensor:
+    """Return an index of rows that is a slice, which copies nothing, where they are neighbours."""
+    if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows)
+
+
 class SharedPrefixes:
     """The prefixes of the pieces of a pass."""
 
@@ -44,7 +51,7 @@ class SharedPrefixes:
         self._place_P = torch.tensor([place_of[piece] for piece in range(len(prefixes_P))])
         padded = [pieces + pieces[:1] * (size - len(pieces)) for _, pieces in groups]
         self._piece_GM = torch.tensor(padded).flatten()
-        self._rows_G = torch.tensor([row or 0 for row, _ in groups])
+        self._rows_G = rows_of([row or 0 for row, _ in groups])
         lengths_G = torch.tensor([0 if row is None else lengths[row] for row, _ in groups])
         self._width = int(lengths_G.max())
         is_seen_GL = torch.arange(self._width) < lengths_G[:, None]
