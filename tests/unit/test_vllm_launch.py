@@ -33,8 +33,10 @@ from openenv_pipe.extras.containers.docker.start_guard import owner_label
 from openenv_pipe.extras.containers.docker.vllm_server import docker_command
 from openenv_pipe.models.chat.served_template import served_template
 from openenv_pipe.models.load import load_chat
+from openenv_pipe.models.replies.formats import FORMATS
 from openenv_pipe.system.process import free_port
 from openenv_pipe.system.process_id import ProcessId
+from tests.vllm_server import installed_vllm
 
 
 @cache
@@ -135,7 +137,6 @@ async def endpoint(folder, host="127.0.0.1", extra=()):
         dtype="float32",
         max_model_len=64,
         chat_template=None,
-        calls_tools=False,
     )
     await serve(
         served,
@@ -353,6 +354,30 @@ def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
         template = Path(arguments[arguments.index("--chat-template") + 1])
         assert template.read_text() == served_template(chat)
     assert "--enable-auto-tool-choice" in arguments
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_vllm_has_a_parser_of_the_calls_that_a_served_model_writes(form):
+    served = serving.Served(
+        name="policy",
+        model="/m",
+        revision=None,
+        adapter=None,
+        lora_rank=0,
+        dtype="float32",
+        max_model_len=64,
+        call_format=form,
+    )
+    arguments = serving.serving_arguments(served, "cpu", "127.0.0.1", 1, ())
+    parser = arguments[arguments.index("--tool-call-parser") + 1]
+    if isinstance(installed := installed_vllm(), str):
+        pytest.skip(installed)
+    (listed,) = (
+        Path(installed.python)
+        .parents[1]
+        .glob("lib/python3*/site-packages/vllm/tool_parsers/__init__.py")
+    )
+    assert f'"{parser}": (' in listed.read_text()
 
 
 def test_the_first_error_of_a_log_is_that_of_the_process_that_failed(tmp_path):

@@ -34,6 +34,19 @@ from openenv_pipe.system.readiness import (
 
 Notify = Callable[[str], None]
 STOP_LIMIT_S = 10.0
+# What vLLM calls its parsers of tool calls, where it is not the name of the format here. It has
+# none for Nemotron 2, whose calls are in the text then.
+TOOL_PARSERS = {
+    "cohere": "cohere_command3",
+    "deepseek": "deepseek_v31",
+    "glm4": "glm45",
+    "gpt_oss": "openai",
+    "granite3": "granite",
+    "llama": "llama3_json",
+    "nemotron2": "hermes",
+    "phi4": "phi4_mini_json",
+    "response_template": "hf",
+}
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
 # Options of the server that decide who may use it, and what sets each of them instead.
@@ -57,7 +70,7 @@ class Served:
     dtype: str
     max_model_len: int  # tokens
     chat_template: Path | None = None  # None: the model's own
-    calls_tools: bool = False
+    call_format: str | None = None  # how replies write calls, as `formats.json`; None: no calls
     gpu_memory_share: float | None = None  # None: vLLM's default
 
 
@@ -89,8 +102,9 @@ def serving_arguments(
     if served.chat_template is not None:
         arguments += ["--chat-template", str(served.chat_template)]
         arguments += ["--chat-template-content-format", "string"]  # as programs are trained
-    if served.calls_tools:  # hermes: the form of tool calls that episodes have
-        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    if served.call_format is not None:
+        parser = TOOL_PARSERS.get(served.call_format, served.call_format)
+        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if build == "cpu":
         longest = str(max(FEWEST_BATCHED_TOKENS, served.max_model_len))
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", longest]

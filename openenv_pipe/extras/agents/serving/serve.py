@@ -29,6 +29,7 @@ from openenv_pipe.models.chat.served_template import (
 )
 from openenv_pipe.models.hub import served_source
 from openenv_pipe.models.load import load_chat, load_policy, reject_vision_model, select_device
+from openenv_pipe.models.replies.formats import HERMES
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import write_text
@@ -208,5 +209,5 @@ def _served(
             dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
             max_model_len=max_model_len or config.env.max_episode_tokens,
             chat_template=template,
-            calls_tools=True,
+            call_format=(chat.reply_reader.form if chat.takes_tools else HERMES).name,
         )
