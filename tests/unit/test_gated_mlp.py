@@ -33,7 +33,7 @@ def mlps(kind=Qwen3MLP, config=Qwen3Config, **changes):
 
 def outputs_and_gradients(mlp, inputs):
     given = inputs.clone().requires_grad_()
-    outputs = mlp(given)
+    outputs = mlp(given).mul_(2.0)  # as a model may
     outputs.square().sum().backward()
     return outputs, [given.grad, *(weight.grad for weight in mlp.parameters())]
 

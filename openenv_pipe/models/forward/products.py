@@ -18,7 +18,7 @@ def product(inputs: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
     if is_by_onednn(inputs, weight_OI):
         return _by_onednn(inputs, weight_OI, None)
     if _is_compiled(inputs):
-        return padded(inputs, lambda rows_NI: rows_NI @ weight_OI.t())
+        return padded(inputs, lambda rows_NI: rows_NI @ weight_OI.t()).data
     return inputs @ weight_OI.t()
 
 
@@ -51,7 +51,9 @@ def _is_compiled(values: torch.Tensor) -> bool:
 def _by_onednn(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    return padded(inputs, lambda rows_NI: _linear(rows_NI, weight_OI, bias_O))
+    """Return `data`, which modules may change in place, as they may not a view of padded rows that
+    a function of autograd returns."""
+    return padded(inputs, lambda rows_NI: _linear(rows_NI, weight_OI, bias_O)).data
 
 
 def _linear(
