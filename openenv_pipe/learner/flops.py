@@ -20,15 +20,23 @@ def count_flops(model: Any) -> FlopCount:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     decoder, config = find_decoder(inner), inner.config.get_text_config()
     last = [layer.mlp for layer in decoder.modules() if isinstance(layer, LastLayer)]
-    num_heads: int = getattr(config, "num_attention_heads", 0)  # Mamba has no attention.
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
+    # The heads of Gemma 4 differ between layers.
+    differs = getattr(config, "is_heterogeneous", False)
+    layers = config.per_layer_config if differs else [config] * config.num_hidden_layers
     return FlopCount(
         num_weights=_num_weights(decoder),
         num_last_weights=sum(map(_num_weights, last)),
         num_head_weights=inner.get_output_embeddings().weight.numel(),
-        attention_width=config.num_hidden_layers * num_heads * head_size,
+        attention_width=sum(map(_attention_width, layers)),
         trains_all=all(parameter.requires_grad for parameter in model.parameters()),
     )
+
+
+def _attention_width(config: Any) -> int:
+    """Return the width of the queries of one layer."""
+    num_heads: int = getattr(config, "num_attention_heads", 0)  # Mamba has no attention.
+    head_size: int = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
+    return num_heads * head_size
 
 
 def _num_weights(module: torch.nn.Module) -> int:

@@ -10,6 +10,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.forward import products
 from openenv_pipe.models.memory_estimate import model_shape
+from tests.families import family_policy, make_family
 
 LENGTH = 32  # as many rows as products of oneDNN have
 SIZE = Size(
@@ -39,6 +40,18 @@ def test_a_model_that_is_not_loaded_is_counted_from_its_shape():
     shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
     assert shape is not None
     assert FlopCount.of_shape(shape, trains_all=True) == count_flops(policy.model)
+
+
+def test_layers_whose_heads_have_another_size_are_counted_each(tmp_path):
+    """Two layers of Gemma 4, of four heads: of 16 with a window, of 32 without one."""
+    options = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 0,
+    }
+    policy = family_policy(make_family(tmp_path, "Gemma4TextConfig", **options))
+    assert count_flops(policy.model).attention_width == 4 * 16 + 4 * 32
 
 
 def test_the_matrix_product_is_measured_once():
