@@ -21,6 +21,8 @@ FACTS: dict[str, Kind] = {
     "model_digest": "model",
     "tokenizer_digest": "model",
     "history": "model",
+    "forward.sampler": "model",
+    "forward.learner": "model",
     "device": "machine",
     "num_threads": "machine",
 }
@@ -60,10 +62,18 @@ def find_other_facts(
 ) -> list[Difference]:
     """Compare what a run finds out after its start: environment, tasks, model."""
     found = []
+    then, since = _with_forward_passes(before), _with_forward_passes(now)
     for key, kind in FACTS.items():
-        if key in before and key in now:
-            found += _unequal(kind, key, before[key], now[key])
+        if key in then and key in since:
+            found += _unequal(kind, key, then[key], since[key])
     return found
+
+
+def _with_forward_passes(facts: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Add those of `forward` by their keys, because the numbers in its reasons are measurements."""
+    forward = facts.get("forward")
+    parts = forward.items() if isinstance(forward, Mapping) else ()
+    return {**facts, **{f"forward.{name}": value for name, value in parts}}
 
 
 def _unequal(kind: Kind, name: str, before: object, now: object) -> list[Difference]:

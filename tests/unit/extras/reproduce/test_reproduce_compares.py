@@ -81,6 +81,19 @@ def test_what_differs_beforehand_is_named(tmp_path):
     assert str(found) == "data: tasks.train.num_tasks was 4, is 5"
 
 
+def test_another_way_to_sample_or_train_is_named_but_not_another_measurement():
+    left_out = {"fast": "it differs from the model's own by 0.0021"}
+    before = {"sampler": "ragged", "learner": "packed", "left_out": left_out}
+    measured = {**before, "left_out": {"fast": "it differs from the model's own by 0.0022"}}
+    assert find_other_facts({"forward": before}, {"forward": measured}) == []
+    now = {**before, "sampler": "whole rows", "learner": "padded"}
+    assert [str(each) for each in find_other_facts({"forward": before}, {"forward": now})] == [
+        "model: forward.sampler was ragged, is whole rows",
+        "model: forward.learner was packed, is padded",
+    ]
+    assert find_other_facts({}, {"forward": now}) == []
+
+
 def groups_of(*rewards):
     return [made_up_group(each, id=str(number)) for number, each in enumerate(rewards)]
 
