@@ -1,24 +1,20 @@
 """Recorded episodes, and the judge and the reward that score them again."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rollout.collector import group_seed
-from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.places import default_folder
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import Episode, Group
-
-STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
+from openenv_pipe.types import Group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,32 +28,14 @@ class Recorded:
     @property
     def steps(self) -> list[int]:
         """The steps of GRPO whose episodes are recorded. Raises RunFolderError without any."""
-        names = [path.name for path in (self.folder.path / "episodes").glob("step_*.jsonl.gz")]
-        steps = [int(found[1]) for name in names if (found := STEP_FILE.fullmatch(name))]
-        if not any(steps):
-            raise RunFolderError(
-                f"{self.folder.path} has no recorded episodes of training; name a run that has "
-                "done a step of GRPO"
-            )
-        return sorted(step for step in steps if step)  # step 0 has the demonstrations
+        return recorded_steps(self.folder)
 
     def groups(self, step: int) -> list[Group]:
         """Read the groups of a step, with the seeds that they were played with.
 
         Raises RunFolderError.
         """
-        path = episodes_path(self.folder.path, step)
-        if not path.exists():
-            first, *_, last = [*self.steps, *self.steps]
-            raise RunFolderError(
-                f"{path} does not exist; the run has episodes of steps {first} to {last}"
-            )
-        groups = read_episodes(path)
-        for group in groups:
-            label, _, place = group.id.rpartition("/")
-            if place.isdecimal():
-                group.seed = group_seed(self.folder.written_config.seed, label, int(place))
-        return groups
+        return recorded_groups(self.folder, step)
 
 
 def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> Recorded:
@@ -115,7 +93,7 @@ async def score_again(
         JudgeError: the judge's budget is spent.
         ConfigError: the endpoint rejects every request, or no reward term asks a judge.
     """
-    scored = [replace(group, episodes=[unjudged(e) for e in group.episodes]) for group in groups]
+    scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
     log = recorded.output / "judge.log"
     open_judge = load(block_types("judge")[judge.type].build)
@@ -129,20 +107,6 @@ async def score_again(
             )
         await run_all(scorer.score(group) for group in scored)
     return scored
-
-
-def unjudged(episode: Episode) -> Episode:
-    """Return the episode as it was when it had been played, before any reward."""
-    return replace(
-        episode,
-        reward=0.0,
-        whole_reward=0.0,
-        turn_rewards=[],
-        reward_terms={},
-        success=False,
-        judgements={},
-        unscored=None,
-    )
 
 
 def judged_terms(groups: Sequence[Group]) -> list[str]:

@@ -1,0 +1,56 @@
+"""What `rescore` reports about two rewards of the same episodes."""
+
+import pytest
+
+from openenv_pipe.extras.rescore.changes import Changes
+from openenv_pipe.types import Episode, Group, Status, Task
+
+TASK = Task(id="train/0", split="train", index=0, seed=0)
+
+
+def group(*rewards, **terms):
+    episodes = [
+        Episode(
+            task=TASK,
+            member=member,
+            seed=member,
+            status=Status.DONE,
+            reward=0.0 if reward is None else reward,
+            unscored="no verdict" if reward is None else None,
+            reward_terms={name: values[member] for name, values in terms.items()},
+        )
+        for member, reward in enumerate(rewards)
+    ]
+    return Group(id="train/0", task=TASK, episodes=episodes)
+
+
+def test_means_are_of_scored_episodes_and_name_the_terms_of_both():
+    changes = Changes()
+    changes.add(group(0.0, 1.0, env=[0.0, 1.0]), group(2.0, None, judge=[4.0, 9.0]))
+    assert changes.means == [
+        ("reward", 0.5, 2.0),
+        ("success", 0.0, 0.0),
+        ("env", 0.5, None),
+        ("judge", None, 4.0),
+    ]
+
+
+def test_agreement_by_hand():
+    changes = Changes()
+    changes.add(group(0.0, 1.0), group(0.0, 2.0))  # the same order
+    changes.add(group(0.0, 1.0), group(1.0, 0.0))  # the other order
+    changes.add(group(0.0, 0.0), group(0.0, 1.0))  # an order where there was none
+    changes.add(group(1.0, 1.0), group(1.0, None))  # nothing to compare any more
+    found = changes.agreement
+    assert found["episodes"] == 7
+    assert found["equal_share"] == pytest.approx(3 / 7)
+    assert found["correlation"] == pytest.approx(6 / (12 * 24) ** 0.5)
+    assert (found["groups"], found["groups_reordered"]) == (4, 2)
+    assert (found["groups_with_signal_before"], found["groups_with_signal_now"]) == (2, 3)
+
+
+def test_a_constant_reward_has_no_correlation():
+    changes = Changes()
+    assert changes.agreement["correlation"] is None
+    changes.add(group(0.0, 1.0), group(1.0, 1.0))
+    assert changes.agreement["correlation"] is None
