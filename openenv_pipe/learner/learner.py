@@ -3,6 +3,7 @@
 Shape letter: N trained tokens of a batch.
 """
 
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -79,6 +80,7 @@ class Learner:
         started = time.perf_counter()
         accumulator, recorder = MetricAccumulator(), TokenRecorder(samples)
         norms: list[float] = []
+        self._refresh_reference(step)
         self.optimizer.num_steps_taken = (step - 1) * self._config.total_updates_per_step
         lr, num_passes = self.optimizer.lr, self._config.passes_per_step
         updates = self._updates(samples, step, uncomputed, accumulator)
@@ -90,6 +92,19 @@ class Learner:
         self.trained_tokens = recorder.collected(self._ranks)
         metrics = step_metrics(accumulator, norms, lr, num_passes)  # waits for the device
         return metrics | self._speed(accumulator, time.perf_counter() - started)
+
+    def _refresh_reference(self, step: int) -> None:
+        """Make the present policy the reference, if a refresh is due since the last update.
+
+        No weight has changed since that update. Its step follows from the optimizer's count, which
+        a checkpoint has, so a resumed run refreshes at the same steps.
+        """
+        every = self._config.loss.kl.refresh_every
+        if every is None or not self._objective.needs_reference:
+            return
+        last = math.ceil(self.optimizer.num_steps_taken / self._config.total_updates_per_step)
+        if (step - 1) // every > max(0, last - 1) // every:
+            self.policy.keep_reference()
 
     @torch.no_grad()
     def kl_from_sampler(self, samples: Sequence[Sample]) -> float:

@@ -205,8 +205,9 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
         "activations": _activations(shape, config, tokens) + WORKSPACE,
         "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
     }
-    if trainer.loss.kl.coef and model.lora.rank == 0:
-        needed["reference model"] = int(weights * share)
+    # The reference of an adapter that is never refreshed is the model without it.
+    if trainer.loss.kl.coef and (model.lora.rank == 0 or trainer.loss.kl.refresh_every):
+        needed["reference model"] = int(trained * share)
     return needed
 
 

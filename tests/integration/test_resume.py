@@ -40,6 +40,7 @@ RUN = (
     "trainer.updates_per_step=2",
     "trainer.passes_per_step=2",
     "trainer.loss.kl.coef=0.1",
+    "trainer.loss.kl.refresh_every=2",
     "trainer.optimizer.schedule=cosine",
     "trainer.warm_start.steps=3",
     "trainer.checkpoint.every=2",

@@ -106,5 +106,12 @@ def test_drawn_tokens_come_to_the_same_gradient():
 def test_k1_without_importance_weights_is_rejected():
     with pytest.raises(ValueError, match="its gradient is zero on average"):
         run_config(
-            {"trainer.loss.kl": {"coef": 0.1, "estimator": "k1", "importance_weights": False}}
+            {
+                "trainer.loss.kl": {
+                    "coef": 0.1,
+                    "estimator": "k1",
+                    "importance_weights": False,
+                    "refresh_every": None,
+                }
+            }
         )

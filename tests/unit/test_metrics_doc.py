@@ -31,7 +31,12 @@ async def test_what_a_step_says_is_documented():
     changes = {
         "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
         "trainer.loss.entropy_coef": 0.1,
-        "trainer.loss.kl": {"coef": 0.1, "estimator": "k3", "importance_weights": True},
+        "trainer.loss.kl": {
+            "coef": 0.1,
+            "estimator": "k3",
+            "importance_weights": True,
+            "refresh_every": None,
+        },
     }
     learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
     samples = [plain_sample(episode) for episode in all_episodes(groups)]

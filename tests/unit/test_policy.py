@@ -109,11 +109,36 @@ def test_training_does_not_move_the_reference(lora_rank):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("num_updates", [1, 3])
+def test_the_reference_follows_the_policy_every_few_steps(lora_rank, num_updates):
+    """Steps 3 and 8 have no samples, and a new learner goes on after step 5, as a resume does."""
+    policy = tiny_policy(lora_rank=lora_rank)
+    kl = {"trainer.loss.kl.coef": 0.1, "trainer.loss.kl.refresh_every": 2}
+    changes = kl | {"trainer.optimizer.lr": 1e-2, "trainer.updates_per_step": num_updates}
+    trainer = run_config(changes).trainer
+    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    after, seen = {0: logprobs_of(policy)}, {}
+    for step in range(1, 11):
+        if step not in (3, 8):
+            learner.update(random_samples(0), step)
+            seen[step] = policy.reference_logprobs(BATCH, 1.0)
+        after[step] = logprobs_of(policy)
+        if step == 5:
+            reference, taken = policy.reference, learner.optimizer.num_steps_taken
+            learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+            policy.keep_reference(reference)
+            learner.optimizer.num_steps_taken = taken
+    of_step = {1: 0, 2: 0, 4: 2, 5: 4, 6: 4, 7: 6, 9: 8, 10: 8}
+    assert all(torch.equal(seen[step], after[of]) for step, of in of_step.items())
+    assert len({values.sum().item() for values in seen.values()}) == len(set(of_step.values()))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_pull_of_the_reference_is_towards_it(lora_rank):
     """The gradient of the KL term alone moves the policy back towards the reference."""
     policy = tiny_policy(lora_rank=lora_rank)
     # the samples are made up, so they need no importance weights
-    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False}
+    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False, "refresh_every": None}
     trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     change(policy)

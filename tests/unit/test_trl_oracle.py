@@ -219,7 +219,7 @@ def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
     policy, samples = moved_policy(2), samples_of_turns()
     reference = policy.reference_logprobs(pack(samples, share=False), 0.7)
     flat = {"ref_per_token_logps": reference}
-    kl = {"coef": KL_COEF, "estimator": "k3", "importance_weights": weighted}
+    kl = {"coef": KL_COEF, "estimator": "k3", "importance_weights": weighted, "refresh_every": None}
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
     extras = {"beta": KL_COEF, "weighted_kl": weighted}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, **extras)
@@ -334,7 +334,12 @@ def over_all_groups(extra, policy, rows):
     """Return changes of our loss, arguments of TRL's, and its values for the rows."""
     changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
     if extra == "kl":
-        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
+        changes["loss.kl"] = {
+            "coef": KL_COEF,
+            "estimator": "k3",
+            "importance_weights": False,
+            "refresh_every": None,
+        }
         given["beta"] = KL_COEF
         flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
     if extra == "entropy":

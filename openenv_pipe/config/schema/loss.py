@@ -4,16 +4,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block, NonNegative, Positive, PythonTarget
+from openenv_pipe.config.schema.base import (
+    Block,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    PythonTarget,
+)
 
 
 class KlConfig(Block):
-    """The KL term of the loss. The reference is the policy before the first step."""
+    """The KL term of the loss, to the policy before the first step or to a later one."""
 
     coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
     estimator: Literal["k1", "k2", "k3"]
     importance_weights: bool = Field(
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
+    )
+    refresh_every: PositiveCount | None = Field(
+        description="every so many steps, the policy becomes the reference (TRL's "
+        "ref_model_sync_steps); null: the reference never changes"
     )
 
 
