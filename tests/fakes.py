@@ -73,6 +73,7 @@ def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
         "system": None,
         "first": "{{ text }}",
         "following": "{{ text }}",
+        "examples": [],
         "unusable": "? {{ why }}",
         "pattern": r"(?s)^(?P<text>.*)$",
     }

@@ -46,6 +46,7 @@ ADAPTER = {
     "system": None,
     "first": "{{ frame }} or {{ other }}? {{ text }}",
     "following": "{{ frame }}",
+    "examples": [],
     "unusable": "? {{ why }}",
     "pattern": r"(?s)^(?P<text>.*)$",
 }

@@ -42,7 +42,13 @@ WAIT_S = 1.0  # of the client, for each answer
 LIMIT_S = 240.0  # of one behaviour, which no load reaches
 NUM_AT_ONCE = 16
 NUM_INSPECTED = 8  # by the whole command, which composes YAML each time
-TEMPLATES = {"system": None, "first": None, "following": None, "unusable": "no: {{ why }}"}
+TEMPLATES = {
+    "system": None,
+    "examples": [],
+    "first": None,
+    "following": None,
+    "unusable": "no: {{ why }}",
+}
 ADAPTERS = [
     {"type": "json", "hidden_fields": [], **TEMPLATES},
     {"type": "tool", "plain_reply": "final", **TEMPLATES},

@@ -21,6 +21,7 @@ def text_adapter(**changes):
         "system": None,
         "first": "word of {{ length }}",
         "following": "{% if marks %}{{ marks }}{% else %}?{% endif %}",
+        "examples": [],
         "unusable": "no: {{ why }}",
         "pattern": r"(?P<guess>[a-z]{5})(?: (?P<note>\w+))?",
     }
@@ -47,6 +48,16 @@ async def test_the_system_message_comes_first():
     adapter = text_adapter(system="{{ length }} letters")
     assert (await adapter.open({"length": 5}, no_questions)).messages == [
         {"role": "system", "content": "5 letters"},
+        user("word of 5"),
+    ]
+
+
+async def test_examples_are_shown_before_the_first_message():
+    adapter = text_adapter(system="s", examples=[{"user": "word of {{ 4 }}", "reply": "four"}])
+    assert (await adapter.open({"length": 5}, no_questions)).messages == [
+        {"role": "system", "content": "s"},
+        user("word of {{ 4 }}"),
+        {"role": "assistant", "content": "four"},
         user("word of 5"),
     ]
 

@@ -169,7 +169,13 @@ def test_any_text_is_an_attempt_at_coding():
 
 
 def test_no_reply_breaks_the_reading_of_tool_calls():
-    config = {"system": None, "first": None, "following": None, "unusable": "{{ why }}"}
+    config = {
+        "system": None,
+        "examples": [],
+        "first": None,
+        "following": None,
+        "unusable": "{{ why }}",
+    }
     values = {"type": "tool", "plain_reply": "unusable", **config}
     adapter = build_adapter(ToolAdapterConfig.model_validate(values))
     draw = random.Random(0)

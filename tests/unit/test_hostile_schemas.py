@@ -81,7 +81,13 @@ REPLIES = {
 
 
 def json_adapter(schema):
-    keys = {"system": None, "first": None, "following": None, "unusable": "no: {{ why }}"}
+    keys = {
+        "system": None,
+        "examples": [],
+        "first": None,
+        "following": None,
+        "unusable": "no: {{ why }}",
+    }
     return build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **keys), schema)
 
 

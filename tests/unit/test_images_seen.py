@@ -45,6 +45,7 @@ async def played(engine, policy, images, first, **changes):
         "system": None,
         "first": "{{ text }}{{ screen }}",
         "following": "{{ screen }}",
+        "examples": [],
         "unusable": "? {{ why }}",
         "pattern": r"(?s)^(?P<text>.*)$",
     }

@@ -44,6 +44,7 @@ def json_adapter(schema=None, **changes):
         "system": "{{ action_schema }}",
         "first": None,
         "following": None,
+        "examples": [],
         "unusable": "no: {{ why }}",
         "hidden_fields": [],
     }

@@ -37,7 +37,7 @@ SCHEMA = {
     },
     "required": ["move", "count", "weights"],
 }
-KEYS = {"system": None, "first": None, "following": None, "unusable": "{{ why }}"}
+KEYS = {"system": None, "examples": [], "first": None, "following": None, "unusable": "{{ why }}"}
 JSON = build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **KEYS), SCHEMA)
 TOOL = build_adapter(ToolAdapterConfig(type="tool", plain_reply="unusable", **KEYS))
 

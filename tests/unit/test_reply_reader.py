@@ -374,7 +374,13 @@ def encodable(text):
     return text.encode(errors="replace").decode()
 
 
-TEMPLATES = {"system": None, "first": None, "following": None, "unusable": "no: {{ why }}"}
+TEMPLATES = {
+    "system": None,
+    "examples": [],
+    "first": None,
+    "following": None,
+    "unusable": "no: {{ why }}",
+}
 
 
 @by_case

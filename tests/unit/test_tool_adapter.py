@@ -33,6 +33,7 @@ def tool_adapter_values(**changes):
         "system": None,
         "first": None,
         "following": None,
+        "examples": [],
         "unusable": "no: {{ why }}",
         "plain_reply": "unusable",
     } | changes

@@ -12,7 +12,7 @@ import torch
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.machine import disk_line, memory_line
 from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
-from openenv_pipe.config.schema import HubModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.gguf import is_gguf
@@ -81,18 +81,24 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
 
 def check_memory(config: RunConfig) -> Iterator[Line]:
     """Compare the estimated memory and disk with what this machine has."""
-    model = config.model
-    if not isinstance(model, HubModelConfig):
-        shape: Shape | None = tiny_shape(model)
-    elif (folder := find_model_folder(model)) is not None:
-        shape = read_folder_shape(model, folder)
-    else:
+    if isinstance(config.model, HubModelConfig) and find_model_folder(config.model) is None:
         text = "not estimated: the model's size is known after its download"
         yield Line("memory", Result.WARN, text)
         return
-    if shape is None:
+    if (shape := find_shape(config.model)) is None:
         text = "not estimated: the model's config.json has other keys than decoders such as Qwen3"
         yield Line("memory", Result.WARN, text)
         return
     yield memory_line(config, shape)
     yield disk_line(config, shape)
+
+
+def find_shape(model: ModelConfig) -> Shape | None:
+    """Return the shape of a model; None if it is not on this machine, or its keys are unusual.
+
+    Raises ConfigError if its folder cannot be read.
+    """
+    if not isinstance(model, HubModelConfig):
+        return tiny_shape(model)
+    folder = find_model_folder(model)
+    return None if folder is None else read_folder_shape(model, folder)

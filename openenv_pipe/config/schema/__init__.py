@@ -6,6 +6,7 @@ Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
 
 from openenv_pipe.config.schema.adapter import (
     AdapterConfig,
+    ExampleExchange,
     JsonAdapterConfig,
     PythonAdapterConfig,
     TextAdapterConfig,
@@ -115,6 +116,7 @@ __all__ = [
     "EnvTerm",
     "EpisodeTermConfig",
     "EvalConfig",
+    "ExampleExchange",
     "GroupRelativeAdvantageConfig",
     "HostConfig",
     "HttpVerifier",

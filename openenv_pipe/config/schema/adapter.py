@@ -7,6 +7,19 @@ from pydantic import Field
 from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
+class ExampleExchange(Block):
+    """A message of the user, and a good reply to it. Both are text, and no templates."""
+
+    user: str
+    reply: str
+
+
+EXAMPLES = Field(
+    description="exchanges that the model is shown before its first message, which teach it the "
+    "form of a reply (few-shot prompt)"
+)
+
+
 class TextAdapterConfig(Block):
     """Messages by Jinja templates, actions by a regular expression (conf/env/adapter/text.yaml)."""
 
@@ -14,6 +27,7 @@ class TextAdapterConfig(Block):
     system: str | None = Field(
         description="Jinja template of the system message; it sees the observation; null: none"
     )
+    examples: list[ExampleExchange] = EXAMPLES
     first: str = Field(description="Jinja template of the first user message")
     following: str = Field(description="Jinja template of the user message after each step")
     unusable: str = Field(
@@ -33,6 +47,7 @@ class JsonAdapterConfig(Block):
 
     type: Literal["json"]
     system: str | None = Field(description="Jinja template of the system message; null: none")
+    examples: list[ExampleExchange] = EXAMPLES
     first: str | None = Field(
         description="Jinja template of the first user message; null: the observation as JSON"
     )
@@ -54,6 +69,7 @@ class ToolAdapterConfig(Block):
     system: str | None = Field(
         description="Jinja template of the system message; it sees the observation; null: none"
     )
+    examples: list[ExampleExchange] = EXAMPLES
     first: str | None = Field(
         description="Jinja template of the first user message; null: the observation as JSON"
     )

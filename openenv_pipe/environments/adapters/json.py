@@ -13,6 +13,7 @@ from openenv_pipe.environments.adapters.templates import (
     compact_json,
     compile_optional,
     compile_template,
+    example_messages,
     observation_message,
     observation_text,
     render_message,
@@ -35,6 +36,7 @@ class JsonAdapter:
     def __init__(self, config: JsonAdapterConfig, action_schema: Schema) -> None:
         """Raises ConfigError for an invalid template or schema."""
         self._system = compile_optional("system", config.system)
+        self._examples = example_messages(config.examples)
         self._first = compile_optional("first", config.first)
         self._following = compile_optional("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
@@ -45,7 +47,7 @@ class JsonAdapter:
         self._example = _example(self._schema, self._check)
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
-        messages = [self._message("user", self._first, observation)]
+        messages = [*self._examples, self._message("user", self._first, observation)]
         if self._system is not None:
             messages.insert(0, self._message("system", self._system, observation))
         return Opening(messages=messages, action_schema=self._schema)

@@ -1,13 +1,14 @@
 """Turn observations into chat messages, by Jinja templates or as compact JSON."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from openenv_pipe.config.schema import ExampleExchange
 from openenv_pipe.environments.adapters.images import Notes
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.time_limit import run_limited
@@ -64,6 +65,15 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
             f"{_named(fields)}"
         ) from None
     return _message(role, text, notes)
+
+
+def example_messages(examples: Sequence[ExampleExchange]) -> list[Message]:
+    """Return the exchanges that a model is shown before its first message."""
+    return [
+        {"role": role, "content": text}
+        for example in examples
+        for role, text in (("user", example.user), ("assistant", example.reply))
+    ]
 
 
 def _message(role: str, text: str, notes: Notes) -> Message:

@@ -9,6 +9,7 @@ from openenv_pipe.environments.adapters.pattern_example import example_of
 from openenv_pipe.environments.adapters.templates import (
     compile_optional,
     compile_template,
+    example_messages,
     render_message,
 )
 from openenv_pipe.errors import ConfigError
@@ -21,6 +22,7 @@ class TextAdapter:
 
     def __init__(self, config: TextAdapterConfig) -> None:
         self._system = compile_optional("system", config.system or None)
+        self._examples = example_messages(config.examples)
         self._first = compile_template("first", config.first)
         self._following = compile_template("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
@@ -41,7 +43,7 @@ class TextAdapter:
             )
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
-        messages = [render_message("user", self._first, observation)]
+        messages = [*self._examples, render_message("user", self._first, observation)]
         if self._system is not None:
             messages.insert(0, render_message("system", self._system, observation))
         return Opening(messages=messages)

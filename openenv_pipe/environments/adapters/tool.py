@@ -9,6 +9,7 @@ from openenv_pipe.environments.adapters.templates import (
     compact_json,
     compile_optional,
     compile_template,
+    example_messages,
     observation_message,
     observation_text,
     render_message,
@@ -35,6 +36,7 @@ class ToolAdapter:
 
     def __init__(self, config: ToolAdapterConfig) -> None:
         self._system = compile_optional("system", config.system)
+        self._examples = example_messages(config.examples)
         self._first = compile_optional("first", config.first)
         self._following = compile_optional("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
@@ -42,7 +44,8 @@ class ToolAdapter:
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         """Raises ConfigError if the environment has no tools, SessionError if listing fails."""
-        messages = [observation_message("user", self._first, observation, observation_text)]
+        task = observation_message("user", self._first, observation, observation_text)
+        messages = [*self._examples, task]
         if self._system is not None:
             messages.insert(0, render_message("system", self._system, observation))
         try:

@@ -1,18 +1,24 @@
-"""What `env inspect model=...` tells a chat model of an environment: the text of the system.
+"""What `env inspect model=...` tells a chat model of an environment: the system's text, examples.
 
-It says what the environment is about, what an action is and which moves are legal, and shows one
-action that was found to be good when random ones were played.
+It says what the environment is about, what an action is and which moves are legal. Actions that
+were found to be good when random ones were played are shown as exchanges before the first message:
+small models follow them where they ignore an instruction.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import LIMITS, description_of
+from openenv_pipe.environments.adapters.templates import (
+    compile_optional,
+    observation_message,
+    observation_text,
+)
 from openenv_pipe.environments.client.metadata import ServerMetadata
 from openenv_pipe.environments.random_policy import LEGAL
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
@@ -20,12 +26,14 @@ from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.extras.lab.templates import literal
 from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.system.untrusted_text import shortened
-from openenv_pipe.types import Action, Task
+from openenv_pipe.types import Action, Observation, Task
 
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 JSON_SYSTEM = "Reply with one JSON object of this form and nothing else:\n{{ action_schema }}"
 MAX_ABOUT = 800  # characters of a description
 MAX_EXAMPLE = 400  # characters; a longer action is not shown
+MAX_SHOWN = 1000  # characters of the message that an example replies to
+MAX_EXAMPLES = 4  # different actions
 MAX_MOVES = 32
 MOVE = re.compile(r"\w(?:.{,38}\w)?")  # what a pattern finds as a word
 # What OpenEnv's own classes say where the author of an environment says nothing.
@@ -37,6 +45,8 @@ class Example:
     """An action of a random episode, and where it comes from."""
 
     action: Action
+    observation: Observation  # that it replies to
+    is_first: bool  # the observation is that of the reset
     reward: float  # of its step
     task: Task
     is_best: bool  # another one has earned less; else it shows the form alone
@@ -50,7 +60,7 @@ class ChatPrompts:
     legal_field: str | None  # of observations: lists what is legal
     moves: Sequence[str]  # that are always legal
     is_closed: bool  # an action is one of few choices
-    example: Example | None
+    examples: Sequence[Example]  # the best first, with different actions
     takes_tools: bool  # the chat template describes tools, and how to call them
 
     @classmethod
@@ -63,16 +73,16 @@ class ChatPrompts:
         *,
         takes_tools: bool,
     ) -> Self:
-        """Choose the moves and the example. held_out: the tasks of the evaluation."""
+        """Choose the moves and the examples. held_out: the tasks of the evaluation."""
         listed = list(_listed(trial))
         moves = _always_legal([moves for _, moves in listed])
         is_closed = bool(moves or _choices(action))
-        example = _best_example(trial, env, held_out, is_closed=is_closed)
+        examples = _best_examples(trial, env, held_out, is_closed=is_closed)
         return cls(
             legal_field=listed[0][0] if listed else None,
             moves=moves,
             is_closed=is_closed,
-            example=example,
+            examples=examples,
             takes_tools=takes_tools,
         )
 
@@ -95,8 +105,8 @@ class ChatPrompts:
             parts.append(JSON_SYSTEM if kind == "json" else literal(self._request(action)))
         if self.legal_field and not self.moves:
             parts.append(f"It has to be one of the {self.legal_field} that you are shown.")
-        if (example := self._example_text(kind)) is not None:
-            parts.append(f"For example:\n{literal(example)}")
+        if kind == "tool" and (shown := self._shown(kind)):
+            parts.append(f"For example:\n{literal(self._written(kind, shown[0]))}")
         return "\n".join(filter(None, parts))
 
     def _request(self, action: Schema) -> str:
@@ -112,39 +122,61 @@ class ChatPrompts:
         about = "" if self.moves else _sentence(description_of(field))
         return f"{request} {about}".rstrip()
 
-    def _example_text(self, kind: str) -> str | None:
-        """Return the example as a model is to write it; None if it would be of no help.
+    def exchanges(self, kind: str, templates: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return the examples as `env.adapter.examples` has them.
 
-        Random letters show nothing unless they are right. Where the chat template describes calls,
-        these have a form of its own.
+        templates: `first` and `following` of the adapter; empty: observations are shown as JSON.
         """
-        if self.example is None:
-            return None
-        if kind == "text" and not (self.is_closed or self.example.is_success):
-            return None
-        action = self.example.action
+        return [
+            {
+                "user": literal(shortened(_message(example, templates), MAX_SHOWN)),
+                "reply": literal(self._written(kind, example)),
+            }
+            for example in self._shown(kind)
+        ]
+
+    def _shown(self, kind: str) -> Sequence[Example]:
+        """Return the examples that help: random letters show nothing unless they are right."""
+        if kind == "text" and not self.is_closed:
+            return [example for example in self.examples if example.is_success]
+        return self.examples
+
+    def _written(self, kind: str, example: Example) -> str:
+        """Return an action as the model is to write it.
+
+        Where the chat template describes calls, these have a form of its own.
+        """
+        action = example.action
         if kind == "tool" and self.takes_tools:
             return f"call {action['tool_name']} with {spaced_json(action['arguments'])}"
         return written(kind, action, spaced_json)
 
     def notes(self, kind: str) -> Iterator[str]:
-        """Say where the example comes from."""
-        if (text := self._example_text(kind)) is None:
+        """Say where the examples come from."""
+        shown = self._shown(kind)[:1] if kind == "tool" else self._shown(kind)
+        if not shown:
             yield (
-                "the prompt has no example, because no random action is a good one; write one "
-                "into env.adapter.system"
+                "the prompt has no example, because no random action is a good one; write some "
+                "into env.adapter.examples"
             )
-            return
-        example = self.example
-        assert example is not None
-        task = example.task
-        why = f"it earned {example.reward:.3g}, the most of all random actions"
-        if not example.is_best:
-            why = "no random action earned more than another, so it shows the form alone"
-        yield (
-            f"the example of the prompt, {shortened(text, MAX_EXAMPLE)!r}, is a random action of "
-            f"task {task.id} (seed {task.seed}), which is no task of the evaluation; {why}"
-        )
+        for example in shown:
+            task = example.task
+            why = f"it earned {example.reward:.3g}, the most of all random actions"
+            if not example.is_best:
+                why = f"it earned {example.reward:.3g}, and shows the form"
+            yield (
+                f"the prompt's example {shortened(self._written(kind, example), MAX_EXAMPLE)!r} is "
+                f"a random action of task {task.id} (seed {task.seed}), which is no task of the "
+                f"evaluation; {why}"
+            )
+
+
+def _message(example: Example, templates: Mapping[str, str]) -> str:
+    """Return what the adapter makes of the observation that an example replies to."""
+    key = "first" if example.is_first else "following"
+    template = compile_optional(key, templates.get(key))
+    message = observation_message("user", template, example.observation, observation_text)
+    return str(message["content"])
 
 
 def written(kind: str, action: Action, dump: Callable[[Any], str]) -> str:
@@ -193,37 +225,49 @@ def _choices(action: Schema) -> Sequence[Any]:
     return SchemaWalk(action).resolved(fields[0]).get("enum", ()) if len(fields) == 1 else ()
 
 
-def _best_example(
+def _best_examples(
     trial: Trial, env: EnvConfig, held_out: TaskSet, *, is_closed: bool
-) -> Example | None:
-    """Return the random action whose step earned most, the first of equals; None if there is none.
+) -> list[Example]:
+    """Return the random actions whose steps earned most; of equals those of better episodes first.
 
-    It gives no task of the evaluation away: not one with the same seed and keywords, and not all
-    of them, where tasks look alike and may be the same.
+    Each is another action. Where actions are few choices, bad ones are shown too, each at its best,
+    because a model would prefer those that it is shown. They give no task of the evaluation away:
+    not one with the same seed and keywords, and not all of them, where tasks look alike and may be
+    the same.
 
     is_closed: an action is one of few choices, which a prompt lists anyway.
     """
     evaluated = {_key(held_out[index]) for index in range(len(held_out))}
-    found: list[tuple[float, Action, Task]] = []
+    found: list[tuple[tuple[float, float], Example]] = []
     for play in trial.plays:
         if _key(play.task) in evaluated:
             continue
-        for action, result in zip(play.actions, play.results[1:], strict=True):
+        for number, action in enumerate(play.actions):
+            before, result = play.results[number], play.results[number + 1]
             reward = result.reward or 0.0
-            gives_away = trial.are_tasks_alike and not is_closed and reward >= env.success_reward
+            is_success = reward >= env.success_reward
+            gives_away = trial.are_tasks_alike and not is_closed and is_success
             is_long = len(spaced_json(action)) > MAX_EXAMPLE
-            if not (gives_away or is_long or result.observation.get("error")):
-                found.append((reward, action, play.task))
-    if not found:
-        return None
-    reward, action, task = max(found, key=lambda each: each[0])
-    return Example(
-        action=action,
-        reward=reward,
-        task=task,
-        is_best=reward > min(each[0] for each in found),
-        is_success=reward >= env.success_reward,
-    )
+            if gives_away or is_long or result.observation.get("error"):
+                continue
+            example = Example(
+                action=action,
+                observation=before.observation,
+                is_first=number == 0,
+                reward=reward,
+                task=play.task,
+                is_best=False,
+                is_success=is_success,
+            )
+            found.append(((reward, play.reward), example))
+    found.sort(key=lambda each: each[0], reverse=True)
+    best, worst = (found[0][1].reward, found[-1][1].reward) if found else (0.0, 0.0)
+    chosen: dict[str, Example] = {}
+    for _, example in found:
+        if is_closed or not chosen or example.reward == best > worst:
+            example = replace(example, is_best=example.reward == best > worst)
+            chosen.setdefault(spaced_json(example.action), example)
+    return [*chosen.values()][:MAX_EXAMPLES]
 
 
 def _key(task: Task) -> tuple[int, str]:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, fields
 from statistics import median_low
 from typing import Any
 
-from openenv_pipe.config.schema import EnvConfig, ServingConfig
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.commands.preflight.machine import memory_line
+from openenv_pipe.commands.preflight.model import find_shape
+from openenv_pipe.config.schema import EnvConfig, LocalEngineConfig, RunConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.extras.lab.chat_prompts import indented_json, written
@@ -31,7 +34,7 @@ MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
 MIN_TURNS = 3
 WARM_START_TOKENS = 200_000  # trained in all, about
 TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
-CHOICE_TOKENS = 16  # at least, of a model that may put words around a choice
+CHOICE_TOKENS = 32  # at least, of a model that may put words around a choice
 FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
 ROOM = 1.25  # factor over what was measured: other tasks may be longer
 NUM_SERVERS = 4  # where a server has one session
@@ -191,6 +194,34 @@ def for_model(
         "model": {"max_length": limits.max_episode_tokens, **model.keys},
         "trainer": _for_random_weights(serving, trial, limits),
     }
+
+
+def fit_memory(config: RunConfig) -> dict[str, Any]:
+    """Return the keys of batches that are small enough for the memory that this machine has free.
+
+    Empty if the defaults are, or nothing is known of the model. A batch of the trainer is halved
+    down to one episode, then that of the engine.
+
+    Raises ConfigError if the model cannot be read.
+    """
+    shape, engine, trainer = find_shape(config.model), config.engine, config.trainer
+    if shape is None or not isinstance(engine, LocalEngineConfig):
+        return {}
+    keys: dict[str, dict[str, int]] = {}
+    tokens, longest = trainer.tokens_per_batch, config.env.max_episode_tokens
+    num_sampled = trainer.tasks_per_step * trainer.group_size
+    while memory_line(config, shape).result is not Result.OK:
+        if tokens > longest:
+            tokens = max(longest, tokens // 2)
+            keys["trainer"] = {"tokens_per_batch": tokens}
+        elif num_sampled > 1:
+            num_sampled //= 2
+            keys["engine"] = {"max_batch": num_sampled}
+        else:
+            break
+        fitted = {name: getattr(config, name).model_copy(update=keys[name]) for name in keys}
+        config = config.model_copy(update=fitted)
+    return keys
 
 
 def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:

@@ -23,27 +23,25 @@ from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.schema_text import description_of, schema_text
+from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.client.metadata import (
     ServerMetadata,
     describe_unknown_paths,
     fetch_metadata,
 )
-from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.chat_prompts import TOOL_SYSTEM, ChatPrompts
-from openenv_pipe.extras.lab.experiment import ends_notes, experiment, fit_limits, for_model
-from openenv_pipe.extras.lab.random_play import calls_tools
-from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
-from openenv_pipe.extras.lab.templates import (
-    first_template,
-    following_template,
-    is_plain,
-    literal,
-    plain,
-    template_of_schema,
+from openenv_pipe.extras.lab.adapter_block import adapter_block
+from openenv_pipe.extras.lab.chat_prompts import ChatPrompts
+from openenv_pipe.extras.lab.experiment import (
+    ends_notes,
+    experiment,
+    fit_limits,
+    fit_memory,
+    for_model,
 )
+from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
+from openenv_pipe.extras.lab.templates import plain
 from openenv_pipe.extras.lab.trained_model import TINY, TrainedModel, find_model
 from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, try_environment
 from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
@@ -160,12 +158,15 @@ def _inspect(
         limits = asyncio.run(fit_limits(env, adapter, trial, model))
         keys = experiment(name, fitting, trial, limits)
         text = _experiment_text(name, serving.host.type, model.choice, keys)
-        own = _model_text(model.choice, for_model(fitting, trial, limits, model))
+        own_keys = for_model(fitting, trial, limits, model)
+        own = _model_text(model.choice, own_keys)
         (conf / "conf" / f"{name}.yaml").write_text(text)
         (conf / "conf" / name / f"{model.choice}.yaml").write_text(own)
         with contextlib.chdir(folder):
             config = compose([f"conf={name}"]).config
     check_requirements(config, makes_folder=False)
+    if model.reads:
+        own = _model_text(model.choice, own_keys | fit_memory(config))
     notes += ends_notes(trial, config.env)
     if seen.prompts is not None:
         notes += seen.prompts.notes(config.env.adapter.type)
@@ -284,64 +285,6 @@ def _where(serving: ServingConfig) -> str:
     ]
     purpose = "To start it" if host.starts_servers else "To use it where it runs"
     return f"{purpose}: host={host.type} {' '.join(keys)}"
-
-
-def adapter_block(
-    description: ServerMetadata,
-    trial: Trial | None = None,
-    prompts: ChatPrompts | None = None,
-) -> tuple[str, dict[str, Any]]:
-    """Return the adapter's type, and the keys that differ from `conf/env/adapter/<type>.yaml`."""
-    schema = without_metadata(description.action)
-    if not schema.get("properties") or calls_tools(schema):
-        return "tool", {"system": prompts.system("tool", description) if prompts else TOOL_SYSTEM}
-    templates = {
-        "first": template_of_schema(description.first_observation),
-        "following": template_of_schema(description.observation),
-    }
-    episodes = [play.observations for play in trial.plays] if trial else []
-    if trial is not None:
-        templates["first"] = first_template(trial.firsts)
-    if any(len(episode) > 1 for episode in episodes):
-        templates["following"] = following_template(episodes)
-    pattern = _pattern(schema, prompts.moves if prompts else ())
-    kind = "json" if pattern is None else "text"
-    told = {"system": prompts.system(kind, description)} if prompts else {}
-    if pattern is None:
-        return kind, told if is_plain(episodes) else {**told, **templates}
-    return kind, {"system": _request(schema), **told, **templates, "pattern": pattern}
-
-
-def _request(schema: Schema) -> str:
-    """Ask the model for an action that is one text."""
-    ((name, field),) = schema["properties"].items()
-    field = SchemaWalk(schema).resolved(field)
-    choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
-    reply = f"Reply with the {name} and nothing else{choices}."
-    return literal(" ".join(filter(None, (description_of(schema), reply, description_of(field)))))
-
-
-def _pattern(schema: Schema, moves: Sequence[str]) -> str | None:
-    """Return the pattern of an action with a single text field; None for any other.
-
-    moves: the only legal values of the field, where its schema lists none.
-    """
-    fields = schema.get("properties", {})
-    if len(fields) != 1:
-        return None
-    ((name, field),) = fields.items()
-    field = SchemaWalk(schema).resolved(field)
-    choices = field.get("enum", [""])
-    if field.get("type") != "string" or not name.isidentifier() or not choices:
-        return None
-    if not all(isinstance(choice, str) and choice.isprintable() for choice in choices):
-        return None
-    if "enum" not in field:
-        # The longest first, because one may begin with another.
-        choices = sorted(moves, key=len, reverse=True)
-    if choices:
-        return rf"\b(?P<{name}>{'|'.join(map(re.escape, choices))})\b"
-    return rf"(?s)(?P<{name}>\S(?:.*\S)?)"
 
 
 def _short_package(package: str) -> str:

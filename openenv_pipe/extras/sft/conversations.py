@@ -72,12 +72,16 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
     return groups
 
 
-def turns_of(conversation: Conversation, chat: ChatFormat, max_tokens: int) -> list[Turn]:
+def turns_of(
+    conversation: Conversation, chat: ChatFormat, max_tokens: int, num_first: int | None = None
+) -> list[Turn]:
     """Return the turns of a conversation as if the model had played it.
+
+    num_first: messages that are no reply to imitate; None: those before the first reply.
 
     Raises BadRowError: it has more tokens than `max_tokens`, or a reply cannot be written.
     """
-    opening, exchanges = _exchanges(conversation.messages)
+    opening, exchanges = _exchanges(conversation.messages, num_first)
     history = HISTORIES[chat.history](chat, opening, conversation.tools)
     turns, shown = list[Turn](), opening
     for reply, following in exchanges:
@@ -107,10 +111,12 @@ def turns_of(conversation: Conversation, chat: ChatFormat, max_tokens: int) -> l
 
 
 def _exchanges(
-    messages: Sequence[Message],
+    messages: Sequence[Message], num_first: int | None
 ) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
     """Return the messages before the first reply, and each reply with those that follow it."""
     opening = [*takewhile(lambda each: each["role"] != "assistant", messages)]
+    if num_first is not None:
+        opening = [*messages[:num_first]]
     exchanges = list[tuple[Message, list[Message]]]()
     for message in messages[len(opening) :]:
         if message["role"] == "assistant":

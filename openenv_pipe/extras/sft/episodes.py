@@ -114,7 +114,8 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
         return turns
     if conversation is None:
         raise BadRowError("its token ids are of another model, and its messages are not recorded")
-    new = turns_of(conversation, chat, max_tokens)
+    num_first = sum(message["role"] != "tools" for message in turns[0].messages)
+    new = turns_of(conversation, chat, max_tokens, num_first)
     return [
         replace(one, steps=turn.steps, unusable=turn.unusable)
         for one, turn in zip(new, turns, strict=True)

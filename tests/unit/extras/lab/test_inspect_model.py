@@ -8,14 +8,15 @@ from families import make_family
 from test_inspect_env import description
 from test_inspect_trial import TASK, played, tried
 
+from openenv_pipe.commands.preflight import machine
 from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks.sets import RangeTasks
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.adapter_block import adapter_block
 from openenv_pipe.extras.lab.chat_prompts import ChatPrompts
-from openenv_pipe.extras.lab.experiment import Limits, fit_limits, for_model
-from openenv_pipe.extras.lab.inspect import adapter_block
+from openenv_pipe.extras.lab.experiment import Limits, fit_limits, fit_memory, for_model
 from openenv_pipe.extras.lab.trained_model import (
     TrainedModel,
     find_model,
@@ -23,6 +24,7 @@ from openenv_pipe.extras.lab.trained_model import (
     tiny_model,
 )
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
 from openenv_pipe.models.tiny import build_tokenizer
 
 CONFIG = run_config()
@@ -71,29 +73,34 @@ def prompts_of(*plays, fields=TEXT, seed_start=1000, takes_tools=False):
 # --- the example ---------------------------------------------------------------------------------
 
 
-def test_the_example_is_the_first_of_the_best():
+def test_the_examples_are_the_best_with_what_they_reply_to():
     prompts = prompts_of(
         acted(({"text": "a"}, 0.0), ({"text": "b"}, 1.5), text="x"),
         acted(({"text": "c"}, 1.5), ({"text": "d"}, None), seed=1, text="y"),
     )
-    assert prompts.system("text", description(TEXT)).endswith("For example:\nb")
-    (note,) = prompts.notes("text")
-    assert "'b', is a random action of task train/0 (seed 0)" in note
+    assert prompts.exchanges("text", {"following": "saw {{ text }}"}) == [
+        {"user": "saw x", "reply": "b"},
+        {"user": '{"text":"y"}', "reply": "c"},
+    ]
+    note, _ = prompts.notes("text")
+    assert "'b' is a random action of task train/0 (seed 0)" in note
     assert "no task of the evaluation; it earned 1.5, the most" in note
 
 
 def test_no_task_of_the_evaluation_is_given_away():
     first = acted(({"text": "a"}, 0.5), ({"text": "b"}, 0.0), text="x")
     second = acted(({"text": "c"}, 0.25), ({"text": "d"}, 0.0), seed=1, text="y")
-    assert prompts_of(first, second, seed_start=0).example is None
+    assert not prompts_of(first, second, seed_start=0).examples
     # Without the seed 0, the second episode's is the best.
     first.task = replace(first.task, seed=1000)
-    assert prompts_of(first, second).example.action == {"text": "c"}
+    assert prompts_of(first, second).examples[0].action == {"text": "c"}
     # Tasks that look alike may be one and the same, which the best action solves.
     alike = [acted(({"text": "a"}, 1.0), ({"text": "b"}, 0.25)), acted(({"text": "c"}, 0.0))]
-    assert prompts_of(*alike).example.action == {"text": "b"}
+    assert prompts_of(*alike).examples[0].action == {"text": "b"}
     choices = {"text": {"type": "string", "enum": ["a", "b", "c"]}}
-    assert prompts_of(*alike, fields=choices).example.action == {"text": "a"}
+    shown = prompts_of(*alike, fields=choices).examples
+    assert [each.action["text"] for each in shown] == ["a", "b", "c"]
+    assert [each.is_best for each in shown] == [True, False, False]
 
 
 def test_an_action_that_shows_nothing_is_no_example():
@@ -102,15 +109,16 @@ def test_an_action_that_shows_nothing_is_no_example():
         acted(({"text": "b"}, 1.0), text="y"),
     )
     failed.results[1] = StepResult({"error": "no such tool"}, 1.0, True)
-    assert prompts_of(long, failed).example is None
+    assert not prompts_of(long, failed).examples
     # Random letters that are not right say less than the request does.
     wrong = prompts_of(acted(({"text": "a"}, 0.5), ({"text": "b"}, 0.0), text="x"))
-    assert "example" not in wrong.system("text", description(TEXT))
-    assert "write one into env.adapter.system" in next(wrong.notes("text"))
+    assert wrong.exchanges("text", {}) == []
+    assert "write some into env.adapter.examples" in next(wrong.notes("text"))
     # Of JSON, it shows the form.
     order = prompts_of(acted(({"side": "buy", "amount": 2}, 0.0), text="x"), fields=ORDER)
-    assert order.system("json", description(ORDER)).endswith('\n{"side": "buy", "amount": 2}')
-    assert "shows the form alone" in next(order.notes("json"))
+    (shown,) = order.exchanges("json", {})
+    assert shown == {"user": '{"text":"x"}', "reply": '{"side": "buy", "amount": 2}'}
+    assert "shows the form" in next(order.notes("json"))
 
 
 # --- the text of the system ----------------------------------------------------------------------
@@ -133,10 +141,12 @@ def test_moves_that_are_always_legal_are_choices():
     prompts = prompts_of(play)
     kind, keys = adapter_block(description(TEXT), tried(play), prompts)
     assert (kind, keys["pattern"]) == ("text", r"\b(?P<text>go\ on|go)\b")
-    adapter = build_adapter(run_config().env.adapter.model_copy(update=keys))
+    adapter = build_adapter(
+        run_config({f"env.adapter.{key}": keys[key] for key in keys}).env.adapter
+    )
     assert adapter.read("I go on.") == [{"text": "go on"}]
-    assert "nothing else: go, go on.\n" in keys["system"]
-    assert keys["system"].endswith("For example:\ngo")
+    assert keys["system"].endswith("nothing else: go, go on.")
+    assert [each["reply"] for each in keys["examples"]] == ["go"]
     assert "go" not in adapter_block(description(TEXT), tried(play))[1]["pattern"]
     other = acted(({"text": "go"}, 0.0), seed=1, text="y", legal_actions=["go"])
     changing = prompts_of(play, other)
@@ -198,8 +208,31 @@ async def test_a_choice_has_room_for_words_around_it():
     adapter = CONFIG.env.adapter.model_copy(update={"pattern": r"\b(?P<text>a|b)\b"})
     env = CONFIG.env.model_copy(update={"adapter": adapter})
     trial, built = tried(played(0)), build_adapter(adapter)
-    assert (await fit_limits(env, built, trial, hub_model())).max_reply_tokens == 16
+    assert (await fit_limits(env, built, trial, hub_model())).max_reply_tokens == 32
     assert (await fit_limits(env, built, trial, tiny_model())).max_reply_tokens == 3
+
+
+def test_batches_fit_the_memory_that_is_free(monkeypatch):
+    """First the trainer's, down to one episode, then the engine's."""
+    config = run_config({"env.max_episode_tokens": 1000, "model.max_length": 1000})
+    monkeypatch.setattr(machine, "_available_memory", lambda device: ("machine", 1 << 40))
+    assert fit_memory(config) == {}
+    shape = tiny_shape(config.model)
+
+    def needed(tokens, num_sampled):
+        small = config.trainer.model_copy(update={"tokens_per_batch": tokens})
+        engine = config.engine.model_copy(update={"max_batch": num_sampled})
+        changed = config.model_copy(update={"trainer": small, "engine": engine})
+        return sum(memory_bytes(shape, changed, in_one_memory=True).values())
+
+    for tokens, num_sampled in ((2048, None), (1000, 2)):
+        available = int(needed(tokens, num_sampled) / machine.TIGHT) + 1
+        monkeypatch.setattr(machine, "_available_memory", lambda _, a=available: ("machine", a))
+        expected = {"trainer": {"tokens_per_batch": tokens}}
+        expected |= {"engine": {"max_batch": num_sampled}} if num_sampled else {}
+        assert fit_memory(config) == expected
+    monkeypatch.setattr(machine, "_available_memory", lambda device: ("machine", 1))
+    assert fit_memory(config)["engine"] == {"max_batch": 1}
 
 
 # --- the model -----------------------------------------------------------------------------------

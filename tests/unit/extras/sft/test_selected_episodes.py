@@ -95,6 +95,15 @@ async def test_episodes_of_a_hosted_model_are_written_in_the_format_of_this_one(
     assert first.usage is None
 
 
+async def test_the_examples_of_a_prompt_are_not_imitated(tmp_path):
+    asked = [{"role": "user", "content": "a?"}]
+    shown = [{"role": "user", "content": "b?"}, {"role": "assistant", "content": "b"}, *asked]
+    turns = [hosted_turn("a", shown), hosted_turn("c", [{"role": "user", "content": "c?"}])]
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
+    assert replies([found]) == [["a", "c"]]
+    assert found.episodes[0].turns[0].prompt_ids == CHAT.first_ids(shown)
+
+
 async def test_token_ids_of_another_model_are_not_taken(tmp_path):
     other = made_up_turn([5], [6, 7], reply="hello")
     own = group("step 2/0", (1.0, True, [own_turn("a")]))
