@@ -1,6 +1,7 @@
 """Composition: search path, origins of values, and errors that name the next action."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -331,3 +332,13 @@ def test_known_keys_reach_into_every_type_of_a_block():
         keys
     )
     assert len(keys) == len(set(keys))
+
+
+def test_the_page_about_other_trainers_names_keys_that_exist():
+    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    blocks = "(?:env|eval|trainer|model|engine)"
+    named = {key for cell in cells for key in re.findall(rf"`({blocks}\.[\w.]+)", cell)}
+    assert len(named) > 30
+    known = [f"{key}." for key in known_keys()]
+    assert {key for key in named if not any(each.startswith(f"{key}.") for each in known)} == set()
