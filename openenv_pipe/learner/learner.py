@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 
 import torch
@@ -26,6 +27,11 @@ from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.flop_count import Size
+from openenv_pipe.models.forward.router_balance import (
+    balance_loss,
+    recorded_routing,
+    reject_without_routers,
+)
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample, TrainedTokens
 
@@ -55,6 +61,7 @@ class Learner:
         )
         self._config = config
         self._objective = Objective(config.loss)
+        reject_without_routers(policy.decoder, config.loss.router_aux_coef)
         self._flops = count_flops(policy.model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
@@ -227,9 +234,12 @@ class Learner:
         reference_N = None
         if objective.needs_reference:
             reference_N = policy.reference_logprobs(batch, temperature)
-        logprobs_N, entropy_N = policy.logprobs(
-            batch, temperature, entropy_gradient=objective.needs_entropy_gradient
-        )
+        balances = objective.needs_router_balance
+        nothing: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
+        with recorded_routing(policy.decoder) if balances else nothing as routing:
+            logprobs_N, entropy_N = policy.logprobs(
+                batch, temperature, entropy_gradient=objective.needs_entropy_gradient
+            )
         return Tokens(
             logprobs=logprobs_N,
             entropy=entropy_N,
@@ -239,6 +249,7 @@ class Learner:
             advantages=batch.advantages,
             sample_index=batch.sample_index,
             episode_tokens=batch.episode_tokens,
+            router_balance=balance_loss(policy.decoder, routing, batch) if balances else None,
         )
 
 

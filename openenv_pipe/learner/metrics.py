@@ -42,6 +42,8 @@ def step_metrics(
         "tokens/trained": int(num_tokens) // num_passes,
         "tokens/computed": int(accumulator.sum("num_computed")),
     }
+    if accumulator.has("router_balance"):
+        metrics["loss/router_balance"] = mean("router_balance")
     return metrics | _mismatch(accumulator) | _correction(accumulator, num_tokens)
 
 

@@ -35,6 +35,7 @@ class Tokens:
     advantages: torch.Tensor
     sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
     episode_tokens: torch.Tensor  # float32: trained tokens of the episode of each token
+    router_balance: torch.Tensor | None = None  # a scalar: the routers' load-balancing loss
 
 
 class Objective:
@@ -53,6 +54,10 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         return self._config.kl.coef > 0
+
+    @property
+    def needs_router_balance(self) -> bool:
+        return self._config.router_aux_coef > 0
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -78,6 +83,10 @@ class Objective:
         if self.needs_entropy_gradient:
             bonus = self._config.entropy_coef * tokens.entropy.sum() / counts.num_tokens
             loss = loss - bonus
+        if tokens.router_balance is not None:
+            share = len(tokens.logprobs) / counts.num_tokens
+            loss = loss + self._config.router_aux_coef * share * tokens.router_balance
+            accumulator.add(router_balance=tokens.router_balance.detach() * len(tokens.logprobs))
         accumulator.add(loss=loss)
         _count(tokens, policy, accumulator)
         _count_mismatch(tokens, accumulator)

@@ -33,6 +33,8 @@ from openenv_pipe.learner.distributed.sharded_load import check_shardable
 from openenv_pipe.learner.distributed.workers import reject_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.adapter import adapts_experts, describe_adapter, is_mixture
+from openenv_pipe.models.forward.architecture_check import find_decoder
+from openenv_pipe.models.forward.router_balance import reject_without_routers
 from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import (
     check_architecture,
@@ -158,6 +160,8 @@ def _model(config: RunConfig) -> str:
     shape = read_folder_shape(model, folder)
     empty = check_architecture(config)
     _reject_unread_adapter(config, empty)
+    base = empty.get_base_model() if model.lora.rank else empty
+    reject_without_routers(find_decoder(base), config.trainer.loss.router_aux_coef)
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
     size = f", {shape.num_parameters / 1e9:.2f} billion parameters" if shape else ""
     text = f"{model.path} ({where}){size}"

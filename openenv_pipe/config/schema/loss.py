@@ -54,6 +54,9 @@ class LossBlock(Block):
         "still compared with theirs"
     )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
+    router_aux_coef: NonNegative = Field(
+        description="weight of the load-balancing loss of a mixture's routers; 0: none"
+    )
     kl: KlConfig
     correction: CorrectionConfig
 
