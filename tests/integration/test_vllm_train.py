@@ -10,7 +10,7 @@ import pytest
 
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Status
-from tests.commands import wait_until
+from tests.commands import Command, wait_until
 from tests.families import make_family
 from tests.other_user import assert_nothing_for_others, shared_places
 from tests.vllm_runs import (
@@ -82,8 +82,11 @@ def test_all_weights_of_a_mixture_are_renewed(installed, tmp_path):
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"],
     )
-    precision = ("model.dtype=float32", "model.autocast=float32", "model.lora.rank=0")
-    command = start(tmp_path, EAGER, "model=hub", f"model.path={folder}", *precision)
+    model = ("model=hub", f"model.path={folder}", "model.dtype=float32", "model.autocast=float32")
+    few = ("trainer.steps=3", "trainer.tasks_per_step=2", "trainer.group_size=4")
+    small = ("model.lora.rank=0", "eval.num_tasks=2", "env.max_reply_tokens=12", "device=cpu")
+    run = ("conf=echo", "name=smoke", "engine=vllm", "num_threads=1", "trainer.optimizer.lr=1e-3")
+    command = Command(tmp_path, "train", *run, EAGER, *model, *few, *small)
     try:
         assert command.wait(LIMIT_S) == 0, command.err
     finally:
