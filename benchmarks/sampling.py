@@ -1,15 +1,17 @@
 """Compare the tokens per second of the local engine's two forward passes, and of vLLM's server.
 
-The model is `tiny` with random weights. All sides sample the same conversations, of several turns
-with random prompts, in alternation: the model's own modules in one batch with several threads of
-torch, as other models are sampled, and the fast pass in batches, with as many threads of one core
-each. There is no environment, so the figures are those of the engine alone.
+All sides sample the same conversations in alternation, with random prompts, of which each group of
+eight conversations shares the first: the model's own modules in one batch with several threads of
+torch, and the fast pass, as `engine=local` divides and runs it, also with an adapter. There is no
+environment, so the figures are those of the engine alone.
 
-Where vLLM for CPUs is installed, a bare loop of requests to its server takes turns with them, in
-float32. The loop sends token ids and the server keeps the conversations' prefixes.
+Where vLLM for CPUs is installed, a bare loop of requests to its server takes turns with them. The
+loop sends token ids and the server keeps the conversations' prefixes.
 
     OMP_WAIT_POLICY=PASSIVE PYTHONPATH=. python benchmarks/sampling.py \\
-        [--conversations 64 256] [--rounds 7]
+        [--model tiny] [--turns 6 --prompt-tokens 8 --reply-tokens 6] [--conversations 64 256] \\
+        [--rounds 7] [--sides "fast pass" "vLLM's server"]
+    ... --model smollm2_135m --turns 1 --prompt-tokens 64 --reply-tokens 48 --conversations 64
 """
 
 import argparse
@@ -23,7 +25,8 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import aiohttp
@@ -40,63 +43,76 @@ from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.system.process import usable_cores
 
-NUM_TURNS = 6
-NUM_PROMPT_TOKENS = 8  # of a turn, as in conf=wordle with model=tiny
-NUM_REPLY_TOKENS = 6
-OWN, FAST, VLLM = "own modules", "fast pass", "vLLM's server"
+GROUP_SIZE = 8
+OWN, FAST, LORA, VLLM = "own modules", "fast pass", "fast pass, LoRA 16", "vLLM's server"
+SIDES = (OWN, FAST, LORA, VLLM)
 Speeds = tuple[float, float | None]  # tokens per second, and per second of processor time
 NO_END = -1  # no token ends a reply, so that all have the same length
 
 
-def build_engine(
-    side: str, precision: str, num_conversations: int, num_threads: int
-) -> LocalEngine:
-    config = compose(["conf=wordle", f"model.autocast={precision}"]).config
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Game:
+    """What is sampled: conversations of several turns."""
+
+    num_conversations: int
+    num_turns: int
+    num_prompt_tokens: int  # of a turn
+    num_reply_tokens: int
+
+    def prompts(self, round_number: int, episode: int) -> list[list[int]]:
+        """Return the new token ids of each turn; the first turn's are those of the whole group."""
+        draws = [random.Random(f"{round_number}/{episode // GROUP_SIZE}/group")]
+        draws += [random.Random(f"{round_number}/{episode}")] * (self.num_turns - 1)
+        return [[draw.randrange(5, 250) for _ in range(self.num_prompt_tokens)] for draw in draws]
+
+
+def build_engine(side: str, model: str, precision: str, game: Game, num_cores: int) -> LocalEngine:
+    rank = 16 if side == LORA else 0
+    overrides = [f"model={model}", f"model.autocast={precision}", f"model.lora.rank={rank}"]
+    config = compose(["conf=wordle", *overrides]).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     policy.end_ids = {NO_END}
     if side == OWN:
         policy.sampler = Sampler.RAGGED
-    prepare = partial(prepare_thread, num_threads if side == OWN else 1)
-    executor = ThreadPoolExecutor(1 if side == OWN else num_threads, "sampler", prepare)
+    num_threads = num_cores if policy.samples_in_batches else 1
+    prepare = partial(prepare_thread, num_cores // num_threads)
+    executor = ThreadPoolExecutor(num_threads, "sampler", prepare)
     return LocalEngine(
-        policy, max_episodes=num_conversations, executor=executor, in_batches=side == FAST
+        policy,
+        max_episodes=game.num_conversations,
+        executor=executor,
+        in_batches=policy.samples_in_batches,
     )
 
 
-def prompts(round_number: int, episode: int) -> list[list[int]]:
-    """Return the new token ids of each turn of a conversation."""
-    draw = random.Random(f"{round_number}/{episode}")
-    return [[draw.randrange(5, 250) for _ in range(NUM_PROMPT_TOKENS)] for _ in range(NUM_TURNS)]
-
-
-async def play(engine: LocalEngine, round_number: int) -> int:
+async def play(engine: LocalEngine, game: Game, round_number: int) -> int:
     """Play all conversations and return the number of sampled tokens."""
     engine.begin_rollouts(engine.max_episodes, engine.max_episodes)
 
     async def converse(episode: int) -> int:
         ids: list[int] = []
-        for turn, new_ids in enumerate(prompts(round_number, episode)):
+        for turn, new_ids in enumerate(game.prompts(round_number, episode)):
             request = TokenRequest(
                 episode=episode,
                 turn=turn,
                 prompt_ids=[*ids, *new_ids],
-                max_tokens=NUM_REPLY_TOKENS,
+                max_tokens=game.num_reply_tokens,
                 temperature=1.0,
                 seed=episode,
-                num_sampled=turn * NUM_REPLY_TOKENS,
+                num_sampled=turn * game.num_reply_tokens,
             )
             ids = [*request.prompt_ids, *(await engine.generate(request)).token_ids]
         engine.end_episode(episode)
-        return len(ids) - NUM_TURNS * NUM_PROMPT_TOKENS
+        return len(ids) - game.num_turns * game.num_prompt_tokens
 
     return sum(await asyncio.gather(*map(converse, range(engine.max_episodes))))
 
 
-async def ask(url: str, num_conversations: int, round_number: int) -> int:
+async def ask(url: str, game: Game, round_number: int) -> int:
     """Play the conversations on a vLLM server and return the number of sampled tokens."""
     sampling = {
         "temperature": 1.0,
-        "max_tokens": NUM_REPLY_TOKENS,
+        "max_tokens": game.num_reply_tokens,
         "logprobs": 0,
         "detokenize": False,
         "ignore_eos": True,
@@ -104,43 +120,44 @@ async def ask(url: str, num_conversations: int, round_number: int) -> int:
 
     async def converse(episode: int) -> int:
         ids: list[int] = []
-        for new_ids in prompts(round_number, episode):
+        for new_ids in game.prompts(round_number, episode):
             ids += new_ids
             body = {"token_ids": ids, "sampling_params": sampling | {"seed": episode}}
             async with http.post(f"{url}/inference/v1/generate", json=body) as response:
                 response.raise_for_status()
                 ids += json.loads(await response.read())["choices"][0]["token_ids"]
-        return len(ids) - NUM_TURNS * NUM_PROMPT_TOKENS
+        return len(ids) - game.num_turns * game.num_prompt_tokens
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        return sum(await asyncio.gather(*map(converse, range(num_conversations))))
+        return sum(await asyncio.gather(*map(converse, range(game.num_conversations))))
 
 
-def server_speeds(url: str, num_conversations: int, round_number: int) -> Speeds:
+def server_speeds(url: str, game: Game, round_number: int) -> Speeds:
     """Return tokens per second; the server is another process, so its work is not measured."""
     started_s = time.perf_counter()
-    num_tokens = asyncio.run(ask(url, num_conversations, round_number))
+    num_tokens = asyncio.run(ask(url, game, round_number))
     return num_tokens / (time.perf_counter() - started_s), None
 
 
-def engine_speeds(engine: LocalEngine, round_number: int) -> Speeds:
+def engine_speeds(engine: LocalEngine, game: Game, round_number: int) -> Speeds:
     """Return tokens per second, and per second of processor time of all threads."""
     wall_s, processor_s = time.perf_counter(), time.process_time()
-    num_tokens = asyncio.run(play(engine, round_number))
+    num_tokens = asyncio.run(play(engine, game, round_number))
     wall_s, processor_s = time.perf_counter() - wall_s, time.process_time() - processor_s
     return num_tokens / wall_s, num_tokens / processor_s
 
 
 def compare(
-    url: str | None, precision: str, num_conversations: int, arguments: argparse.Namespace
+    url: str | None, precision: str, game: Game, arguments: argparse.Namespace
 ) -> dict[str, Speeds]:
     """Play the rounds of all sides in turn, and return each side's medians."""
     sides: dict[str, Callable[[int], Speeds]] = {}
-    for side in (OWN, FAST):
-        engine = build_engine(side, precision, num_conversations, arguments.threads)
-        sides[side] = partial(engine_speeds, engine)
-    if url and precision == "float32":
-        sides[VLLM] = partial(server_speeds, url, num_conversations)
+    for side in arguments.sides:
+        if side != VLLM:
+            engine = build_engine(side, arguments.model, precision, game, arguments.threads)
+            sides[side] = partial(engine_speeds, engine, game)
+        elif url:
+            sides[side] = partial(server_speeds, url, game)
     found: dict[str, list[Speeds]] = {side: [] for side in sides}
     for round_number in range(arguments.rounds + 1):  # the first one warms up
         for side, speeds in sides.items():
@@ -155,26 +172,38 @@ def medians(values: list[Speeds]) -> Speeds:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--prompt-tokens", type=int, default=8)  # as in conf=wordle
+    parser.add_argument("--reply-tokens", type=int, default=6)
     parser.add_argument("--conversations", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--threads", type=int, default=len(usable_cores()))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    installed = find_installed(find_build())
-    with ExitStack() as stack:
-        url = stack.enter_context(served([])) if installed else None
-        vllm = f", vllm {installed.version}" if installed else ""
-        print(
-            f"{datetime.date.today()}, {arguments.threads} threads ({platform.machine()}), load "
-            f"{os.getloadavg()[0]:.1f}, python {platform.python_version()}, torch "
-            f"{torch.__version__}, transformers {transformers.__version__}{vllm}; medians of "
-            f"{arguments.rounds}\n"
-        )
-        print("| conversations | autocast | side | tokens/s | tokens/s of processor time |")
-        print("|---|---|---|---|---|")
-        for num_conversations in arguments.conversations:
-            for precision in arguments.precisions:
-                found = compare(url, precision, num_conversations, arguments)
+    installed = find_installed(find_build()) if VLLM in arguments.sides else None
+    vllm = f", vllm {installed.version}" if installed else ""
+    print(
+        f"{datetime.date.today()}, {arguments.model}, {arguments.threads} threads "
+        f"({platform.machine()}), load {os.getloadavg()[0]:.1f}, python "
+        f"{platform.python_version()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}{vllm}; medians of {arguments.rounds}\n"
+    )
+    print("| conversations | autocast | side | tokens/s | tokens/s of processor time |")
+    print("|---|---|---|---|---|")
+    for precision in arguments.precisions:
+        model = [] if arguments.model == "tiny" else [f"model={arguments.model}"]
+        server = served(model, dtype=precision, lora_rank=0) if installed else nullcontext()
+        with server as url:
+            for num_conversations in arguments.conversations:
+                game = Game(
+                    num_conversations=num_conversations,
+                    num_turns=arguments.turns,
+                    num_prompt_tokens=arguments.prompt_tokens,
+                    num_reply_tokens=arguments.reply_tokens,
+                )
+                found = compare(url, precision, game, arguments)
                 for side, (wall, processor) in found.items():
                     print(
                         f"| {num_conversations} | {precision} | {side} | {wall:,.0f} | "

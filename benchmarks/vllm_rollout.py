@@ -68,13 +68,14 @@ START_LIMIT_S = 600.0
 
 
 def configured(num_sessions: int, reply_tokens: int, *more: str) -> RunConfig:
+    is_tiny = not any(each.startswith("model=") for each in more)
     return compose(
         [
             *("conf=wordle", "engine=vllm", "model.autocast=float32", "device=cpu"),
             f"host.sessions_per_server={num_sessions}",
             f"env.max_reply_tokens={reply_tokens}",
             f"env.max_episode_tokens={MAX_TOKENS}",
-            f"model.max_length={MAX_TOKENS}",
+            *([f"model.max_length={MAX_TOKENS}"] if is_tiny else []),
             *more,
         ]
     ).config
@@ -97,7 +98,13 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
 
 
 @contextmanager
-def served(model: Sequence[str], transfers: Sequence[str] = ()) -> Iterator[str]:
+def served(
+    model: Sequence[str],
+    transfers: Sequence[str] = (),
+    *,
+    dtype: str = "float32",
+    lora_rank: int = RANK,
+) -> Iterator[str]:
     """Start a server for all measurements and yield its URL. model: overrides of the tiny one."""
     installed = find_installed(find_build())
     if installed is None:
@@ -111,8 +118,8 @@ def served(model: Sequence[str], transfers: Sequence[str] = ()) -> Iterator[str]
             model=str(base),
             revision=None,
             build=installed.build,
-            dtype="float32",
-            lora_rank=RANK,
+            dtype=dtype,
+            lora_rank=lora_rank,
             **placed(installed.build, transfers),
         )
         server = VllmProcess(spec, config.engine, installed.python, Path(folder) / "engine.log")
