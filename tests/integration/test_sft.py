@@ -3,6 +3,7 @@
 import json
 
 from openenv_pipe.reports.runs_table import list_runs
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
@@ -41,4 +42,23 @@ def test_killed_and_resumed_it_equals_the_uninterrupted_run(tmp_path):
     assert len(trial.kills) == 2
     assert not any(trial.codes), trial.said
     assert RunFolder.open(trial.folder).status == "finished"
+    assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
+
+
+def test_the_policy_imitates_the_best_of_its_own_episodes(tmp_path):
+    """Also if it is killed: the episodes are played once, by the weights of the start."""
+    source = "trainer.warm_start.source"
+    settings = (
+        *("conf=echo", "device=cpu", "num_threads=1", "trainer.steps=0", "eval.num_tasks=2"),
+        *("trainer/warm_start/source=policy", f"{source}.only=null", f"{source}.num_tasks=4"),
+        *("eval.baselines=false", f"{source}.samples_per_task=6"),
+        *("trainer.warm_start.steps=6", "trainer.warm_start.episodes_per_step=3"),
+        "trainer.checkpoint.every=2",
+    )
+    whole = uninterrupted(tmp_path / "whole", settings, "echo")
+    groups = list(read_episodes(episodes_path(whole.folder, 0)))
+    assert [len(group.episodes) for group in groups] == [1] * 4
+    assert {episode.member for group in groups for episode in group.episodes} != {0}
+    trial = killed_and_resumed(tmp_path / "killed", settings, "echo", [(3, 0.0)])
+    assert not any(trial.codes), trial.said
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None

@@ -3,7 +3,7 @@
 schema          the keys of the sources
 rows            reads the rows of a file or of a data set, and checks them
 conversations   a source: makes episodes of conversations, in the model's own format
-episodes        two sources: recorded episodes, and those that a teacher plays
+episodes        three sources: recorded episodes, and those that the policy or a teacher plays
 cli, command    `openenv-pipe sft`: a run of supervised steps alone
 """
 
@@ -26,6 +26,12 @@ EXTRA = Extra(
             type="episodes",
             config=f"{_FOLDER}.schema:EpisodesConfig",
             build=f"{_FOLDER}.episodes:read_recorded",
+        ),
+        BlockType(
+            block="trainer.warm_start.source",
+            type="policy",
+            config=f"{_FOLDER}.schema:PolicyConfig",
+            build=f"{_FOLDER}.episodes:play_policy",
         ),
         BlockType(
             block="trainer.warm_start.source",

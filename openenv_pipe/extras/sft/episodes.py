@@ -1,4 +1,4 @@
-"""Episodes to imitate: recorded ones, and those that a teacher plays.
+"""Episodes to imitate: recorded ones, and those that the policy or a teacher plays.
 
 Recorded token ids are used as they are if they are of this model's tokenizer. Episodes of other
 models are written anew in this model's own format, as conversations are.
@@ -14,11 +14,17 @@ from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.sft.conversations import turns_of
 from openenv_pipe.extras.sft.rows import KEY, BadRowError, Conversation
-from openenv_pipe.extras.sft.schema import EpisodesConfig, SelectedEpisodes, TeacherConfig
+from openenv_pipe.extras.sft.schema import (
+    EpisodesConfig,
+    PlayedTasks,
+    PolicyConfig,
+    SelectedEpisodes,
+    TeacherConfig,
+)
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.pipeline.demonstrations import SourceSetup
-from openenv_pipe.rollout import collect_groups
+from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.find import find_folder
@@ -58,14 +64,29 @@ async def play_teacher(source: TeacherConfig, setup: SourceSetup) -> list[Group]
     """
     engine = source.engine
     async with ChatClient(engine, block=f"{KEY}.engine", cache_dir=engine.cache_dir) as client:
-        groups = await collect_groups(
-            setup.rollout.with_engine(OpenAIEngine(engine, client)),
-            setup.order.take(0, source.num_tasks),
-            group_size=source.samples_per_task,
-            temperature=source.temperature,
-            seed=setup.config.seed,
-            label="teacher",
-        )
+        rollout = setup.rollout.with_engine(OpenAIEngine(engine, client))
+        return await _play(source, setup, rollout)
+
+
+async def play_policy(source: PolicyConfig, setup: SourceSetup) -> list[Group]:
+    """Let the policy play tasks of the train split, and choose what it imitates.
+
+    Raises:
+        ConfigError: no episode is chosen.
+        EngineError, HostError: the policy cannot play.
+    """
+    return await _play(source, setup, setup.rollout)
+
+
+async def _play(source: PlayedTasks, setup: SourceSetup, rollout: RolloutContext) -> list[Group]:
+    groups = await collect_groups(
+        rollout,
+        setup.order.take(0, source.num_tasks),
+        group_size=source.samples_per_task,
+        temperature=source.temperature,
+        seed=setup.config.seed,
+        label=source.type,
+    )
     return await asyncio.to_thread(_chosen, groups, source, setup)
 
 

@@ -48,18 +48,33 @@ class EpisodesConfig(SelectedEpisodes):
         return f"episodes of {self.path}"
 
 
-class TeacherConfig(SelectedEpisodes):
+class PlayedTasks(SelectedEpisodes):
+    """Base of the sources of episodes that a model plays before the first step."""
+
+    plays: ClassVar[bool] = True
+    num_tasks: NumEpisodes = Field(description="tasks of the train split that are played")
+    samples_per_task: NumEpisodes = Field(description="episodes of each task")
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = Field(
+        description="sampling temperature of the model that plays"
+    )
+
+
+class PolicyConfig(PlayedTasks):
+    """The policy itself plays: rejection sampling (conf/trainer/warm_start/source/policy.yaml)."""
+
+    type: Literal["policy"]
+
+    @property
+    def title(self) -> str:
+        return "the policy's own best episodes"
+
+
+class TeacherConfig(PlayedTasks):
     """Another model plays the training tasks (conf/trainer/warm_start/source/teacher.yaml)."""
 
     type: Literal["teacher"]
-    plays: ClassVar[bool] = True
     engine: OpenAIEngineConfig = Field(
         description="the endpoint of the model, hosted or a vLLM server of your own"
-    )
-    num_tasks: NumEpisodes = Field(description="tasks of the train split that the teacher plays")
-    samples_per_task: NumEpisodes = Field(description="episodes of each task")
-    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = Field(
-        description="sampling temperature of the teacher"
     )
 
     @property
