@@ -96,9 +96,12 @@ class LocalEngine:
         self._executor = executor
         self._in_batches = in_batches
         self._version = 0
+        self._batches: list[EpisodeBatch] = []
+        self._barriers: list[_Barrier] = []  # by batch
         self.begin_rollouts(0, 0)
 
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
+        self._batches, self._barriers = [], []  # The next copy of the weights takes their memory.
         num_batches = _num_batches(limit) if self._in_batches else 1
         device, end_ids = self._model.device, self._model.end_ids
         forwards = self._model.row_forwards(num_batches)
@@ -145,7 +148,9 @@ class LocalEngine:
         self._start_if_complete(barrier)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the cache is dropped with each rollout batch."""
+        """Free the caches and the copy of the weights, unless episodes are played meanwhile."""
+        if idle:
+            self._batches, self._barriers = [], []
 
     async def publish(self, version: int) -> None:
         if self._refresh is not None:

@@ -24,6 +24,7 @@ WORKSPACE = 30 << 20  # measured: memory that kernels keep
 SPREAD = 1.4  # measured: more than a quarter of the memory is lost between short-lived tensors,
 SPREAD_WITH_ADAPTERS = 1.8  # and nearly half if the small tensors of adapters lie among them
 OF_AN_UPDATE = ("gradients", "activations", "logits")
+OF_A_ROLLOUT = ("cache of the engine", "weights of the engine")
 OPTIMIZER_COPIES = 2  # Adam's two moments
 BLOCK_OF_MOMENTS = 256  # one-byte values that have one scale in common
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes per weight: NF4, its scales, and their scales
@@ -162,7 +163,7 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
 
 
 def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
-    """Estimate what training holds at the same time, by kind, in bytes.
+    """Estimate what training holds, by kind, in bytes; see `while_learning` and `at_rest`.
 
     in_one_memory: count all ranks of this machine, as on a CPU; else the first, which needs most.
     """
@@ -176,7 +177,24 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
+        if in_one_memory and model.dtype == "float32":
+            needed["weights of the engine"] = _engine_weight_bytes(shape, config)
     return needed
+
+
+def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:
+    """Return the size of the copy that `models.forward.packed_decoder` makes on a CPU.
+
+    Its embedding is not rounded. A model of another architecture is sampled without a copy.
+    """
+    embedding = shape.vocabulary * shape.hidden_size * BYTES["float32"]
+    return shape.num_parameters * BYTES[config.model.autocast] + embedding
+
+
+def while_learning(needed: Mapping[str, int], config: RunConfig) -> dict[str, int]:
+    """Select what is held in an update: not what the engine frees before it."""
+    freed = () if config.trainer.max_staleness else OF_A_ROLLOUT
+    return {kind: size for kind, size in needed.items() if kind not in freed}
 
 
 def at_rest(needed: Mapping[str, int]) -> dict[str, int]:

@@ -485,7 +485,8 @@ async def test_an_engine_that_lost_its_cache_samples_the_same():
         assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
 
 
-async def test_the_cache_of_a_rollout_batch_is_freed_when_the_next_one_begins():
+@pytest.mark.parametrize("ends_by", ["next rollout batch", "update"])
+async def test_the_cache_of_a_rollout_batch_is_freed_at_its_end(ends_by):
     """The cache, most of a sampler's memory, is freed without waiting for the garbage collector."""
     engine = local_engine(tiny_policy())
     gc.disable()
@@ -493,8 +494,13 @@ async def test_the_cache_of_a_rollout_batch_is_freed_when_the_next_one_begins():
         engine.begin_rollouts(2, 2)
         await generate(engine, [request(0, [5]), request(1, [6])])
         cache = weakref.ref(engine._batches[0]._forward)
-        engine.begin_rollouts(1, 1)
-        await generate(engine, [request(2, [5])])
+        if ends_by == "update":
+            await engine.begin_update(idle=False)
+            assert cache() is not None
+            await engine.begin_update(idle=True)
+        else:
+            engine.begin_rollouts(1, 1)
+            await generate(engine, [request(2, [5])])
         assert cache() is None
     finally:
         gc.enable()

@@ -24,10 +24,13 @@ from openenv_pipe.engines.vllm.server_memory import server_bytes, servers_in_mac
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,
+    OF_A_ROLLOUT,
+    at_rest,
     disk_bytes,
     memory_bytes,
     model_shape,
     tiny_shape,
+    while_learning,
 )
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 
@@ -56,6 +59,22 @@ def test_the_engine_samples_the_episodes_of_all_servers():
     assert three == 3 * one
 
 
+def test_the_engine_s_copy_of_the_weights_takes_memory_only_while_it_samples():
+    overrides = ["conf=wordle", "model.autocast=bfloat16"]
+    shape = tiny_shape(compose(overrides).config.model)
+
+    def needed(max_staleness: int) -> tuple[dict[str, int], RunConfig]:
+        config = compose([*overrides, f"trainer.max_staleness={max_staleness}"]).config
+        return memory_bytes(shape, config, in_one_memory=True), config
+
+    sizes, config = needed(0)
+    embedding = shape.vocabulary * shape.hidden_size
+    assert sizes["weights of the engine"] == 2 * shape.num_parameters + 4 * embedding
+    assert at_rest(sizes).keys() - while_learning(sizes, config) == {*OF_A_ROLLOUT}
+    overlapping, config = needed(1)
+    assert while_learning(overlapping, config).keys() >= {*OF_A_ROLLOUT}
+
+
 def test_the_episodes_of_evaluations_are_counted():
     """By hand: 250 tasks with two samples each, in three stages and for two baselines."""
     per_episode = compose(["conf=wordle"]).config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
@@ -78,7 +97,9 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
                 needed = memory_bytes(shape, config, in_one_memory=in_one_memory)
                 held[devices, parallel, in_one_memory] = needed
     kind, one = "optimizer", held[1, "data", True]
-    assert held[1, "fsdp", True] == one == held[1, "data", False]
+    assert held[1, "fsdp", True] == one
+    on_gpu = {each: size for each, size in one.items() if each != "weights of the engine"}
+    assert held[1, "data", False] == on_gpu
     assert held[2, "data", True][kind] == 2 * one[kind]
     assert held[2, "data", True]["python and its libraries"] == 2 * one["python and its libraries"]
     assert held[2, "data", False][kind] == one[kind]
@@ -105,8 +126,9 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
 def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
     overrides = [*LARGER, change]
     config = compose(overrides).config
-    needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
-    del needed["cache of the engine"]  # the measured process has no such cache
+    needed = while_learning(
+        memory_bytes(tiny_shape(config.model), config, in_one_memory=True), config
+    )
     child = subprocess.run(
         [sys.executable, TESTS / "measure_learner.py", json.dumps(overrides)],
         env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},

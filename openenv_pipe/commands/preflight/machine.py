@@ -13,7 +13,13 @@ from openenv_pipe.engines.vllm.server_memory import (
     servers_in_machine,
     servers_on_gpu,
 )
-from openenv_pipe.models.memory_estimate import Shape, at_rest, disk_bytes, memory_bytes
+from openenv_pipe.models.memory_estimate import (
+    Shape,
+    at_rest,
+    disk_bytes,
+    memory_bytes,
+    while_learning,
+)
 
 TIGHT = 0.8  # of the available bytes; above this `check` warns, because estimates are not exact
 
@@ -39,7 +45,7 @@ def memory_line(config: RunConfig, shape: Shape) -> Line:
         servers = servers_in_machine(config, shape)
     else:
         servers = servers_on_gpu(config, sum(needed.values()))
-    moment = _scarcest(needed, available, servers)
+    moment = _scarcest(config, needed, available, servers)
     largest = max(moment.held, key=lambda kind: moment.held[kind])
     text = f"about {_size(moment.total)} of {_size(moment.room)} on the {place}, mostly {largest}"
     if servers:
@@ -50,14 +56,17 @@ def memory_line(config: RunConfig, shape: Shape) -> Line:
     return Line("memory", result, f"{text}; {_advice(config, place, moment)}")
 
 
-def _scarcest(needed: Mapping[str, int], available: int, servers: ServerMemory | None) -> _Moment:
-    if servers is None:
-        return _Moment(held=needed, room=available, servers_awake=False)
-    left = max(0, available - servers.num_bytes)
-    if not servers.sleep:
-        return _Moment(held=needed, room=left, servers_awake=True)
-    learning = _Moment(held=needed, room=available, servers_awake=False)
-    playing = _Moment(held=at_rest(needed), room=left, servers_awake=True)
+def _scarcest(
+    config: RunConfig, needed: Mapping[str, int], available: int, servers: ServerMemory | None
+) -> _Moment:
+    left = max(0, available - (servers.num_bytes if servers else 0))
+    sleep = servers is not None and servers.sleep
+    learning = _Moment(
+        held=while_learning(needed, config),
+        room=available if sleep else left,
+        servers_awake=servers is not None and not sleep,
+    )
+    playing = _Moment(held=at_rest(needed), room=left, servers_awake=servers is not None)
     return max(learning, playing, key=lambda moment: moment.total / max(1, moment.room))
 
 
