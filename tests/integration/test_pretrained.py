@@ -16,7 +16,13 @@ from tests.commands import run
 # Few sums, because the model's 135 million weights take most of the time. The second term tells
 # replies apart of which none is right.
 SMALL = (
-    *("trainer.steps=1", "trainer.tasks_per_step=4", "trainer.group_size=4", "eval.num_tasks=8"),
+    *(
+        "model.autocast=float32",
+        "trainer.steps=1",
+        "trainer.tasks_per_step=4",
+        "trainer.group_size=4",
+        "eval.num_tasks=8",
+    ),
     "reward.terms.digits={type: regex, pattern: '[0-9]', weight: 0.1, per_turn: true}",
 )
 
