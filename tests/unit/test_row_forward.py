@@ -246,7 +246,7 @@ def test_other_models_use_their_own_modules(changes, reason):
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
-def test_an_adapter_is_merged_into_the_copy_of_the_weights(autocast):
+def test_an_adapter_is_in_the_copy_of_the_weights(autocast):
     policy = tiny_policy(autocast=autocast, lora_rank=2)
     own = {name: values.clone() for name, values in policy.model.named_parameters()}
     torch.manual_seed(0)
@@ -265,6 +265,26 @@ def test_an_adapter_is_merged_into_the_copy_of_the_weights(autocast):
     assert (logits - without).abs().max() > 100 * BOUND["float32"]
     found = dict(policy.model.named_parameters())
     assert all(torch.equal(values, own[name]) for name, values in found.items())
+
+
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+def test_an_adapter_below_the_rounding_of_the_weights_has_its_effect(autocast):
+    """Weights of hubs are bfloat16, and a first update adds less than half a step to them."""
+    policy = tiny_policy(autocast=autocast, lora_rank=1)
+    attention = policy.decoder.layers[0].self_attn
+    modules = [attention.q_proj, attention.k_proj, attention.v_proj]
+    size = modules[0].in_features
+    with torch.no_grad():
+        for module in modules:
+            module.weight.copy_(torch.tensor([1 / 16, -1 / 16]).repeat(size // 2))
+        for number, module in enumerate([modules[0], modules[2]], 1):
+            module.lora_A["default"].weight.fill_(number / size)
+            module.lora_B["default"].weight.fill_(2**-14 / module.scaling["default"])
+        modules[1].lora_B["default"].weight.zero_()
+    product = packed_decoder._Product(modules, policy.precision)
+    with torch.inference_mode():
+        found = product(torch.ones(3, size)).float().unique(dim=0)[0].unique_consecutive()
+    assert found.tolist() == pytest.approx([2**-14, 0.0, 2**-13], rel=1e-2, abs=1e-7)
 
 
 def test_a_pass_keeps_the_weights_that_it_was_made_with():

@@ -1,7 +1,7 @@
 """A copy of a decoder's weights for `fast_forward`, in the form that is read fastest.
 
-Projections that read the same input are one matrix, adapters are merged into the matrices that they
-add to, and weights are cast and packed once. Decoders like Llama, Qwen2 and Qwen3 have this form.
+Projections that read the same input are one matrix, as are their adapters, and weights are cast and
+packed once. Decoders like Llama, Qwen2 and Qwen3 have this form.
 
 Shape letters: H query heads, K key-value heads, D head size.
 """
@@ -39,14 +39,14 @@ def unsupported_reason(model: Any, decoder: Any) -> str | None:
     return None
 
 
-class _Product:
-    """A linear layer, or several that read the same input, packed for oneDNN where torch has it."""
+class _Matrix:
+    """A matrix and what it adds, packed for oneDNN where torch has it."""
 
-    def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:
-        weights = [_merged_weight(module).to(precision) for module in modules]
-        self._weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
-        biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
-        self._bias = torch.cat(biases).to(precision) if biases else None
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, precision: torch.dtype
+    ) -> None:
+        self._weight = weight.to(precision)
+        self._bias = None if bias is None else bias.to(precision)
         self._precision = precision
         self._is_packed = torch.backends.mkldnn.is_available() and (
             precision is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -68,10 +68,55 @@ class _Product:
         return linear(inputs, self._weight, self._bias)
 
 
+class _Product:
+    """A linear layer, or several that read the same input.
+
+    In float32, adapters are merged into the matrix. In bfloat16, what a young adapter adds to a
+    weight is less than half of the step to the next number, and would be lost in it: there, its
+    first factor is beside the matrix and the second one a product of its own, as in the learner.
+    """
+
+    def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:
+        biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
+        self._up = None
+        if precision is torch.bfloat16 and any(map(_is_adapted, modules)):
+            downs, ups = zip(*map(_factors, modules), strict=True)
+            weights = [module.weight.to(precision) for module in modules]
+            weights += [down.to(precision) for down in downs]
+            self._up = _Matrix(torch.block_diag(*ups), None, precision)
+            self._num_outputs = sum(module.weight.shape[0] for module in modules)
+            if biases:
+                biases.append(biases[0].new_zeros(sum(map(len, downs))))
+        else:
+            weights = [_merged_weight(module).to(precision) for module in modules]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
+        self._matrix = _Matrix(weight, torch.cat(biases) if biases else None, precision)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self._matrix(inputs)
+        if self._up is None:
+            return outputs
+        outputs, lows = outputs.tensor_split([self._num_outputs], dim=-1)
+        return outputs + self._up(lows)
+
+
+def _is_adapted(module: Any) -> bool:
+    return type(module) is lora.Linear
+
+
 def _merged_weight(module: Any) -> torch.Tensor:
     """Return the matrix of a linear layer, with its adapter if it has one."""
     weight: torch.Tensor = module.weight
-    return weight + module.get_delta_weight("default") if type(module) is lora.Linear else weight
+    return weight + module.get_delta_weight("default") if _is_adapted(module) else weight
+
+
+def _factors(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two matrices whose product a layer's adapter adds, of rank 0 if it has none."""
+    if not _is_adapted(module):
+        outputs, inputs = module.weight.shape
+        return module.weight.new_empty(0, inputs), module.weight.new_empty(outputs, 0)
+    down, up = module.lora_A["default"].weight, module.lora_B["default"].weight
+    return down, up * module.scaling["default"]
 
 
 @dataclass(frozen=True, slots=True)
