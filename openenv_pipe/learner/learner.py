@@ -200,7 +200,9 @@ class Learner:
         *,
         is_again: bool,
     ) -> None:
-        """Accumulate the gradients of all batches; their sum does not depend on the split.
+        """Accumulate the gradients of all batches.
+
+        Their sum does not depend on the split, but for the balance of routers, which is of a batch.
 
         is_again: an earlier pass has recorded the tokens
         """

@@ -111,14 +111,12 @@ def test_the_coefficient_adds_the_balance_to_the_loss(tmp_path):
     assert any(not torch.equal(*pair) for pair in zip(gradients, moved, strict=True))
 
 
-def test_a_model_without_routers_or_without_this_loss_is_rejected(tmp_path):
-    dense = make_family(tmp_path / "dense", "Qwen3Config")
-    deepseek = make_family(
-        tmp_path / "deepseek", "DeepseekV3Config", **MIXTURES["DeepseekV3Config"]
-    )
-    for folder in (dense, deepseek):
-        run = family_run(folder, "trainer.loss.router_aux_coef=0.01")
-        with pytest.raises(ConfigError, match=r"router_aux_coef=0\.01: .* set .*router_aux_coef=0"):
-            REQUIREMENTS["model"](run)
-        with pytest.raises(ConfigError, match="has no load-balancing loss"):
-            Learner(family_policy(folder), run.trainer, max_episode_tokens=64, seed=0)
+@pytest.mark.parametrize("family", ["Qwen3Config", "DeepseekV3Config", "Llama4TextConfig"])
+def test_a_model_without_routers_or_without_this_loss_is_rejected(family, tmp_path):
+    """Llama 4 has a coefficient, but no loss."""
+    folder = make_family(tmp_path, family, **MIXTURES.get(family, {}))
+    run = family_run(folder, "trainer.loss.router_aux_coef=0.01")
+    with pytest.raises(ConfigError, match=r"router_aux_coef=0\.01: .* set .*router_aux_coef=0"):
+        REQUIREMENTS["model"](run)
+    with pytest.raises(ConfigError, match="has no load-balancing loss"):
+        Learner(family_policy(folder), run.trainer, max_episode_tokens=64, seed=0)

@@ -4,6 +4,8 @@ Shape letters: T tokens, E experts.
 """
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ KEY = "trainer.loss.router_aux_coef"
 
 def reject_without_routers(decoder: Any, coef: float) -> None:
     """Raise ConfigError if a loss is asked for that the model's authors do not have."""
-    if coef and not (_routers(decoder) and hasattr(decoder.config, "router_aux_loss_coef")):
+    if coef and not (_routers(decoder) and _has_this_loss(decoder)):
         raise ConfigError(
             f"{KEY}={coef:g}: {type(decoder).__name__} has no load-balancing loss in transformers; "
             f"set {KEY}=0"
@@ -58,7 +60,26 @@ def balance_loss(decoder: Any, logits: list[torch.Tensor], batch: Batch) -> torc
     return loss
 
 
-def _routers(decoder: Any) -> list[Any]:
+def _has_this_loss(decoder: Any) -> bool:
+    """Return whether the model's authors have a coefficient and a loss with Mixtral's arguments.
+
+    Llama 4 has a coefficient alone, and Doge's loss is another one.
+    """
+    own = getattr(
+        sys.modules[_router_class(decoder).__module__], load_balancing_loss_func.__name__, None
+    )
+    if own is None or not hasattr(decoder.config, "router_aux_loss_coef"):
+        return False
+    return [*inspect.signature(own).parameters] == [
+        *inspect.signature(load_balancing_loss_func).parameters
+    ]
+
+
+def _router_class(decoder: Any) -> Any:
     recorder = (getattr(decoder, "_can_record_outputs", None) or {}).get("router_logits")
-    kind = getattr(recorder, "target_class", None)
+    return getattr(recorder, "target_class", None)
+
+
+def _routers(decoder: Any) -> list[Any]:
+    kind = _router_class(decoder)
     return [each for each in decoder.modules() if kind is not None and isinstance(each, kind)]
