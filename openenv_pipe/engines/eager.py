@@ -1,11 +1,13 @@
 """Engine `local` for clients that come and go: no episode waits for all others to ask."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.engines.local import LocalEngine, Waiting
+from openenv_pipe.models.forward.row_forward import RowForward
 
 
 class EagerEngine(LocalEngine):
@@ -20,7 +22,8 @@ class EagerEngine(LocalEngine):
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         self._waiting: list[Waiting] = []
         self._is_sampling = False
-        (self._forward,) = self._model.row_forwards(1)
+        self._forwards: Sequence[RowForward] = ()  # freed before the next one is made
+        self._forwards = self._model.row_forwards(1)
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -42,7 +45,8 @@ class EagerEngine(LocalEngine):
         limit = self.max_episodes
         chosen, self._waiting = self._waiting[:limit], self._waiting[limit:]
         # A new batch has no cached prompts, and overwrites the rows of the one before.
-        batch = EpisodeBatch(self._forward, device=self._model.device, end_ids=self._model.end_ids)
+        (forward,) = self._forwards
+        batch = EpisodeBatch(forward, device=self._model.device, end_ids=self._model.end_ids)
         self._is_sampling = True
         running = self._start(batch, chosen)
         running.add_done_callback(self._end_batch)

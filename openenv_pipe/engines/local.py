@@ -97,11 +97,12 @@ class LocalEngine:
         self._in_batches = in_batches
         self._version = 0
         self._batches: list[EpisodeBatch] = []
-        self._barriers: list[_Barrier] = []  # by batch
+        self._barriers: list[_Barrier] = []
         self.begin_rollouts(0, 0)
 
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
-        self._batches, self._barriers = [], []  # The next copy of the weights takes their memory.
+        # A pass may have a copy of all weights, which is freed before the next one is made.
+        self._batches, self._barriers = [], []
         num_batches = _num_batches(limit) if self._in_batches else 1
         device, end_ids = self._model.device, self._model.end_ids
         forwards = self._model.row_forwards(num_batches)

@@ -26,6 +26,7 @@ from fakes import (
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines import TokenRequest, local
+from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.models.forward.fast_forward import FastForward
@@ -485,22 +486,45 @@ async def test_an_engine_that_lost_its_cache_samples_the_same():
         assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("ends_by", ["next rollout batch", "update"])
-async def test_the_cache_of_a_rollout_batch_is_freed_at_its_end(ends_by):
-    """The cache, most of a sampler's memory, is freed without waiting for the garbage collector."""
-    engine = local_engine(tiny_policy())
+@pytest.mark.parametrize("kind", [LocalEngine, EagerEngine])
+async def test_a_forward_pass_is_freed_before_that_of_the_next_rollout_batch_is_made(
+    kind, monkeypatch
+):
+    """Its cache and its copy of the weights, without waiting for the garbage collector."""
+    policy, made, freed = tiny_policy(), [], []
+    make = policy.row_forwards
+
+    def row_forwards(num):
+        freed.append([each() is None for each in made])
+        forwards = make(num)
+        made.extend(map(weakref.ref, forwards))
+        return forwards
+
+    monkeypatch.setattr(policy, "row_forwards", row_forwards)
+    engine = kind(policy, max_episodes=2, executor=InlineExecutor())
     gc.disable()
     try:
         engine.begin_rollouts(2, 2)
         await generate(engine, [request(0, [5]), request(1, [6])])
+        await asyncio.sleep(0)  # until callbacks of the batch have run
+        engine.begin_rollouts(1, 1)
+        await generate(engine, [request(2, [5])])
+    finally:
+        gc.enable()
+    assert freed == [[], [True], [True, True]]
+
+
+async def test_an_update_frees_the_caches_unless_episodes_are_played_meanwhile():
+    engine = local_engine(tiny_policy())
+    gc.disable()
+    try:
+        engine.begin_rollouts(1, 1)
+        await generate(engine, [request(0, [5])])
+        await asyncio.sleep(0)  # until callbacks of the batch have run
         cache = weakref.ref(engine._batches[0]._forward)
-        if ends_by == "update":
-            await engine.begin_update(idle=False)
-            assert cache() is not None
-            await engine.begin_update(idle=True)
-        else:
-            engine.begin_rollouts(1, 1)
-            await generate(engine, [request(2, [5])])
+        await engine.begin_update(idle=False)
+        assert cache() is not None
+        await engine.begin_update(idle=True)
         assert cache() is None
     finally:
         gc.enable()
