@@ -22,6 +22,7 @@ from openenv_pipe.config.schema import (
     PythonLossConfig,
     PythonOrderConfig,
     RunConfig,
+    VllmEngineConfig,
 )
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.environments.adapters import build_adapter
@@ -160,6 +161,7 @@ def _model(config: RunConfig) -> str:
     shape = read_folder_shape(model, folder)
     empty = check_architecture(config)
     _reject_unread_adapter(config, empty)
+    _reject_lost_weights(config, empty)
     base = empty.get_base_model() if model.lora.rank else empty
     reject_without_routers(find_decoder(base), config.trainer.loss.router_aux_coef)
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
@@ -184,6 +186,25 @@ def _reject_unread_adapter(config: RunConfig, model: Any) -> None:
         raise ConfigError(
             "engine.publish=adapter with a mixture of experts on a CPU: vLLM's CPU build computes "
             "no experts in a server that takes adapters; set engine.publish=merged"
+        )
+
+
+def _reject_lost_weights(config: RunConfig, model: Any) -> None:
+    """Raise ConfigError if weights go to servers by a way on which some of them are lost.
+
+    vLLM's own transfers between GPUs bypass `openenv_pipe_reload`, which renews all of GPT-OSS.
+    """
+    engine, rank = config.engine, config.model.lora.rank
+    if (
+        isinstance(engine, VllmEngineConfig)
+        and engine.publish_mode(rank) != "adapter"
+        and engine.weight_transfer != "files"
+        and model.config.model_type == "gpt_oss"
+        and select_device(config.device).type == "cuda"
+    ):
+        raise ConfigError(
+            f"engine.weight_transfer={engine.weight_transfer} with GPT-OSS: vLLM would keep the "
+            "experts and sinks that it has; set engine.weight_transfer=files"
         )
 
 

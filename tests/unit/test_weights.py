@@ -10,6 +10,7 @@ from openenv_pipe.commands.export import PROBES, _compare
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.pipeline import requirements
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from tests.families import EXPERTS, family_policy, family_run, make_family
 from tests.vllm_server import small_config, small_policy
@@ -95,6 +96,19 @@ def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixt
     with pytest.raises(TrainingError, match=r"experts.*engine\.publish=merged"):
         PolicyWeights(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_all_of_gpt_oss_goes_to_servers_on_gpus_through_files_alone(tmp_path, monkeypatch):
+    """vLLM's own transfers end in its reload, which leaves the experts as they were."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    folder = make_family(
+        tmp_path, "GptOssConfig", **experts, layer_types=["sliding_attention", "full_attention"]
+    )
+    monkeypatch.setattr(requirements, "select_device", lambda name: torch.device("cuda"))
+    REQUIREMENTS["model"](family_run(folder, "engine=vllm"))
+    run = family_run(folder, "engine=vllm", "engine.weight_transfer=broadcast")
+    with pytest.raises(ConfigError, match=r"set engine\.weight_transfer=files"):
+        REQUIREMENTS["model"](run)
 
 
 def test_experts_have_no_dropout_and_the_message_says_so(mixture):
