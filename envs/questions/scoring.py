@@ -4,6 +4,7 @@ A row is what `reset` is given: `question`, `answer` and further columns. The an
 the server.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -21,10 +22,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DEFAULT_LETTERS = LETTERS[:8]  # of choices that are in the question's text
 # 7, -3, 1,234, 2.5, .5, 1e3, 3/4; a minus behind a digit or a bracket subtracts.
 NUMBER = re.compile(
-    r"(?P<sign>(?<![\w.)])[-−])?[$€£]?(?P<number>"
+    r"(?P<sign>(?<![\w.)])[-−–])?[$€£]?(?P<number>"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(?P<exponent>[eE][-+]?[0-9]{1,3}(?![0-9]))?(?:\s?/\s?(?P<divisor>[0-9]+))?"
 )
+# What is before a number that is only a part of one: 3,5 and 1 000, 2 3/4, 12:30, x^2, \frac{1}{2}.
+BEFORE_A_PART = re.compile(r"(?:[0-9][-−–,.:'’/ \u00a0\u202f]?|[_^}]\{?|\\(?!boxed)[a-zA-Z]+\{?)$")
 
 
 class RowError(ValueError):
@@ -102,11 +105,11 @@ class InWorkers:
 
 
 def _answer(row: Row) -> str:
-    """Return the row's answer as text. Raises RowError if there is none."""
+    """Return the row's answer as text, as JSON writes it. Raises RowError if there is none."""
     answer = row.get("answer")
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise RowError(f"answer is {answer!r}, expected a text or a number")
-    return str(answer)
+    return answer if isinstance(answer, str) else json.dumps(answer)
 
 
 def _words(text: str) -> str:
@@ -127,9 +130,16 @@ def number_in(text: str) -> Fraction | None:
 
 
 def _own_number(row: Row) -> Fraction:
-    number = number_in(_answer(row))
+    answer = _answer(row)
+    number = number_in(answer)
     if number is None:
         raise RowError(f"answer is {row['answer']!r:.200}, which has no number")
+    *_, last = NUMBER.finditer(answer)
+    if BEFORE_A_PART.search(answer, 0, last.start()):
+        raise RowError(
+            f"answer is {row['answer']!r:.200}, whose last number, {last.group()}, seems to be a "
+            "part of one; write it as 1234.5, -3 or 3/4, or score by math"
+        )
     return number
 
 
@@ -162,17 +172,22 @@ def _own_choice(row: Row) -> str:
 
 
 def choice_in(text: str, row: Row) -> str | None:
-    """Return the letter that a text chooses: alone, by the choice's text, or its last letter."""
+    """Return the letter that a text chooses: alone, by the choice's text, or its last letter.
+
+    The choice's text may have its letter before it, as the question shows it.
+    """
     choices = _choices(row)
     letters = LETTERS[: len(choices)] or DEFAULT_LETTERS
     given = _words(text)
-    for letter, choice in zip(letters, choices, strict=False):
-        if given.lower() == choice.lower():
-            return letter
     alone = given.strip("()[].:* ").upper()
     if len(alone) == 1 and alone in letters:
         return alone
-    found = re.findall(rf"(?<!\w)[{letters[0]}-{letters[-1]}](?![\w'])", given)
+    for text_of in ("(?:{})", "(?i:{})"):
+        for letter, choice in zip(letters, choices, strict=False):
+            shown = rf"(?:.*\b{letter}\W+)?{text_of.format(re.escape(choice))}[.*]*"
+            if re.fullmatch(shown, given):
+                return letter
+    found = re.findall(rf"(?<!\w)[{letters[0]}-{letters[-1]}](?![\w'’])", given)
     return found[-1] if found else None
 
 

@@ -13,9 +13,11 @@ def make(how, folder="", limit_s=60.0):
     [
         ("exact", {"answer": "New  York"}, ["New York", " New York\n"], ["new york", "York", ""]),
         ("exact", {"answer": 7}, ["7"], ["7.0"]),
+        ("exact", {"answer": True}, ["true"], ["True", "1"]),
         ("number", {"answer": 12}, ["12", "so: 12.0", "= 12", "7+5=12"], ["-12", "12, no, 13", ""]),
         ("number", {"answer": "#### 1,234"}, ["$1,234.00", "1234"], ["1.234", "234"]),
-        ("number", {"answer": -0.5}, ["-1/2", "−.5", "is -$0.5"], ["1/2", "0.5", "1/0", "10-0.5"]),
+        ("number", {"answer": "6 * 7 = \\boxed{42}%"}, ["42", "42 %"], ["0.42"]),
+        ("number", {"answer": -0.5}, ["-1/2", "−.5", "is -$0.5", "–0.5"], ["1/2", "0.5", "10-0.5"]),
         ("number", {"answer": 1000}, ["1e3", "1E+3"], ["1e9999999", "9" * 5000, "1e3e3"]),
         ("choice", {"answer": "B"}, ["B", "b", "(b)", "The answer is B."], ["A", "", "I think A"]),
         (
@@ -25,6 +27,13 @@ def make(how, folder="", limit_s=60.0):
             ["A", "Rome", "C"],
         ),
         ("choice", {"answer": 0, "choices": ["4", "5"]}, ["A", "4"], ["B", "5", "0"]),
+        (
+            "choice",  # A letter is what the question shows, and texts have letters in them.
+            {"answer": "Type A", "choices": ["A cat", "Type A", "Type B", "type b"]},
+            ["B", "(B) Type A", "The answer is B. Type A.", "**B. type a**", "Type A"],
+            ["A", "A. A cat", "C. Type B", "Type B", "type b", "D. type b"],
+        ),
+        ("choice", {"answer": 1, "choices": ["O", "A", "B"]}, ["B", "B. A"], ["A", "C"]),
         ("regex", {"pattern": r"^\d+ apples?$"}, ["3 apples", "1 apple"], ["apples", "3 pears"]),
     ],
 )
@@ -50,6 +59,10 @@ def test_a_very_long_answer_is_wrong():
         ("exact", {"answer": " "}, "answer is ' '"),
         ("exact", {"answer": ["7"]}, r"answer is \['7'\]"),
         ("number", {"answer": "seven"}, "'seven', which has no number"),
+        *(
+            ("number", {"answer": answer}, "seems to be a part of one")
+            for answer in ("3,5", "1 000", "2 3/4", "12:30", "1.234.567", "x^2", r"\frac{1}{2}")
+        ),
         ("choice", {"answer": "Z"}, "names no choice; expected a letter of A to H"),
         ("choice", {"answer": "A", "choices": ["B", "A"]}, "may mean A or B"),
         ("choice", {"answer": 2, "choices": ["x", "y"]}, "names no choice"),
