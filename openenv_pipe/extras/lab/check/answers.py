@@ -5,6 +5,7 @@ applies to environments whose tasks have a reset keyword that is named like an a
 actions are one text.
 """
 
+import json
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -52,17 +53,19 @@ async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         for each in (subject.tasks, subject.eval_tasks)
         for index in range(0, len(each), 1 + (len(each) - 1) // MAX_TASKS)
     ]
-    answers = [answer for task in tasks if (answer := _own_answer(task)) is not None]
     schema = (await fetch_metadata(subject.host.urls[0], subject.host.access)).action
     field = _text_field(schema)
+    answers = [answer for task in tasks if (answer := own_answer(task, field)) is not None]
     is_answer = field in ANSWER_FIELD_NAMES or subject.env.max_turns == 1
     if field is None or not is_answer or len(answers) < len(tasks):
         return
     full = subject.env.success_reward
     own = await _play(subject, field, tasks, answers)
     yield own_line(own, full)
-    if all(each.reward is None for each in own):
-        return  # for one reason, which that line has
+    scored = [each for each in own if each.reward is not None]  # That line has the others.
+    if not scored:
+        return
+    tasks, answers = [each.task for each in scored], [each.answer for each in scored]
     others = [_another(answers, place) for place in range(len(tasks))]
     wrong = await _play(subject, field, tasks, others)
     silent = await _play(subject, field, tasks, [""] * len(tasks))
@@ -86,7 +89,14 @@ def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
 
 
 def wrong_line(wrong: Sequence[AnsweredTask], silent: Sequence[AnsweredTask], full: float) -> Line:
-    """Report how often another task's answer, and an empty one, earn the full reward."""
+    """Report how often another task's answer, and an empty one, earn the full reward, or fail."""
+    failed = [each for each in (*silent, *wrong) if each.reward is None]
+    if failed:
+        text = (
+            f"{len(failed)} of {len(wrong) + len(silent)} wrong and empty answers have no reward: "
+            f"{_named(failed)}; score any text"
+        )
+        return Line("wrong answers", Result.FAIL, text, {"failed": len(failed)})
     accepted = [each for each in wrong if each.reward is not None and each.reward >= full]
     empty = [each for each in silent if each.reward is not None and each.reward >= full]
     measured = {"tasks": len(wrong), "others": len(accepted), "empty": len(empty)}
@@ -145,12 +155,20 @@ async def _play(
     return [played[place] for place in sorted(played)]
 
 
-def _own_answer(task: Task) -> str | None:
-    """Return the task's answer if its reset has one, as text."""
-    found = [task.reset[name] for name in ANSWER_FIELD_NAMES if name in task.reset]
-    if len(found) == 1 and isinstance(found[0], str | int | float):
-        return str(found[0])
-    return None
+def own_answer(task: Task, field: str | None) -> str | None:
+    """Return the task's answer if its reset has one, as text.
+
+    field: of the action; a reset keyword of this name is the answer, whatever others there are.
+    """
+    found = [value for name, value in task.reset.items() if name in ANSWER_FIELD_NAMES]
+    if field in ANSWER_FIELD_NAMES and field in task.reset:
+        found = [task.reset[field]]
+    if len(found) != 1 or not isinstance(found[0], str | int | float):
+        return None
+    answer, choices = found[0], task.reset.get("choices")
+    if type(answer) is int and isinstance(choices, list) and 0 <= answer < len(choices):
+        return str(choices[answer])
+    return answer if isinstance(answer, str) else json.dumps(answer)
 
 
 def _another(answers: Sequence[str], place: int) -> str:

@@ -6,6 +6,7 @@ from openenv_pipe.commands.findings import Result
 from openenv_pipe.extras.lab.check.answers import (
     AnsweredTask,
     frequent_line,
+    own_answer,
     own_line,
     wrong_line,
 )
@@ -22,6 +23,25 @@ def answered(*rewards, answer="41"):
         )
         for index, reward in enumerate(rewards)
     ]
+
+
+@pytest.mark.parametrize(
+    ("reset", "answer"),
+    [
+        ({"question": "?", "answer": 7}, "7"),
+        ({"answer": True}, "true"),
+        ({"answer": "7", "solution": "3 + 4 = 7"}, "7"),
+        ({"solution": "7"}, "7"),
+        ({"solution": "7", "secret": "8"}, None),
+        ({"answer": 1, "choices": ["4", "5"]}, "5"),
+        ({"answer": 5, "choices": ["4", "5"]}, "5"),
+        ({"answer": ["7"]}, None),
+        ({"question": "?"}, None),
+    ],
+)
+def test_the_answer_that_a_task_comes_with(reset, answer):
+    task = Task(id="train/0", split="train", index=0, seed=0, reset=reset)
+    assert own_answer(task, "answer") == answer
 
 
 def test_own_answers_earn_the_full_reward():
@@ -46,6 +66,12 @@ def test_wrong_answers_must_not_earn_the_full_reward(num_accepted, empty, result
     line = wrong_line(wrong, answered(*[0.0] * 19, empty, answer=""), 1.0)
     assert line.result is result
     assert line.measured == {"tasks": 20, "others": num_accepted, "empty": empty}
+
+
+def test_wrong_answers_must_have_a_reward():
+    line = wrong_line(answered(0.0, 0.0), answered(0.0, None, answer=""), 1.0)
+    assert line.result is Result.FAIL
+    assert "1 of 4 wrong and empty answers have no reward: train/1 with '' fails" in line.text
 
 
 def test_an_answer_that_is_right_in_most_tasks_is_a_warning():
