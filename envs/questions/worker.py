@@ -12,22 +12,24 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Import the function, then score until stdin ends."""
+    """Import the function, then score until the rows end."""
     folder, target = sys.argv[1:]
     # This folder's modules are those of the package, and would hide others of their names.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     if folder:
         sys.path.append(folder)
-    written = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What the function prints goes to the server's log.
+    rows, written = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # Neither the function nor what it starts reads rows; what they print is in the server's log.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     module, _, name = target.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # A module of the user's may raise anything.
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=written, flush=True)
+        print(json.dumps(failure(error)), file=written, flush=True)
         return
     print("{}", file=written, flush=True)
-    for line in sys.stdin:
+    for line in rows:
         print(json.dumps(scored(function, *json.loads(line))), file=written, flush=True)
 
 
@@ -36,10 +38,14 @@ def scored(function, answer, row):
     try:
         score = float(function(answer, row))
     except (Exception, SystemExit) as error:  # A function of the user's may raise anything.
-        return {"error": f"{type(error).__name__}: {error}"}
+        return failure(error)
     if not math.isfinite(score):
         return {"error": f"it returned {score}, expected a finite number"}
     return {"score": score}
+
+
+def failure(error):
+    return {"error": f"{type(error).__name__}: {error!s:.500}"}
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ A worker reads rows and writes scores as lines of JSON: `python worker.py FOLDER
 """
 
 import json
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 START_LIMIT_S = 25.0  # for importing the function's module
+
+_log = logging.getLogger(__name__)
 
 
 class ScoreError(RuntimeError):
@@ -53,6 +57,8 @@ class Workers:
                 told = worker.ask([answer, row], self._limit_s)
             except TimeoutError:
                 worker.end()
+                late = "%s took longer than %g s, so the answer %.200r earns 0"
+                _log.warning(late, self._target, self._limit_s, answer)
                 return 0.0
             if "score" in told:
                 self._idle.append(worker)
@@ -87,6 +93,7 @@ class _Worker:
             [sys.executable, str(Path(__file__).with_name("worker.py")), folder, target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,
         )
 
     def ask(self, question: Any, limit_s: float) -> dict[str, Any]:
@@ -106,5 +113,10 @@ class _Worker:
         return json.loads(line) if line else {"error": "its process ended"}
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """End the process, and those that its function has started, which may hold its pipes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()

@@ -92,6 +92,8 @@ def test_an_unknown_way_of_scoring_is_named():
 
 FUNCTIONS = """
 import os
+import signal
+import sys
 def tenth(answer, row):
     print("this is not the score")
     return len(answer) / row["of"]
@@ -103,6 +105,13 @@ def raises(answer, row):
     return float(answer)
 def leaves(answer, row):
     os._exit(3)
+def forks(answer, row):
+    os.fork()
+    signal.pause()
+def reads(answer, row):
+    return 1 + len(sys.stdin.read())
+def quotes(answer, row):
+    raise ValueError("x" * 10**7)
 """
 
 
@@ -125,9 +134,16 @@ def test_a_function_that_takes_too_long_earns_nothing_and_the_next_answer_is_sco
     assert make("my_scores:endless", folder)("now", {"answer": 1}) == 1.0
 
 
+def test_processes_that_a_function_starts_end_with_it_and_read_no_rows(folder, caplog):
+    assert make("my_scores:forks", folder, limit_s=1.0)("now", {"answer": 1}) == 0.0
+    assert "my_scores:forks took longer than 1 s, so the answer 'now' earns 0" in caplog.text
+    assert make("my_scores:reads", folder)("now", {"answer": 1}) == 1.0
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("quotes", "failed on 'many': ValueError: x{500}$"),
         ("raises", "failed on 'many': ValueError: could not convert"),
         ("leaves", "failed on 'many': its process ended"),
         ("missing", "cannot be used: AttributeError"),
