@@ -287,15 +287,17 @@ async def test_a_share_of_the_rows_is_left_for_the_evaluation(tmp_path):
     first = found.eval[0]
     assert (first.id, first.split, first.index) == (f"eval/{held_out[0]}", "eval", 0)
     write(path, *reversed(rows))
-    again = await splits(configured(file_block(path), SHARE))
-    assert {task.reset["q"] for task in again.eval} == set(held_out)
+    for seed_start in (None, 7):
+        again = await splits(configured(file_block(path, seed_start=seed_start), SHARE))
+        assert {task.reset["q"] for task in again.eval} == set(held_out)
 
 
 async def test_equal_rows_are_in_one_part(tmp_path):
-    rows = [{"q": number % 4} for number in range(40)]
-    found = await splits(configured(file_block(write(tmp_path / "a.jsonl", *rows)), SHARE))
-    assert [len(found.train), len(found.eval)] == [30, 10]
-    assert len({task.reset["q"] for task in found.eval}) == 1
+    path = write(tmp_path / "a.jsonl", *({"q": number % 4} for number in range(40)))
+    for seed_start in (None, 7):
+        found = await splits(configured(file_block(path, seed_start=seed_start), SHARE))
+        assert [len(found.train), len(found.eval)] == [30, 10]
+        assert len({task.reset["q"] for task in found.eval}) == 1
 
 
 def test_a_share_that_leaves_nothing_is_rejected(tmp_path):

@@ -71,9 +71,16 @@ class ListedRows:
 
     def __getitem__(self, index: int) -> Task:
         index = range(len(self))[index]
-        reset = copied({**self._config.reset, **self._rows[index]})
         start = self._config.seed_start
-        seed = reset.pop("seed", 0 if start is None else start + index)
+        return self._task(index, 0 if start is None else start + index)
+
+    def wherever(self, index: int) -> Task:
+        """Return the task as it would be at any other index: with seed 0, or that of its row."""
+        return self._task(index, 0)
+
+    def _task(self, index: int, seed: int) -> Task:
+        reset = copied({**self._config.reset, **self._rows[index]})
+        seed = reset.pop("seed", seed)
         if type(seed) is not int or seed < 0:
             raise ConfigError(
                 f"env.tasks.{self._split}: row {index + 1} of {self.source} has seed={seed!r}, "

@@ -70,19 +70,22 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
                 names = [Path(row["path"]).name for row in rows]
                 known[split] = ListedRows(split, tasks, rows, tasks.path, names)
             case TaskShare(share=share):
-                known["train"], known[split] = _divided(known["train"], share)
+                listed = known["train"]
+                assert isinstance(listed, ListedRows)  # as the schema has checked
+                known["train"], known[split] = _divided(listed, share)
     return known
 
 
-def _divided(tasks: TaskSet, share: float) -> tuple[TaskSet, TaskSet]:
+def _divided(tasks: ListedRows, share: float) -> tuple[TaskSet, TaskSet]:
     """Divide the training tasks into those that are left for training, and the held-out share.
 
-    The tasks with the smallest hashes are held out: equal tasks are in the same part.
+    The tasks with the smallest hashes are held out: equal rows are in the same part.
 
     Raises ConfigError if a part is empty.
     """
     hashes = [
-        hashlib.sha256(_identity(tasks[index]).encode()).digest() for index in range(len(tasks))
+        hashlib.sha256(_identity(tasks.wherever(index)).encode()).digest()
+        for index in range(len(tasks))
     ]
     num_held_out = round(share * len(tasks))
     last = sorted(hashes)[num_held_out - 1] if num_held_out else b""
