@@ -35,11 +35,11 @@ def recorded_groups(folder: RunFolder, step: int) -> list[Group]:
         raise RunFolderError(
             f"{path} does not exist; the run has episodes of steps {first} to {last}"
         )
-    groups = read_episodes(path)
+    groups, seed = read_episodes(path), folder.written_config.seed
     for group in groups:
         label, _, place = group.id.rpartition("/")
         if place.isdecimal():
-            group.seed = group_seed(folder.written_config.seed, label, int(place))
+            group.seed = group_seed(seed, label, int(place))
     return groups
 
 

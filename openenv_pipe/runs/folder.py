@@ -126,6 +126,8 @@ class RunFolder:
                 damaged.
         """
         path = Path(path)
+        if path.name in ("", ".."):  # Other folders are named after the run's.
+            path = path.resolve()
         if path.is_symlink():
             path = path.parent / path.readlink()
         if not path.is_dir():

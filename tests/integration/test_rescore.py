@@ -62,10 +62,17 @@ def test_what_cannot_be_scored_again_is_an_error(folder):
     code, _, err = run(folder, "train", "conf=smoke", *SMALL, *STEPS)
     assert code == 0, err
     for words, message in (
-        (["smoke/0001", "trainer.steps=3"], "trainer.steps has no effect on recorded episodes"),
+        (["smoke/0001", "trainer.steps=3"], "trainer.steps cannot be changed for recorded"),
         (["smoke/0001", "--step", "7"], "the run has episodes of steps 1 to 1"),
+        (["smoke/0001", "reward=short", "reward.terms.short.target=my_terms:no"], "my_terms"),
         (["smoke/0001", "-o", "runs/smoke/0001/again"], "which stays as it is"),
         (["reward=env"], "got 0 runs"),
     ):
         code, _, err = run(folder, "rescore", *words)
         assert code == 2 and message in err, err
+        assert not (folder / "runs/smoke/0001_rescored").exists()
+    other = folder / "runs/smoke/0001_rescored"
+    (other / "verdicts").mkdir(parents=True)  # as an attempt leaves it whose judge failed
+    code, _, err = run(folder / "runs/smoke/0001", "rescore", ".", "reward=env")
+    assert code == 0, err
+    assert sorted(path.name for path in other.iterdir()) == ["episodes", "verdicts"]

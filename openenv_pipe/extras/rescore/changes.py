@@ -84,7 +84,7 @@ def _spreads(rewards: Sequence[float]) -> bool:
 
 
 def _is_reordered(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Return whether two episodes that the run ordered are ordered otherwise now."""
+    """Return whether two episodes are ordered otherwise now; to be equal is an order, too."""
     return any(
         _sign(one_old - other_old) != _sign(one_new - other_new)
         for (one_old, one_new), (other_old, other_new) in combinations(pairs, 2)

@@ -1,6 +1,8 @@
 """Score the recorded episodes of a run again, and write them beside it."""
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.tasks import run_all
 
-FOLLOWED = ("reward", "judge")  # the blocks that scoring follows
+FOLLOWED = ("reward", "judge")  # the blocks that can be changed
+KEPT = {"verdicts", "judge.log"}  # what is left of an attempt that failed: it may have cost money
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +42,8 @@ async def rescore_run(
 
     Args:
         words: the run, and overrides of `reward` and `judge`.
-        output: a folder that does not exist yet; None: RUN_rescored, beside the run's folder.
+        output: a folder that does not exist yet, or has the answers of an attempt that failed;
+            None: RUN_rescored, beside the run's folder.
         step: only this one; None: all.
         notify: receives progress messages.
 
@@ -60,9 +64,12 @@ async def rescore_run(
     steps = recorded_steps(folder) if step is None else [step]
     _make(output / "episodes")
     found = Changes()
-    verdicts = output / "verdicts"
-    log = output / "judge.log"
-    async with open_scorer(config, verdicts, folder.verdicts, log=log) as scorer:
+    async with (
+        _removed_on_failure(output),
+        open_scorer(
+            config, output / "verdicts", folder.verdicts, log=output / "judge.log"
+        ) as scorer,
+    ):
         for number in steps:
             before = recorded_groups(folder, number)
             now = [without_rewards(group) for group in before]
@@ -76,24 +83,38 @@ async def rescore_run(
 
 
 def _reject_others(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override that scoring does not follow."""
+    """Raise ConfigError for an override of another block."""
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key.partition(".")[0].partition("/")[0] not in FOLLOWED:
             raise ConfigError(
-                f"{key} has no effect on recorded episodes; change keys of reward and judge only, "
-                "as in: reward=usable"
+                f"{key} cannot be changed for recorded episodes; change keys of reward and judge "
+                "only, as in: reward=usable"
             )
 
 
 def _new_folder(folder: RunFolder, output: Path | None) -> Path:
-    """Return the results' folder. Raises ConfigError if it exists or is in the run's own."""
+    """Return the results' folder. Raises ConfigError if it is not new, or is in a run's folder."""
     output = output or folder.path.with_name(f"{folder.path.name}_rescored")
-    if output.resolve().is_relative_to(folder.path.resolve()):
-        raise ConfigError(f"--output {output} is in the run's folder, which stays as it is")
-    if output.exists():
+    if any((above / "run.json").exists() for above in (output, *output.resolve().parents)):
+        raise ConfigError(f"--output {output} is in the folder of a run, which stays as it is")
+    is_left = output.is_dir() and KEPT.issuperset(path.name for path in output.iterdir())
+    if output.exists() and not is_left:
         raise ConfigError(f"{output} exists; name another folder by --output, or remove it")
     return output
+
+
+@asynccontextmanager
+async def _removed_on_failure(output: Path) -> AsyncIterator[None]:
+    """Remove what an attempt has written if it fails, except for what a judge has answered."""
+    try:
+        yield
+    except BaseException:
+        for name in ("episodes", "images"):
+            shutil.rmtree(output / name, ignore_errors=True)
+        with suppress(OSError):  # It has answers.
+            output.rmdir()
+        raise
 
 
 def _make(folder: Path) -> None:
