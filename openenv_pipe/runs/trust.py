@@ -36,6 +36,7 @@ CODE = re.compile(
     r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
     r"|model\.path|env\.tasks\.(?:train|eval)\.path"
 )
+FUNCTION = re.compile(r"[\w.]+:\w+")  # that an environment may load, by a variable
 MAX_LENGTH = 200  # characters of a value in a message
 MAX_LINES = 50
 
@@ -47,6 +48,9 @@ def local_code(config: RunConfig) -> list[str]:
     for key, value in flat(config.model_dump(mode="json")).items():
         if re.fullmatch(TARGETS, key, re.DOTALL) and value:
             found.add(module_in_current_folder(str(value)))
+    for value in env.variables.values():
+        if value and FUNCTION.fullmatch(value):
+            found.add(module_in_current_folder(value))
     if env.package is not None:
         with suppress(ConfigError):  # A package that does not exist is rejected elsewhere.
             found.add(env_in_current_folder(env.package))

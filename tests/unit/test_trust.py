@@ -167,6 +167,22 @@ def test_code_of_the_current_folder_is_used_if_it_was_so_in_the_run(tmp_path, ev
     assert "code would be loaded from the current folder" in rejected(folder)
 
 
+def test_a_function_that_a_variable_names_is_code_of_the_current_folder(tmp_path, monkeypatch):
+    config = run_samples.config(tmp_path / "runs")
+    variables = {"QUESTIONS_SCORE": "my_scores:score", "OTHER": None, "URL": "http://x:80"}
+    env = config.env.model_copy(update={"variables": variables})
+    folders = tmp_path / "own", tmp_path / "cloned"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "my_scores.py").write_text("raise AssertionError('it ran')")
+    monkeypatch.chdir(folders[0])
+    made = run_samples.create(tmp_path / "runs", config.model_copy(update={"env": env}))
+    assert made.record.local_code == [str(folders[0] / "my_scores.py")]
+    assert made.config_to_run()
+    monkeypatch.chdir(folders[1])
+    assert str(folders[1] / "my_scores.py") in rejected(made)
+
+
 def test_a_target_from_elsewhere_leaves_the_current_folder_off_the_path(tmp_path, monkeypatch):
     (tmp_path / "nearby.py").write_text("def function(): pass")
     (tmp_path / "bare").mkdir()
