@@ -1,7 +1,11 @@
 """How the environment `questions` scores answers, without a server."""
 
 import pytest
+import yaml
 from questions import scoring
+
+from openenv_pipe.system.patterns import LimitedPattern
+from openenv_pipe.system.resources import shipped_dir
 
 
 def make(how, folder="", limit_s=60.0):
@@ -81,6 +85,22 @@ def test_the_question_lists_its_choices_and_never_the_answer():
     assert scoring.asked(row) == "The capital?\nA. Rome\nB. Paris"
     with pytest.raises(scoring.RowError, match="question is None"):
         scoring.asked({"answer": 7})
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("<think>3, or 4?</think>\n<answer> 5\n</answer>.", "5"),
+        ("<answer>3</answer> or rather <answer>4", "4"),
+        ("<think><answer>3</answer></think> It is 4.\n", "It is 4."),
+        ("42", "42"),
+        ("<think>3, or 4? <answer>3</answer> is", None),
+    ],
+)
+def test_what_is_scored_of_a_reply(reply, answer):
+    config = yaml.safe_load((shipped_dir("conf") / "env/questions.yaml").read_text())
+    match = LimitedPattern(config["adapter"]["pattern"]).search(reply)
+    assert (match and match["answer"]) == answer
 
 
 def test_an_unknown_way_of_scoring_is_named():
