@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 
 MAX_ANSWER_LENGTH = 10_000
 PATTERN_LIMIT_S = 1.0
+MAX_LIMIT_S = 86_400
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DEFAULT_LETTERS = LETTERS[:8]  # of choices that are in the question's text
 # 7, -3, 1,234, 2.5, .5, 1e3, 3/4; a minus behind a digit or a bracket subtracts.
@@ -49,8 +50,10 @@ def make_score(how: str, *, folder: str, limit_s: float) -> Score:
     folder: where the module of a function is looked for, beside the installed ones.
     limit_s: of one answer, for `math` and functions.
 
-    Raises ValueError for another name.
+    Raises ValueError for another name, or another limit than a positive one.
     """
+    if not 0 < limit_s <= MAX_LIMIT_S:
+        raise ValueError(f"QUESTIONS_LIMIT_S={limit_s:g}: expected 0 < seconds <= {MAX_LIMIT_S}")
     if how in WAYS:
         return Comparison(*WAYS[how])
     if how == "math":

@@ -108,6 +108,12 @@ def test_an_unknown_way_of_scoring_is_named():
         make("fuzzy")
 
 
+@pytest.mark.parametrize("limit_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_named(limit_s):
+    with pytest.raises(ValueError, match="QUESTIONS_LIMIT_S"):
+        make("math", limit_s=limit_s)
+
+
 # --- functions in processes -----------------------------------------------------------------------
 
 FUNCTIONS = """
