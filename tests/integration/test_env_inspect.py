@@ -1,5 +1,6 @@
 """`env inspect ... model=...` of a real server: what it writes composes, passes `check`, trains."""
 
+import json
 import pytest
 import yaml
 from families import make_family
@@ -34,8 +35,9 @@ def folder(tmp_path_factory):
 
 def test_the_files_are_for_this_model(folder):
     block = yaml.safe_load((folder / "conf/env/market.yaml").read_text())
-    example = yaml.safe_load(block["adapter"]["system"].rpartition("For example:\n")[2])
-    assert example["side"] in ("buy", "sell") and 1 <= example["amount"] <= 10
+    examples = [json.loads(each["reply"]) for each in block["adapter"]["examples"]]
+    assert examples
+    assert all(each["side"] in ("buy", "sell") and 1 <= each["amount"] <= 10 for each in examples)
     experiment = yaml.safe_load((folder / "conf/conf/market.yaml").read_text())
     assert {"override /model": "mine"} in experiment["defaults"]
     own = yaml.safe_load((folder / "conf/conf/market/mine.yaml").read_text())

@@ -73,5 +73,5 @@ async def test_a_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path,
     """This Python has no vLLM."""
     here = SimpleNamespace(build="cpu", python=Path(sys.executable), package="vllm", packages={})
     monkeypatch.setattr(vllm_server, "require_installed", lambda build: here)
-    with pytest.raises(JudgeError, match=r"judge's server did not start.*No module named"):
+    with pytest.raises(JudgeError, match=r"(?s)judge's server did not start.*No module named"):
         await ask(judge_config(tmp_path), tmp_path / "judge")
