@@ -79,6 +79,20 @@ def test_an_experiment_names_existing_things(experiment):
         load_callable(policy)
 
 
+@pytest.mark.parametrize("experiment", ["blackjack", "catch", "echo", "game2048", "reasoning"])
+def test_examples_are_replies_that_the_adapter_can_use(experiment):
+    adapter = compose([f"conf={experiment}", "model=smollm2_135m"]).config.env.adapter
+    read = build_adapter(adapter).read
+    assert [len(read(example.reply)) for example in adapter.examples] == [1] * len(adapter.examples)
+    assert adapter.examples
+
+
+@pytest.mark.parametrize("experiment", ["sums", "sums_tiers"])
+def test_sums_are_asked_without_the_examples_of_their_environment(experiment):
+    """The examples have answers of another form, and more tokens than an episode."""
+    assert compose([f"conf={experiment}"]).config.env.adapter.examples == []
+
+
 @pytest.mark.parametrize("trainer", group_options("trainer"))
 def test_a_trainer_means_the_same_in_every_experiment(trainer):
     """Experiments choose a trainer and do not change its algorithm; only an engine adds a
