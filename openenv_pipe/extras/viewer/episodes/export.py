@@ -11,7 +11,7 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError, RunFolderError, TrainingError
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.messages import Messages, messages_reader
-from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, replies_in, verifiers_episode
+from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, verifiers_episode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.secrets import redact
@@ -104,7 +104,7 @@ class RowMaker:
             "reset": json.dumps(episode.task.reset),
             "error": episode.error,
             "advantages": found.recorded.advantages,
-            "messages": self._messages(episode),
+            "messages": [message for message, _ in self._messages(episode)],
         }
 
     def _facts(self, found: FoundEpisode) -> Row:
@@ -125,7 +125,7 @@ class RowMaker:
     def _trl(self, found: FoundEpisode) -> Row:
         """Return a conversation, which SFTTrainer takes; it ignores the other column."""
         return {
-            "messages": self._messages(found.recorded.episode),
+            "messages": [message for message, _ in self._messages(found.recorded.episode)],
             "reward": float(found.recorded.episode.reward),
         }
 
@@ -133,7 +133,7 @@ class RowMaker:
         """Return a trajectory of Harbor's format ATIF."""
         episode = found.recorded.episode
         steps: list[Row] = []
-        for message, turn in replies_in(self._messages(episode), episode):
+        for message, turn in self._messages(episode):
             source = SOURCES.get(message["role"], "user")
             step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
             if turn is not None:

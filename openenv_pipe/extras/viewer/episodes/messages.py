@@ -7,10 +7,12 @@ from openenv_pipe.config.schema import RunConfig, TextAdapterConfig
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Episode, Message, Observation
+from openenv_pipe.types import Episode, Message, Observation, Turn, TurnRole
 
 Result = TypeVar("Result")
-Messages = list[dict[str, str]]
+# A message, and the turn whose reply it is; None: the agent did not write it there.
+Shown = tuple[dict[str, str], Turn | None]
+Messages = list[Shown]
 
 
 def messages_reader(config: RunConfig) -> Callable[[Episode], Messages]:
@@ -31,7 +33,7 @@ def messages_reader(config: RunConfig) -> Callable[[Episode], Messages]:
             found = _rendered(adapter, episode) if adapter else _observed(episode)
         except ConfigError:  # a template that does not fit the observations any more
             found = _observed(episode)
-        while found and found[-1]["role"] != "assistant":
+        while found and found[-1][0]["role"] != "assistant":
             found.pop()
         return found
 
@@ -42,7 +44,7 @@ def _recorded(episode: Episode) -> Messages:
     found: Messages = []
     for turn in episode.agent_turns:
         found += [_plain(message) for message in turn.messages]
-        found.append(_reply(turn.reply))
+        found.append(_reply(turn))
     return found
 
 
@@ -51,7 +53,7 @@ def _rendered(adapter: TextAdapter, episode: Episode) -> Messages:
     opening = _finished(adapter.open(episode.first_observation, _ask))
     found = [_plain(message) for message in opening.messages]
     for turn in episode.turns:
-        found.append(_reply(turn.reply))
+        found.append(_reply(turn))
         for step in turn.steps:
             found += [_plain(message) for message in adapter.follow(step.observation)]
         if turn.unusable is not None:
@@ -62,23 +64,24 @@ def _rendered(adapter: TextAdapter, episode: Episode) -> Messages:
 def _observed(episode: Episode) -> Messages:
     found = [_user(compact_json(episode.first_observation))]
     for turn in episode.turns:
-        found.append(_reply(turn.reply))
+        found.append(_reply(turn))
         found += [_user(compact_json(step.observation)) for step in turn.steps]
         if turn.unusable is not None:
             found.append(_user(turn.unusable))
     return found
 
 
-def _plain(message: Message) -> dict[str, str]:
-    return {str(key): str(value) for key, value in message.items() if key != "images"}
+def _plain(message: Message) -> Shown:
+    return {str(key): str(value) for key, value in message.items() if key != "images"}, None
 
 
-def _reply(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def _reply(turn: Turn) -> Shown:
+    is_agents = turn.role is TurnRole.AGENT
+    return {"role": "assistant", "content": turn.reply}, turn if is_agents else None
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _user(text: str) -> Shown:
+    return {"role": "user", "content": text}, None
 
 
 async def _ask(action: Any) -> Observation:

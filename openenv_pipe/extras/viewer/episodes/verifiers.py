@@ -1,6 +1,6 @@
 """Recorded episodes as those of verifiers from version 0.4 on, the lines of its `traces.jsonl`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.algorithms.samples import episode_samples
@@ -77,20 +77,6 @@ def _run(run: str, found: FoundEpisode) -> Row:
     return {"type": "train", "id": run, "work": {"type": "train", "step": step, "policy": policy}}
 
 
-def replies_in(
-    messages: Messages, episode: Episode
-) -> Iterator[tuple[dict[str, str], Turn | None]]:
-    """Yield each message with the turn whose reply it is; None: the agent did not write it now."""
-    turns = iter(episode.agent_turns)
-    turn = next(turns, None)
-    for message in messages:
-        if turn and message["role"] == "assistant" and message["content"] == turn.reply:
-            yield message, turn
-            turn = next(turns, None)
-        else:
-            yield message, None
-
-
 def _nodes_and_calls(
     found: FoundEpisode, messages: Messages, model: str
 ) -> tuple[list[Row], list[Row]]:
@@ -101,7 +87,7 @@ def _nodes_and_calls(
     advantage_of = {id(turn): each for turn, each in zip(episode.turns, advantages, strict=False)}
     nodes: list[Row] = []
     calls: list[Row] = []
-    for message, turn in replies_in(messages, episode):
+    for message, turn in messages:
         role = message["role"] if message["role"] in ROLES else "user"
         node: Row = {
             "parent": len(nodes) - 1 if nodes else None,

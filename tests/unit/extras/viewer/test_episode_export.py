@@ -237,6 +237,20 @@ def test_recorded_messages_are_taken_as_they_are(tmp_path):
     assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
 
 
+def test_an_example_with_the_words_of_a_reply_has_none_of_its_tokens(tmp_path):
+    folder = run_samples.create(tmp_path)
+    example = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "go"}]
+    told = [*example, {"role": "user", "content": "begin"}]
+    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    exported(folder, "verifiers", tmp_path / "verifiers")
+    (row,) = lines_of(tmp_path / "verifiers" / "traces.jsonl")
+    nodes = row["traces"][0]["nodes"]
+    assert [each["sampled"] for each in nodes] == [False, False, False, True]
+    assert [each.get("token_ids") for each in nodes] == [None, None, [1], [2]]
+
+
 def test_nothing_is_overwritten(run, tmp_path):
     exported(run, "jsonl", tmp_path / "all.jsonl")
     with pytest.raises(RunFolderError, match="exists already"):
