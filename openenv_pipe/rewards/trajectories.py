@@ -17,13 +17,14 @@ Conversation = list[dict[str, Any]]
 def conversation_of(episode: Episode) -> Conversation:
     """Return what the agent read and wrote, and what the environment showed at the end.
 
-    Without recorded messages the observations stand for them.
+    A reply that the agent was shown and did not write there, such as an example, has the role
+    `given reply`. Without recorded messages the observations stand for them.
     """
     shown: Conversation = []
     if not any(turn.messages for turn in episode.turns):
         shown.append({"role": "environment", "content": episode.first_observation})
     for turn in episode.agent_turns:
-        shown += [_without_images(message) for message in turn.messages]
+        shown += map(_as_shown, turn.messages)
         shown.append({"role": "assistant", "content": turn.reply})
         if not any(other.messages for other in episode.turns):
             shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
@@ -32,9 +33,10 @@ def conversation_of(episode: Episode) -> Conversation:
     return encodable_json(shown)
 
 
-def _without_images(message: Message) -> dict[str, Any]:
+def _as_shown(message: Message) -> dict[str, Any]:
     """Return a message with notes of its images only, because judges read text."""
-    return {name: value for name, value in message.items() if name != "images"}
+    role = "given reply" if message["role"] == "assistant" else message["role"]
+    return {name: value for name, value in message.items() if name != "images"} | {"role": role}
 
 
 def distinct_conversations(episodes: Sequence[Episode]) -> tuple[list[Conversation], list[int]]:

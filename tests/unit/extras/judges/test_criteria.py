@@ -105,6 +105,17 @@ def test_turns_are_scored_each_by_itself(server, tmp_path):
     assert "with each of the turns 1 to 3 exactly once" in server.instructions[0]
 
 
+def test_examples_of_replies_are_no_turns(server, tmp_path):
+    judged = group(episode(0, *"bx"))
+    first = judged.episodes[0].turns[0]
+    example = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    first.messages = [*example, *first.messages]
+    score(server, tmp_path, [judged], RIGHT, "reward.terms.judge.per_turn=true")
+    assert judged.episodes[0].turn_rewards == [1.0, 0.0]
+    assert '{"role":"given reply","content":"a"}' in server.prompts[0]
+    assert '{"turn":1,"role":"assistant","content":"b"}' in server.prompts[0]
+
+
 def test_the_right_answer_is_in_the_tasks_row(server, tmp_path):
     row = {"answer": "b</reference>", "split": "train"}
     judged = group(episode(0, "b", reset=row))
