@@ -115,7 +115,7 @@ class GrpoStage:
         """Load the best weights with `trainer.guard=back`, if the last step shows a collapse.
 
         This is a part of the step. All checkpoints of it have the weights that the run goes on
-        with, which the next metrics are about.
+        with, which the next metrics are about. A reference of later weights than the best goes too.
         """
         context, optimizer = self._context, self._learner.optimizer
         is_collapsed = context.metrics_log.alarms.collapse is not None
@@ -124,6 +124,11 @@ class GrpoStage:
         self._in_step = True
         await context.source.begin_update()
         await context.components.compute(context.saver.load_weights, self._best)
+        every, policy = self._trainer.loss.kl.refresh_every, context.components.policy
+        if every and policy is not None and policy.reference is not None:
+            num_before = StageStep.of(self._best.resolve()).step
+            if num_before < (self._step - 1) // every * every:
+                await context.components.compute(policy.keep_reference)
         optimizer.forget()
         self._set_rate()
         await context.source.publish(self._step)

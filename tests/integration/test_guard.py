@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -68,13 +70,18 @@ def test_a_run_goes_back_to_its_best_weights_and_is_the_same_after_kills(folders
 
 def test_the_checkpoint_of_a_collapse_has_the_weights_that_the_run_goes_on_with(folders):
     """What is measured of them next is credited to that checkpoint. Its resume is the same run."""
-    settings = (*RUN, "trainer.guard=back", "eval.during.every=0")
+    settings = (*RUN, "trainer.guard=back", "eval.during.every=0", "trainer.loss.kl.coef=0.1")
+    settings += ("trainer.loss.kl.refresh_every=11",)
     whole = uninterrupted(folders[0], settings, "echo").folder / "checkpoints"
     first = tuple(each for each in settings if each != "trainer.steps=16")
     code, _, err = run(folders[1], "train", *first, f"trainer.steps={COLLAPSE}")
     assert code == 0, err
     (left,) = re.findall(r"going back to (step_\d+), with a learning rate of 0.000333", err)
     folder = folders[1] / "runs/echo/0001"
+    at_collapse = folder / "checkpoints" / AT_COLLAPSE
+    weights = load_file(at_collapse / WEIGHTS).values()
+    reference = load_file(at_collapse / "resume" / "reference.safetensors").values()
+    assert all(any(torch.equal(one, other) for other in weights) for one in reference)
     for checkpoints in (whole, folder / "checkpoints"):
         weights = [digest_of_file(checkpoints / name / WEIGHTS) for name in (left, AT_COLLAPSE)]
         assert weights[0] == weights[1]
