@@ -39,6 +39,14 @@ def tool_adapter_values(**changes):
     } | changes
 
 
+def test_an_example_that_calls_a_tool_is_rejected():
+    """Control tokens in examples are broken up, so the model would learn calls that are none."""
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    examples = [{"user": "2 + 2?", "reply": "4"}, {"user": "1 + 1?", "reply": call}]
+    with pytest.raises(ConfigError, match=r"env\.adapter\.examples\.1\.reply=.* has a tool call"):
+        build_adapter(ToolAdapterConfig(**tool_adapter_values(examples=examples)))
+
+
 def tool_adapter(**changes):
     return build_adapter(ToolAdapterConfig.model_validate(tool_adapter_values(**changes)))
 

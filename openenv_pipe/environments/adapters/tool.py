@@ -35,6 +35,14 @@ class ToolAdapter:
     """
 
     def __init__(self, config: ToolAdapterConfig) -> None:
+        """Raises ConfigError for an invalid template, and for an example that calls a tool."""
+        for number, example in enumerate(config.examples):
+            if as_reply(example.reply).calls:
+                raise ConfigError(
+                    f"env.adapter.examples.{number}.reply={example.reply!r:.200} has a tool call, "
+                    "which a model would be shown in another form than it writes, and without a "
+                    "result; describe calls in env.adapter.system"
+                )
         self._system = compile_optional("system", config.system)
         self._examples = example_messages(config.examples)
         self._first = compile_optional("first", config.first)
