@@ -1,4 +1,4 @@
-"""The keys of `trainer.warm_start.source` for conversations, recorded episodes and a teacher."""
+"""The keys of `trainer.warm_start.source` of other types than `scripted`."""
 
 from typing import Annotated, ClassVar, Literal
 
