@@ -1,6 +1,7 @@
 """`env inspect ... model=...` of a real server: what it writes composes, passes `check`, trains."""
 
 import json
+
 import pytest
 import yaml
 from families import make_family
