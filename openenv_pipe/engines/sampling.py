@@ -41,11 +41,13 @@ def sample(
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
     logits_BV = logits_BV.float()
-    if not (divisors_B == 1.0).all():
+    # On a GPU, waiting for these values takes longer than the work that they may spare.
+    may_ask = logits_BV.device.type == "cpu"
+    if not (may_ask and (divisors_B == 1.0).all()):
         logits_BV = logits_BV / divisors_B[:, None]
     logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
     ids_B = _drawn(logprobs_BV.exp(), uniforms_B)
-    if greedy_B.any():
+    if not may_ask or greedy_B.any():
         ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
 
