@@ -62,6 +62,16 @@ def _shipped() -> dict[str, Any]:
     return compose(["conf=echo", "trainer.advantage.discount=1.0", *optimizer]).config.model_dump()
 
 
+# Of an adapter; `None` stands for the observation as it is.
+TEMPLATES: dict[str, Any] = {
+    "system": None,
+    "examples": [],
+    "first": None,
+    "following": None,
+    "unusable": "no: {{ why }}",
+}
+
+
 def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
     """Return the echo experiment for the fake environment, with changes: {"trainer.optimizer.lr":
     1.0}."""
@@ -70,10 +80,9 @@ def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
     values["env"]["max_episode_tokens"] = 120
     values["env"]["adapter"] = {
         "type": "text",
-        "system": None,
+        **TEMPLATES,
         "first": "{{ text }}",
         "following": "{{ text }}",
-        "examples": [],
         "unusable": "? {{ why }}",
         "pattern": r"(?s)^(?P<text>.*)$",
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import torch
+from fakes import TEMPLATES
 from tokenizers import AddedToken
 from transformers import (
     Qwen2_5_VLConfig,
@@ -43,10 +44,9 @@ QWEN2_5_VISION = {
 }
 ADAPTER = {
     "type": "text",
-    "system": None,
+    **TEMPLATES,
     "first": "{{ frame }} or {{ other }}? {{ text }}",
     "following": "{{ frame }}",
-    "examples": [],
     "unusable": "? {{ why }}",
     "pattern": r"(?s)^(?P<text>.*)$",
 }

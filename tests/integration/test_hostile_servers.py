@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fakes import SPLITS, run_config
+from fakes import SPLITS, TEMPLATES, run_config
 
 from openenv_pipe.config.schema import AttachHostConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
@@ -42,13 +42,6 @@ WAIT_S = 1.0  # of the client, for each answer
 LIMIT_S = 240.0  # of one behaviour, which no load reaches
 NUM_AT_ONCE = 16
 NUM_INSPECTED = 8  # by the whole command, which composes YAML each time
-TEMPLATES = {
-    "system": None,
-    "examples": [],
-    "first": None,
-    "following": None,
-    "unusable": "no: {{ why }}",
-}
 ADAPTERS = [
     {"type": "json", "hidden_fields": [], **TEMPLATES},
     {"type": "tool", "plain_reply": "final", **TEMPLATES},

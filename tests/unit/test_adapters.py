@@ -5,6 +5,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from fakes import TEMPLATES
 
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter, templates
@@ -18,11 +19,9 @@ LIMIT_S = 60  # of `no_hang`
 def text_adapter(**changes):
     values = {
         "type": "text",
-        "system": None,
+        **TEMPLATES,
         "first": "word of {{ length }}",
         "following": "{% if marks %}{{ marks }}{% else %}?{% endif %}",
-        "examples": [],
-        "unusable": "no: {{ why }}",
         "pattern": r"(?P<guess>[a-z]{5})(?: (?P<note>\w+))?",
     }
     return TextAdapter(TextAdapterConfig.model_validate(values | changes))

@@ -40,22 +40,6 @@ MAMBA = {
     "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }
-LATENT = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-}
 QWEN_DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_key_head_dim": 16,
@@ -160,7 +144,7 @@ def test_chunks_of_any_row_begin_at_its_own_positions():
 
 @pytest.mark.parametrize("config", ["DeepseekV2Config", "DeepseekV3Config"])
 def test_values_of_another_size_than_keys_are_cached_and_trained_in_padded_rows(config, tmp_path):
-    folder = make_family(tmp_path, config, **LATENT)
+    folder = make_family(tmp_path, config, **families.DEEPSEEK)
     policy = family_policy(folder)
     assert "keys of size 24 and values of size 16" in check_forward(policy)
     assert engine_difference(policy, folder, [40, 23, 61]) < 1e-4

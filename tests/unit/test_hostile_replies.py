@@ -9,6 +9,7 @@ import json
 import random
 
 import pytest
+from fakes import TEMPLATES
 
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
@@ -169,14 +170,7 @@ def test_any_text_is_an_attempt_at_coding():
 
 
 def test_no_reply_breaks_the_reading_of_tool_calls():
-    config = {
-        "system": None,
-        "examples": [],
-        "first": None,
-        "following": None,
-        "unusable": "{{ why }}",
-    }
-    values = {"type": "tool", "plain_reply": "unusable", **config}
+    values = {"type": "tool", "plain_reply": "unusable", **TEMPLATES}
     adapter = build_adapter(ToolAdapterConfig.model_validate(values))
     draw = random.Random(0)
     parts = [

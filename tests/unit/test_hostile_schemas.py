@@ -7,6 +7,7 @@ import json
 import random
 
 import pytest
+from fakes import TEMPLATES
 
 from openenv_pipe.config.schema import JsonAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
@@ -81,14 +82,7 @@ REPLIES = {
 
 
 def json_adapter(schema):
-    keys = {
-        "system": None,
-        "examples": [],
-        "first": None,
-        "following": None,
-        "unusable": "no: {{ why }}",
-    }
-    return build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **keys), schema)
+    return build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **TEMPLATES), schema)
 
 
 @pytest.mark.parametrize("schema", BROKEN.values(), ids=BROKEN.keys())

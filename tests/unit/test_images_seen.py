@@ -4,7 +4,7 @@ import base64
 from dataclasses import replace
 
 import pytest
-from fakes import FakeHost, all_episodes, collect, run_config
+from fakes import TEMPLATES, FakeHost, all_episodes, collect, run_config
 from test_openai_engine import CALL, Endpoint, after, request, run, said
 from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
 
@@ -42,10 +42,9 @@ async def played(engine, policy, images, first, **changes):
 
     adapter = {
         "type": "text",
-        "system": None,
+        **TEMPLATES,
         "first": "{{ text }}{{ screen }}",
         "following": "{{ screen }}",
-        "examples": [],
         "unusable": "? {{ why }}",
         "pattern": r"(?s)^(?P<text>.*)$",
     }

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fakes import TEMPLATES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -39,15 +40,7 @@ SHORT = """{
 
 
 def json_adapter(schema=None, **changes):
-    values = {
-        "type": "json",
-        "system": "{{ action_schema }}",
-        "first": None,
-        "following": None,
-        "examples": [],
-        "unusable": "no: {{ why }}",
-        "hidden_fields": [],
-    }
+    values = {"type": "json", "hidden_fields": [], **TEMPLATES, "system": "{{ action_schema }}"}
     config = JsonAdapterConfig.model_validate(values | changes)
     return build_adapter(config, ORDER if schema is None else schema)
 

@@ -18,22 +18,6 @@ from tests.families import family_policy, family_run, make_family
 
 PROMPT = list(range(3, 40))
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
-ROUTED = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
-LATENT = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-}
 MIXTURES = {
     "Qwen3MoeConfig": families.EXPERTS,
     "Qwen2MoeConfig": families.EXPERTS | {"shared_expert_intermediate_size": 32},
@@ -41,9 +25,9 @@ MIXTURES = {
     "GptOssConfig": LOCAL | {"layer_types": 2 * ["full_attention"]},
     "OlmoeConfig": families.EXPERTS,
     "GraniteMoeConfig": LOCAL,
-    "DeepseekV2Config": ROUTED | LATENT,
-    "DeepseekV3Config": ROUTED | LATENT | {"n_group": 2, "topk_group": 1},
-    "Glm4MoeConfig": ROUTED,
+    "DeepseekV2Config": families.ROUTED | families.LATENT,
+    "DeepseekV3Config": families.DEEPSEEK,
+    "Glm4MoeConfig": families.ROUTED,
     "Ernie4_5_MoeConfig": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
     "MiniMaxM2Config": LOCAL,

@@ -5,6 +5,7 @@ import random
 
 import jsonschema
 import pytest
+from fakes import TEMPLATES
 
 from openenv_pipe.config.schema import JsonAdapterConfig, ToolAdapterConfig
 from openenv_pipe.engines.scripted import replies_of
@@ -37,9 +38,8 @@ SCHEMA = {
     },
     "required": ["move", "count", "weights"],
 }
-KEYS = {"system": None, "examples": [], "first": None, "following": None, "unusable": "{{ why }}"}
-JSON = build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **KEYS), SCHEMA)
-TOOL = build_adapter(ToolAdapterConfig(type="tool", plain_reply="unusable", **KEYS))
+JSON = build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **TEMPLATES), SCHEMA)
+TOOL = build_adapter(ToolAdapterConfig(type="tool", plain_reply="unusable", **TEMPLATES))
 
 
 async def no_questions(action):

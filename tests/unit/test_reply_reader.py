@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fakes import FakeHost, collect, run_config
+from fakes import TEMPLATES, FakeHost, collect, run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import RepliesEngine, agent_config, play_episodes, programs_context
@@ -372,15 +372,6 @@ async def turn_of(case, adapter):
 
 def encodable(text):
     return text.encode(errors="replace").decode()
-
-
-TEMPLATES = {
-    "system": None,
-    "examples": [],
-    "first": None,
-    "following": None,
-    "unusable": "no: {{ why }}",
-}
 
 
 @by_case

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import FakeHost, collect, run_config
+from fakes import TEMPLATES, FakeHost, collect, run_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,15 +28,7 @@ LISTED = {
 
 
 def tool_adapter_values(**changes):
-    return {
-        "type": "tool",
-        "system": None,
-        "first": None,
-        "following": None,
-        "examples": [],
-        "unusable": "no: {{ why }}",
-        "plain_reply": "unusable",
-    } | changes
+    return {"type": "tool", "plain_reply": "unusable", **TEMPLATES, **changes}
 
 
 def test_an_example_that_calls_a_tool_is_rejected():
