@@ -213,7 +213,8 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
         gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
         gathered_gradients = 0.0 if model.lora.rank else 1.0 - in_layers + of_a_layer
     num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
-    tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
+    longest = config.env.max_episode_tokens  # is a batch of its own, if it exceeds the limit
+    tokens = max(longest, min(trainer.tokens_per_batch, num_episodes * longest))
     held = weights * (share + gathered) + _adapter_bytes(shape, config) * share
     needed = {
         "python and its libraries": PROCESS,

@@ -75,6 +75,16 @@ def test_the_engine_s_copy_of_the_weights_takes_memory_only_while_it_samples():
     assert while_learning(overlapping, config).keys() >= {*OF_A_ROLLOUT}
 
 
+def test_a_batch_has_at_least_one_episode():
+    low, high = (
+        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["activations"]
+        for config in (
+            compose([*LARGER, f"trainer.tokens_per_batch={tokens}"]).config for tokens in (64, 256)
+        )
+    )
+    assert low == high
+
+
 def test_the_episodes_of_evaluations_are_counted():
     """By hand: 250 tasks with two samples each, in three stages and for two baselines."""
     per_episode = compose(["conf=wordle"]).config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
