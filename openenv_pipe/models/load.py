@@ -29,11 +29,7 @@ from openenv_pipe.models.forward.architecture_check import (
     reject_unsupported,
 )
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
-from openenv_pipe.models.forward.rope_table import (
-    LONGROPE,
-    fix_rope_table,
-    original_lengths,
-)
+from openenv_pipe.models.forward.rope_table import LONGROPE, fix_rope_table, original_lengths
 from openenv_pipe.models.hub import (
     find_generation_config,
     find_model_folder,

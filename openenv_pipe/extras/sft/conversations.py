@@ -7,7 +7,7 @@ what is learned is what an episode shows, and only tokens of the assistant have 
 import asyncio
 import json
 from collections.abc import Sequence
-from itertools import islice, takewhile
+from itertools import islice
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.rows import (
@@ -114,9 +114,10 @@ def _exchanges(
     messages: Sequence[Message], num_first: int | None
 ) -> tuple[list[Message], list[tuple[Message, list[Message]]]]:
     """Return the messages before the first reply, and each reply with those that follow it."""
-    opening = [*takewhile(lambda each: each["role"] != "assistant", messages)]
-    if num_first is not None:
-        opening = [*messages[:num_first]]
+    if num_first is None:
+        roles = [message["role"] for message in messages]
+        num_first = roles.index("assistant") if "assistant" in roles else len(roles)
+    opening = [*messages[:num_first]]
     exchanges = list[tuple[Message, list[Message]]]()
     for message in messages[len(opening) :]:
         if message["role"] == "assistant":

@@ -18,7 +18,6 @@ from openenv_pipe.models.forward.products import padded
 from openenv_pipe.models.forward.row_store import RowStore
 
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
 
 
@@ -34,8 +33,6 @@ def unsupported_reason(model: Any, decoder: Any) -> str | None:
         return f"it is on {parameters[0].device.type}"
     if any(values.dtype != torch.float32 for values in parameters):
         return "its weights are not float32"
-    if (rope_type := decoder.config.rope_parameters["rope_type"]) not in ROPE_TYPES:
-        return f"its rope_type is {rope_type}"
     return None
 
 
