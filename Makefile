@@ -11,6 +11,7 @@ COMMA := ,
 BIN := .venv/bin
 # Stamps: installing is done again only when pyproject.toml has changed.
 USER_STAMP := .venv/.installed
+ENVS_STAMP := .venv/.installed-envs
 DEV_STAMP := .venv/.installed-$(subst $(COMMA),-,$(EXTRAS))
 
 # One line a package instead of silence for minutes.
@@ -18,10 +19,11 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test check test-lowest vllm engine-locks lint docs gpu-acceptance
+.PHONY: help install train sums test check test-lowest vllm engine-locks lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
+	@echo "make sums      the same with a language model: openenv-pipe train conf=sums"
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make check     check style and types, and run the fast tests: less than a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
@@ -35,6 +37,9 @@ install: $(USER_STAMP)
 
 train: $(USER_STAMP)
 	$(BIN)/openenv-pipe train conf=wordle
+
+sums: $(ENVS_STAMP)
+	$(BIN)/openenv-pipe train conf=sums
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
@@ -94,6 +99,11 @@ $(USER_STAMP): pyproject.toml | $(BIN)/python
 	@$(PIP_INSTALL) . | $(SHOW_PROGRESS)
 	@touch $@
 	@echo "==> ready: $(BIN)/openenv-pipe --help"
+
+$(ENVS_STAMP): $(USER_STAMP)
+	@echo "==> installing the libraries of shipped environments; one of them needs a C compiler"
+	@$(PIP_INSTALL) '.[envs]' | $(SHOW_PROGRESS)
+	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@echo "==> installing openenv-pipe and the tools for development into .venv"
