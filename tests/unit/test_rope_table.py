@@ -7,6 +7,7 @@ from fakes import random_samples
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import check_forward
+from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import check_architecture, load_policy
 from tests.families import (
     engine_difference,
@@ -49,6 +50,7 @@ def test_the_longest_episode_chooses_one_table_of_angles_for_all_rows(kind, requ
         check_architecture(run)
         policy = load_policy(run.model, seed=0, device=torch.device("cpu"), max_tokens=num_tokens)
         assert check_forward(policy, num_tokens) is None
+        assert policy.sampler is (Sampler.FAST if kind == "dynamic" else Sampler.RAGGED)
         # A prompt, and rows that are shorter and longer than the original length. The second turn
         # of the short one is padded to that of the longest.
         lengths = [num_tokens, 9, num_tokens - 2]
