@@ -15,6 +15,8 @@ from openenv_pipe.system.files import cache_folder
 from openenv_pipe.types import Node
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled kernels
+# torch has another kernel for rows of less than 128 tokens, which does not take dynamic shapes.
+ONE_KERNEL: Any = {"FORCE_USE_FLEX_ATTENTION": True}
 _Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -56,5 +58,13 @@ def flex(
 ) -> torch.Tensor:
     """Return the output [1, T, heads, D]; query is [1, heads, T, D], key and value may have fewer
     heads."""
-    output = _compiled()(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=True)
+    output = _compiled()(
+        query,
+        key,
+        value,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=True,
+        kernel_options=ONE_KERNEL,
+    )
     return output.transpose(1, 2)
