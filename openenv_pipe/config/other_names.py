@@ -30,6 +30,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "use_bias_correction_kl": "trainer.loss.kl.importance_weights",
     "sync_ref_model": "trainer.loss.kl.refresh_every",
     "ref_model_sync_steps": "trainer.loss.kl.refresh_every",
+    "teacher_model_name_or_path": "trainer.loss.kl.reference",
     "router_aux_loss_coef": "trainer.loss.router_aux_coef",
     "vllm_gpu_memory_utilization": "engine.gpu_memory_share",
     "vllm_importance_sampling_correction": "trainer.loss.correction.type",

@@ -114,7 +114,9 @@ RULES = (
         advice="set trainer.warm_start.steps above 0",
     ),
     IneffectiveKeys(
-        keys=_keys("trainer.loss.kl", "estimator", "importance_weights", "refresh_every"),
+        keys=_keys(
+            "trainer.loss.kl", "reference", "estimator", "importance_weights", "refresh_every"
+        ),
         because=("trainer.loss.kl.coef",),
         applies=lambda config: config.trainer.loss.kl.coef == 0,
         advice="set trainer.loss.kl.coef above 0",

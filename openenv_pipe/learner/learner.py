@@ -63,6 +63,7 @@ class Learner:
         self._objective = Objective(config.loss)
         reject_without_routers(policy.decoder, config.loss.router_aux_coef)
         self._flops = count_flops(policy.model)
+        self._reference_flops = count_flops((policy.teacher or policy).model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
@@ -221,7 +222,7 @@ class Learner:
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
             if self._objective.needs_reference:
-                flops += self._flops.forward(size)
+                flops += self._reference_flops.forward(size)
             found.add(num_computed=size.num_tokens, flops=flops)
             return found
 

@@ -78,6 +78,7 @@ class Objective:
         )
         loss = (weights_N * loss_N).sum()
         accumulator.add(policy_loss=loss)
+        loss = self._config.policy_coef * loss
         if self.needs_reference:
             loss = loss + self._kl_part(tokens, old_N, correction, weights_N, accumulator)
         if self.needs_entropy_gradient:

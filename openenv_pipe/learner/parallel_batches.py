@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.dropout import has_dropout
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
@@ -30,7 +31,7 @@ def count_parallel(
     if (
         not policy.is_small
         or ranks.size > 1
-        or policy.has_dropout  # whose random numbers are drawn in the order of the computation
+        or has_dropout(policy)  # whose random numbers are drawn in the order of the computation
     ):
         return 1
     lengths = [len(sample.token_ids) for sample in samples]

@@ -12,6 +12,7 @@ from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
+from openenv_pipe.models.dropout import with_dropout
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
@@ -65,7 +66,7 @@ class WarmStart:
     def _learn(self, part: Sequence[Sample]) -> tuple[float, float]:
         """Take an optimizer step; return the loss and the gradient's norm."""
         budget, num_tokens = self._tokens_per_batch, _num_tokens(part)
-        with self._policy.learning():
+        with with_dropout(self._policy):
             num_parallel = count_parallel(self._policy, part, budget, self._ranks)
             batches = list(batches_of(part, budget, self._policy, self._ranks, num_parallel))
 

@@ -240,7 +240,7 @@ def reject_vision_model(config: ModelConfig, purpose: str) -> None:
 
 def reject_unsupported_vision(config: RunConfig) -> None:
     """Raise ConfigError if the run needs what is not supported with vision-language models."""
-    model = config.model
+    model, kl = config.model, config.trainer.loss.kl
     if not config.engine.capabilities.needs_tokenizer or _vision_config(model) is None:
         return
     assert isinstance(model, HubModelConfig)
@@ -252,6 +252,10 @@ def reject_unsupported_vision(config: RunConfig) -> None:
         f"model.quantization={model.quantization}": (
             "model.quantization=none",
             model.quantization != "none",
+        ),
+        f"trainer.loss.kl.reference={kl.reference}": (
+            "trainer.loss.kl.reference=null",
+            kl.coef > 0 and kl.reference is not None,
         ),
         f"trainer.devices={config.trainer.devices}": (
             "trainer.devices=1",

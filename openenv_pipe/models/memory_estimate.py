@@ -162,14 +162,19 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
     return shape.num_layers * rank * (attention + 3 * (shape.hidden_size + shape.intermediate_size))
 
 
-def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
+def memory_bytes(
+    shape: Shape, config: RunConfig, *, in_one_memory: bool, teacher: Shape | None = None
+) -> dict[str, int]:
     """Estimate what training holds, by kind, in bytes; see `while_learning` and `at_rest`.
 
     in_one_memory: count all ranks of this machine, as on a CPU; else the first, which needs most.
+    teacher: the shape of trainer.loss.kl.reference.
     """
     model, trainer = config.model, config.trainer
     num_ranks = config.ranks_per_node if in_one_memory else 1
     needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
+    if teacher is not None:
+        needed["teacher"] = teacher.num_parameters * BYTES[model.autocast]
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
@@ -225,7 +230,8 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
         "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
     }
     # The reference of an adapter that is never refreshed is the model without it.
-    if trainer.loss.kl.coef and (model.lora.rank == 0 or trainer.loss.kl.refresh_every):
+    kl = trainer.loss.kl
+    if kl.coef and not kl.reference and (model.lora.rank == 0 or kl.refresh_every):
         needed["reference model"] = int(trained * share)
     return needed
 

@@ -88,6 +88,7 @@ class Policy:
             self.left_out[Sampler.FAST] = reason
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
+        self.teacher: Policy | None = None  # another model, as the reference
         self._checkpointed: list[Any] = []
         if activation_checkpointing:
             layers = (m for m in inner.modules() if isinstance(m, GradientCheckpointingLayer))
@@ -297,6 +298,8 @@ class Policy:
         Changes of weights in place are changes of both.
         """
         shared = [self.tokenizer, self.chat, self.images, *(self._reference or [])]
+        if self.teacher is not None:
+            shared += self.teacher.model.parameters()
         memo: dict[int, Any] = {id(each): each for each in (*shared, *self.model.parameters())}
         for _, values in self.trained_parameters():
             memo[id(values)] = torch.nn.Parameter(values.detach())
@@ -317,8 +320,11 @@ class Policy:
         """Set the reference of `reference_logprobs`: the present policy, or one with `weights`.
 
         Only trained parameters are copied: with an adapter, the adapter alone. If the adapter is
-        still zero nothing is copied, because the model without it is the reference.
+        still zero nothing is copied, because the model without it is the reference. A policy with a
+        teacher keeps no other reference.
         """
+        if self.teacher is not None:
+            return
         if weights is not None:
             self._reference = weights
         elif self._adapter_is_nothing():
@@ -354,6 +360,8 @@ class Policy:
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
         """Return logprobs [N] of the reference. Do not call it between forward and backward."""
+        if self.teacher is not None:
+            return self.teacher.logprobs(batch, temperature)[0]
         assert self._reference is not None, "keep_reference was not called"
         without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
         with without(self._reference):
@@ -372,27 +380,6 @@ class Policy:
     def _hold(self, weights: list[torch.Tensor]) -> None:
         for (_, parameter), values in zip(self.trained_parameters(), weights, strict=True):
             parameter.data = values
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether the model draws random numbers for dropout now."""
-        layers = (m for m in self.model.modules() if isinstance(m, torch.nn.Dropout))
-        in_attention = getattr(self.decoder.config, "attention_dropout", 0.0)
-        rates = [in_attention, *(layer.p for layer in layers)]
-        return self.model.training and any(rates)
-
-    @contextlib.contextmanager
-    def learning(self) -> Iterator[None]:
-        """Within the block, enable dropout, if the model has any.
-
-        This is only for supervised learning: the ratios of GRPO are to a sampler without dropout,
-        and would be noise.
-        """
-        self.model.train()
-        try:
-            yield
-        finally:
-            self.model.eval()
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast is torch.float32:

@@ -34,7 +34,7 @@ CODE = re.compile(
     r"|reward\.terms\..+\.source\.(?:url|headers\..+)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
     r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
-    r"|model\.path|env\.tasks\.(?:train|eval)\.path"
+    r"|model\.path|trainer\.loss\.kl\.reference|env\.tasks\.(?:train|eval)\.path"
 )
 FUNCTION = re.compile(r"[\w.]+:\w+")  # that an environment may load, by a variable
 MAX_LENGTH = 200  # characters of a value in a message

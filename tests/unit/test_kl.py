@@ -109,6 +109,7 @@ def test_k1_without_importance_weights_is_rejected():
             {
                 "trainer.loss.kl": {
                     "coef": 0.1,
+                    "reference": None,
                     "estimator": "k1",
                     "importance_weights": False,
                     "refresh_every": None,

@@ -33,6 +33,7 @@ async def test_what_a_step_says_is_documented():
         "trainer.loss.entropy_coef": 0.1,
         "trainer.loss.kl": {
             "coef": 0.1,
+            "reference": None,
             "estimator": "k3",
             "importance_weights": True,
             "refresh_every": None,

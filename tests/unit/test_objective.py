@@ -25,7 +25,13 @@ REFERENCE = torch.tensor([-1.0, -1.4, -2.0, -3.0])
 ENTROPY = torch.tensor([0.5, 1.0, 1.5, 2.0])
 ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0])
 EVERYTHING = {
-    "kl": {"coef": 0.3, "estimator": "k2", "importance_weights": True, "refresh_every": None},
+    "kl": {
+        "coef": 0.3,
+        "reference": None,
+        "estimator": "k2",
+        "importance_weights": True,
+        "refresh_every": None,
+    },
     "entropy_coef": 0.2,
     "correction": {"type": "truncate", "low": 0.5, "high": 1.5},
 }

@@ -17,6 +17,7 @@ from openenv_pipe.learner import parallel_batches
 from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.models.dropout import with_dropout
 
 TOKENS_PER_BATCH = 1200
 
@@ -87,7 +88,7 @@ def test_one_at_a_time_where_several_do_not_pay_off_or_would_change_random_numbe
             module.p = 0.5
     dropping.model.get_base_model().config.attention_dropout = 0.5
     assert count_parallel(dropping, samples, budget, SINGLE_RANK) == 2  # no dropout in GRPO
-    with dropping.learning():
+    with with_dropout(dropping):
         assert count_parallel(dropping, samples, budget, SINGLE_RANK) == 1
 
 

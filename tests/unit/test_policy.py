@@ -8,6 +8,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.models.dropout import with_dropout
 from openenv_pipe.models.load import load_policy
 
 SAMPLES = random_samples(0)
@@ -138,7 +139,13 @@ def test_the_pull_of_the_reference_is_towards_it(lora_rank):
     """The gradient of the KL term alone moves the policy back towards the reference."""
     policy = tiny_policy(lora_rank=lora_rank)
     # the samples are made up, so they need no importance weights
-    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False, "refresh_every": None}
+    kl = {
+        "coef": 1.0,
+        "reference": None,
+        "estimator": "k3",
+        "importance_weights": False,
+        "refresh_every": None,
+    }
     trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     change(policy)
@@ -183,7 +190,7 @@ def test_dropout_acts_while_learning_only(lora_rank):
     policy = load_policy(tiny_model(lora_rank=lora_rank, dropout=0.5), seed=0, device=CPU)
     change(policy)
     assert torch.equal(logits_of(policy), logits_of(policy))
-    with policy.learning():
+    with with_dropout(policy):
         assert torch.equal(logits_of(policy), logits_of(policy)) == (lora_rank == 0)
     assert torch.equal(logits_of(policy), logits_of(policy))
 

@@ -24,6 +24,7 @@ from openenv_pipe.pipeline.requirements import REQUIREMENTS
 
 SMOKE = ("conf=smoke", "device=cpu")
 SHARDED = ("trainer.devices=2", "trainer.parallel=fsdp")
+TEACHER = ("trainer=distillation", "trainer.loss.kl.reference=runs/wordle/0001/checkpoints/best")
 ROUNDS = "trainer.max_sampling_rounds=2"
 LORA = "model.lora.rank=2"
 ATTACHED = ("engine=vllm", "engine.launch=attach")
@@ -205,6 +206,22 @@ BROKEN = [
     (
         ["trainer.loss.kl.estimator=k1", "trainer.loss.kl.importance_weights=false"],
         "trainer.loss.kl.estimator trainer.loss.kl.importance_weights",
+    ),
+    (
+        ["trainer.loss.policy_coef=0"],
+        "trainer.loss.policy_coef trainer.loss.kl.coef trainer.loss.kl.reference",
+    ),
+    (
+        [*TEACHER, "trainer.loss.kl.refresh_every=5"],
+        "trainer.loss.kl.reference trainer.loss.kl.refresh_every",
+    ),
+    (
+        [*TEACHER, "trainer.loss.normalise_groups=with_signal"],
+        "trainer.loss.kl.reference trainer.loss.normalise_groups",
+    ),
+    (
+        [*TEACHER, "trainer.devices=2"],
+        "trainer.loss.kl.reference trainer.devices",
     ),
     (
         ["trainer.loss.correction.low=1.0"],

@@ -219,7 +219,13 @@ def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
     policy, samples = moved_policy(2), samples_of_turns()
     reference = policy.reference_logprobs(pack(samples, share=False), 0.7)
     flat = {"ref_per_token_logps": reference}
-    kl = {"coef": KL_COEF, "estimator": "k3", "importance_weights": weighted, "refresh_every": None}
+    kl = {
+        "coef": KL_COEF,
+        "reference": None,
+        "estimator": "k3",
+        "importance_weights": weighted,
+        "refresh_every": None,
+    }
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
     extras = {"beta": KL_COEF, "weighted_kl": weighted}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, **extras)
@@ -336,6 +342,7 @@ def over_all_groups(extra, policy, rows):
     if extra == "kl":
         changes["loss.kl"] = {
             "coef": KL_COEF,
+            "reference": None,
             "estimator": "k3",
             "importance_weights": False,
             "refresh_every": None,

@@ -37,10 +37,10 @@ class _Moment:
         return sum(self.held.values())
 
 
-def memory_line(config: RunConfig, shape: Shape) -> Line:
+def memory_line(config: RunConfig, shape: Shape, teacher: Shape | None = None) -> Line:
     """Return the check of memory, for the phase of the run with the least to spare."""
     place, available = _available_memory(config.device)
-    needed = memory_bytes(shape, config, in_one_memory=place == "machine")
+    needed = memory_bytes(shape, config, in_one_memory=place == "machine", teacher=teacher)
     if place == "machine":
         servers = servers_in_machine(config, shape)
     else:

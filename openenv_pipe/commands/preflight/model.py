@@ -24,6 +24,7 @@ from openenv_pipe.models.hub import (
 )
 from openenv_pipe.models.load import build_empty, load_policy
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
+from openenv_pipe.models.teacher import find_teacher_shape
 
 MAX_TRIED = 2_000_000_000  # parameters; a larger model is not loaded for a check
 
@@ -89,7 +90,7 @@ def check_memory(config: RunConfig) -> Iterator[Line]:
         text = "not estimated: the model's config.json has other keys than decoders such as Qwen3"
         yield Line("memory", Result.WARN, text)
         return
-    yield memory_line(config, shape)
+    yield memory_line(config, shape, find_teacher_shape(config))
     yield disk_line(config, shape)
 
 

@@ -49,6 +49,15 @@ def _lacks_scripted_policy(config: "RunConfig") -> bool:
     return warm_start.steps > 0 and is_scripted and not warm_start.source.scripted_policy
 
 
+def _has_teacher(config: "RunConfig") -> bool:
+    return config.trainer.loss.kl.coef > 0 and config.trainer.loss.kl.reference is not None
+
+
+def _learns_nothing(config: "RunConfig") -> bool:
+    loss = config.trainer.loss
+    return loss.policy_coef == 0 and loss.entropy_coef == 0 and not _has_teacher(config)
+
+
 RULES = (
     Rule(
         keys=("trainer.tasks_per_step", "trainer.group_size"),
@@ -116,6 +125,30 @@ RULES = (
         ),
         advice="its gradient is zero on average; set "
         "trainer.loss.kl.importance_weights=true, or trainer.loss.kl.estimator=k2 or k3",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.reference", "trainer.loss.kl.refresh_every"),
+        breaks=lambda c: _has_teacher(c) and c.trainer.loss.kl.refresh_every is not None,
+        advice="the policy would take the teacher's place; set trainer.loss.kl.refresh_every=null",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.reference", "trainer.loss.normalise_groups"),
+        breaks=lambda c: _has_teacher(c) and c.trainer.loss.normalise_groups == "with_signal",
+        advice="a teacher has something to say of all groups, also of those whose rewards are all "
+        "equal; set trainer.loss.normalise_groups=all",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.reference", "trainer.devices"),
+        breaks=lambda c: _has_teacher(c) and c.trainer.devices > 1,
+        advice="a teacher is loaded by one process; set trainer.devices=1",
+    ),
+    Rule(
+        keys=("trainer.loss.policy_coef", "trainer.loss.kl.coef", "trainer.loss.kl.reference"),
+        breaks=_learns_nothing,
+        advice="no term of the loss is left that teaches anything; set trainer.loss.policy_coef=1, "
+        "or trainer.loss.kl.coef=1 and trainer.loss.kl.reference to a teacher, such as "
+        "RUN/checkpoints/best",
+        when="train",
     ),
     Rule(
         keys=("trainer.loss.correction.low", "trainer.loss.correction.high"),

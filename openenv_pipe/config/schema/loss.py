@@ -14,9 +14,14 @@ from openenv_pipe.config.schema.base import (
 
 
 class KlConfig(Block):
-    """The KL term of the loss, to the policy before the first step or to a later one."""
+    """The KL term of the loss, to the policy before the first step, a later one, or a teacher."""
 
     coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
+    reference: str | None = Field(
+        description="a teacher (on-policy distillation): a folder, such as a checkpoint of a run, "
+        "or an id of a model that is on this machine, with the policy's tokens; null: the policy "
+        "itself is the reference"
+    )
     estimator: Literal["k1", "k2", "k3"]
     importance_weights: bool = Field(
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
@@ -52,6 +57,9 @@ class LossBlock(Block):
     mask_truncated: bool = Field(
         description="episodes whose last reply a limit of tokens cut off have no loss; rewards are "
         "still compared with theirs"
+    )
+    policy_coef: NonNegative = Field(
+        description="weight of the policy loss, which follows the rewards; 0: only the other terms"
     )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
     router_aux_coef: NonNegative = Field(

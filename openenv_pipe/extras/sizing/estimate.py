@@ -22,6 +22,7 @@ from openenv_pipe.models.memory_estimate import (
     trained_bytes,
     weight_bytes,
 )
+from openenv_pipe.models.teacher import find_teacher_shape
 
 WEIGHTS_SHARE = 0.5  # of a server's memory at most, so that the other half caches episodes
 
@@ -203,7 +204,9 @@ def _plan(
         cluster=cluster,
         learner_nodes=learner_nodes,
         shape=shape,
-        learner_bytes=memory_bytes(shape, config, in_one_memory=False),
+        learner_bytes=memory_bytes(
+            shape, config, in_one_memory=False, teacher=find_teacher_shape(config)
+        ),
         servers=servers,
         is_shared=is_shared,
         rollout=_rollout(config, shape, flops, cluster.gpu, servers),

@@ -17,6 +17,7 @@ from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.teacher import give_teacher
 from openenv_pipe.models.weights import PolicyWeights
 
 
@@ -71,12 +72,17 @@ def load_checked_policy(
 def build_learner(
     policy: Policy, config: RunConfig, workers: Workers | None
 ) -> Learner | LearnerGroup:
-    """Build the learner of a run, on several devices if there are workers."""
+    """Build the learner of a run, on several devices if there are workers.
+
+    Raises:
+        ConfigError: the teacher cannot be read, or none of its forward passes is right.
+    """
     if workers and isinstance(policy, ShardedPolicy):
         with workers.ranks.joined("build_learner", config):
             return ShardedLearner(policy, config, workers.ranks)
     if workers:
         return LearnerGroup(policy, config, workers)
+    give_teacher(policy, config)
     return build_rank(policy, config, SINGLE_RANK)
 
 

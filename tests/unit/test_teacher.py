@@ -1,0 +1,176 @@
+"""The teacher: another model as the reference of the KL term (on-policy distillation)."""
+
+import json
+
+import pytest
+import torch
+from fakes import (
+    CPU,
+    loss_and_gradients,
+    random_samples,
+    run_config,
+    tiny_model,
+    tiny_policy,
+    trained_tensors,
+)
+
+from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.checkpoint import load_progress, save_progress
+from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
+from openenv_pipe.models.teacher import check_teacher, find_teacher_shape, give_teacher
+
+SAMPLES = random_samples(0)
+BATCH = pack(SAMPLES, share=False)
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A model of another size than the policy, in a folder."""
+    policy = load_policy(
+        tiny_model(seed=5).model_copy(update={"hidden_size": 48}), seed=0, device=CPU
+    )
+    for parameter in trained_tensors(policy):
+        parameter.data += 0.05 * torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(2)
+        )
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    policy.save_model(folder)
+    policy.save_tokenizer(folder)
+    return folder
+
+
+def distilling(folder, **changes):
+    given = {
+        "trainer.loss.policy_coef": 0.0,
+        "trainer.loss.normalise": "token",
+        "trainer.loss.kl.coef": 1.0,
+        "trainer.loss.kl.reference": str(folder),
+        "trainer.loss.kl.estimator": "k2",
+    }
+    return run_config(given | changes)
+
+
+def own_logprobs(folder, temperature):
+    """Return the logprobs of trained tokens by transformers' own forward pass."""
+    model = tiny_teacher(folder).model
+    found = []
+    for sample in SAMPLES:
+        ids = torch.tensor([sample.token_ids])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, :-1] / temperature
+        chosen = torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+        found.append(chosen[torch.tensor(sample.loss_mask[1:])])
+    return torch.cat(found)
+
+
+def tiny_teacher(folder):
+    policy = tiny_policy()
+    give_teacher(policy, distilling(folder))
+    return policy.teacher
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_reference_is_the_teacher_whatever_the_policy_becomes(teacher, lora_rank):
+    policy, config = tiny_policy(lora_rank=lora_rank), distilling(teacher)
+    learner = build_learner(policy, config, None)
+    expected = own_logprobs(teacher, 0.7)
+    assert torch.allclose(policy.reference_logprobs(BATCH, 0.7), expected, atol=1e-5)
+    before = policy.reference_logprobs(BATCH, 0.7)
+    learner.update(SAMPLES, 1)
+    assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
+
+
+def test_the_policy_moves_towards_the_teacher(teacher):
+    config = distilling(
+        teacher,
+        **{"trainer.loss.kl.importance_weights": False, "trainer.optimizer.lr": 1e-2},
+    )
+    learner = build_learner(tiny_policy(), config, None)
+    kls = [learner.update(SAMPLES, step)["loss/kl"] for step in range(1, 9)]
+    assert kls[-1] < kls[0] / 2
+
+
+def test_without_a_weight_rewards_count_for_nothing(teacher):
+    changes = {"loss.policy_coef": 0.0, "loss.kl": distilling(teacher).trainer.loss.kl.model_dump()}
+    found = []
+    for sign in (1.0, -1.0):
+        policy, samples = tiny_policy(), random_samples(0)
+        give_teacher(policy, distilling(teacher))
+        for sample in samples:
+            sample.advantages = [sign * each for each in sample.advantages]
+        found.append(loss_and_gradients(policy, samples, changes))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_a_checkpoint_has_no_copy_of_the_teacher(teacher, tmp_path):
+    policy = tiny_policy()
+    learner = build_learner(policy, distilling(teacher), None)
+    learner.update(SAMPLES, 1)
+    (folder := tmp_path / "resume").mkdir()
+    save_progress(folder, policy, learner.optimizer)
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "optimizer.safetensors",
+        "progress.json",
+    ]
+    again = tiny_policy()
+    resumed = build_learner(again, distilling(teacher), None)
+    load_progress(folder, again, resumed.optimizer)
+    expected = policy.reference_logprobs(BATCH, 1.0)
+    assert torch.equal(again.reference_logprobs(BATCH, 1.0), expected)
+
+
+def test_threads_share_the_weights_of_the_teacher(teacher):
+    policy = tiny_policy()
+    give_teacher(policy, distilling(teacher))
+    other = policy.with_own_gradients()
+    pairs = zip(policy.teacher.model.parameters(), other.teacher.model.parameters(), strict=True)
+    assert all(one is two for one, two in pairs)
+    expected = policy.reference_logprobs(BATCH, 1.0)
+    assert torch.equal(other.reference_logprobs(BATCH, 1.0), expected)
+
+
+def test_its_memory_is_counted(teacher):
+    config = distilling(teacher)
+    shape = tiny_shape(config.model)
+    alone = memory_bytes(shape, config, in_one_memory=True)
+    found = memory_bytes(shape, config, in_one_memory=True, teacher=find_teacher_shape(config))
+    num_parameters = sum(each.numel() for each in tiny_teacher(teacher).model.parameters())
+    assert found == alone | {"teacher": 4 * num_parameters}
+    assert "reference model" not in found
+
+
+def test_what_is_checked_of_it(teacher):
+    assert "its 261 tokens are the policy's" in check_teacher(distilling(teacher))
+    assert check_teacher(distilling(teacher, **{"trainer.loss.kl.coef": 0.0})) == ""
+    assert check_teacher(run_config()) == ""
+
+
+def test_another_vocabulary_is_rejected(teacher):
+    path = teacher / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="has not the policy's vocabulary"):
+        check_teacher(distilling(teacher))
+
+
+def test_a_teacher_that_is_not_there_is_named_by_its_key(tmp_path):
+    missing = tmp_path / "nothing"
+    with pytest.raises(ConfigError, match=rf"trainer\.loss\.kl\.reference='{missing}' is neither"):
+        check_teacher(distilling(missing))
+    with pytest.raises(ConfigError, match=r"trainer\.loss\.kl\.reference='some/teacher' is not on"):
+        check_teacher(distilling("some/teacher"))
+
+
+def test_a_teacher_without_rows_for_all_tokens_is_rejected(teacher):
+    policy = tiny_policy()
+    policy.model.resize_token_embeddings(300)
+    with pytest.raises(ConfigError, match="has 261 embeddings, and the policy 300"):
+        give_teacher(policy, distilling(teacher))
