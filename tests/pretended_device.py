@@ -107,7 +107,7 @@ class WrongDevice(torch.autograd.Function):
         return gradient * torch.full(gradient.shape, 2.0)
 
 
-def kernel(query, key, value, *, block_mask, scale, enable_gqa):
+def kernel(query, key, value, *, block_mask, scale, enable_gqa, kernel_options):
     """Attend in the place of the kernel of GPUs, which is not compiled here."""
     assert block_mask.kv_indices.device.type == NAME
     return attend(query, key, value, enable_gqa=enable_gqa)

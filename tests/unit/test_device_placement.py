@@ -165,7 +165,7 @@ def test_logprobs_of_packed_rows(real, gpu, monkeypatch):
     """With the mask of GPUs, whose kernel is not compiled here, and with padded rows."""
     policy, masks = on_gpu(real), []
 
-    def kernel(query, key, value, *, block_mask, scale, enable_gqa):
+    def kernel(query, key, value, *, block_mask, scale, enable_gqa, kernel_options):
         masks.append(block_mask)
         return attend(query, key, value, enable_gqa=enable_gqa)
 

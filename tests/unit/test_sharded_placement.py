@@ -78,7 +78,7 @@ def ranks(monkeypatch):
 def test_logprobs_of_a_sharded_policy(ranks, monkeypatch):
     """Weights are gathered on the GPU."""
 
-    def kernel(query, key, value, *, block_mask, scale, enable_gqa):
+    def kernel(query, key, value, *, block_mask, scale, enable_gqa, kernel_options):
         assert block_mask.kv_indices.device.type == "cuda"
         return attend(query, key, value, enable_gqa=enable_gqa)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.prefix_tree import flat, merged
 from openenv_pipe.models.forward.attention import flex as flex_module
 from openenv_pipe.models.forward.attention import tree as module
-from openenv_pipe.models.forward.attention.flex import rule
+from openenv_pipe.models.forward.attention.flex import build_block_mask, rule
 from openenv_pipe.models.forward.attention.tree import plan_attention, tree_attention
 from openenv_pipe.types import Sample
 
@@ -73,6 +73,25 @@ def test_output_and_gradients_are_those_of_a_mask(seed, min_block, long_row, sha
         strict=True,
     ):
         assert torch.allclose(seen, value, atol=1e-4)
+
+
+@pytest.mark.parametrize("block", [2, 7, 128])
+def test_blocks_of_the_mask_are_those_that_torch_finds(block, monkeypatch):
+    """For rows whose last block is full, and others."""
+    monkeypatch.setattr(flex_module, "BLOCK", block)
+    for seed in range(20):
+        nodes = merged(random_rows(random.Random(seed))).nodes
+        length = nodes[-1].end
+        expected = create_block_mask(
+            rule(nodes, CPU), None, None, length, length, device="cpu", BLOCK_SIZE=block
+        )
+        found = build_block_mask(nodes, CPU)
+        assert found.shape == expected.shape
+        for name in ("num_blocks", "indices"):
+            for kind in ("kv", "full_kv", "q", "full_q"):
+                assert torch.equal(
+                    getattr(found, f"{kind}_{name}"), getattr(expected, f"{kind}_{name}")
+                )
 
 
 def test_a_token_sees_its_ancestors_and_itself():

@@ -17,9 +17,10 @@ from openenv_pipe.models.forward.embedding import adds_in_place, gradient_of
 from openenv_pipe.models.forward.logit_transform import UNCHANGED, LogitTransform
 from openenv_pipe.models.forward.products import Linear, is_by_onednn, product, weight_gradient
 
-CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many
+CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many, which fit a CPU's cache
 KEPT_ELEMENTS = 1 << 22  # up to this many logits (U x V) are kept for the backward pass,
 KEPT_CHUNK_ELEMENTS = 1 << 20  # in chunks of this many
+GPU_ELEMENTS = 1 << 27  # the same of all of them on a GPU, whose kernels have to be long: 512 MiB
 MIN_COLUMNS = 256
 
 
@@ -105,8 +106,10 @@ class _Fused(torch.autograd.Function):
         precision: torch.dtype,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        fits = len(hidden_UH) * len(weight_VH) <= KEPT_ELEMENTS
+        on_cpu = hidden_UH.device.type == "cpu"
+        fits = len(hidden_UH) * len(weight_VH) <= (KEPT_ELEMENTS if on_cpu else GPU_ELEMENTS)
         at_once = KEPT_CHUNK_ELEMENTS if fits else CHUNK_ELEMENTS
+        at_once = at_once if on_cpu else GPU_ELEMENTS
         ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, cap, precision, at_once)
         keeps = fits and any(ctx.needs_input_grad[:3])
         highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)
@@ -116,8 +119,8 @@ class _Fused(torch.autograd.Function):
             logits_UC = ctx.head.logits(columns)
             if keeps:
                 ctx.kept[columns.start] = logits_UC
-            rows, places = _inside(targets_U, columns)
-            target_U[rows] = logits_UC[rows, places]
+            is_here_U, places_U1 = _inside(targets_U, columns)
+            target_U = torch.where(is_here_U, logits_UC.gather(1, places_U1)[:, 0], target_U)
             _take_in(logits_UC, highest_U, total_U, moment_U)
         lse_U = highest_U + total_U.log()
         entropy_U = lse_U - moment_U / total_U
@@ -149,8 +152,8 @@ class _Fused(torch.autograd.Function):
                 surprise_UC = logprobs_UC + entropy_U[:, None]
                 factor_U1 = factor_U1 - entropy_grad_U[:, None] * surprise_UC
             delta_UC = logprobs_UC.exp_().mul_(factor_U1)
-            rows, places = _inside(targets_U, columns)
-            delta_UC[rows, places] += grad_U[rows]
+            is_here_U, places_U1 = _inside(targets_U, columns)
+            delta_UC.scatter_add_(1, places_U1, (is_here_U * grad_U)[:, None])
             if slope_UC is not None:
                 delta_UC.mul_(slope_UC)
             if head.temperature != 1.0:
@@ -221,9 +224,13 @@ class _Head:
 
 
 def _inside(targets_U: torch.Tensor, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows whose target is in the stretch, and the target's position there."""
-    rows = ((targets_U >= columns.start) & (targets_U < columns.stop)).nonzero()[:, 0]
-    return rows, targets_U[rows] - columns.start
+    """Return whether each target is in the stretch, and its position there, or any other.
+
+    It does not wait for the device, as a choice of rows would.
+    """
+    is_here_U = (targets_U >= columns.start) & (targets_U < columns.stop)
+    places_U = (targets_U - columns.start).clamp(0, columns.stop - columns.start - 1)
+    return is_here_U, places_U[:, None]
 
 
 def _take_in(
