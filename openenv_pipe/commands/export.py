@@ -20,7 +20,7 @@ from openenv_pipe.models.chat.served_template import (
     reject_other_prompts,
     served_template,
 )
-from openenv_pipe.models.forward.forward_check import BOUNDS
+from openenv_pipe.models.forward.own_logprobs import BOUNDS
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.weights import PolicyWeights

@@ -6,12 +6,14 @@ on, with other logprobs than the model's. Therefore the passes are compared once
 is sampled, from the fastest to the slowest, on a few rows and with an adapter that has an effect.
 The first that agrees is used; a model that none agrees with is an error.
 
-Shape letters: T tokens of a row, N of all rows, K places that are compared, V vocabulary.
+Shape letters: N tokens of all rows, K places that are compared, V vocabulary.
 """
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,17 +29,20 @@ from openenv_pipe.models.forward.forward_probe import (
     is_recurrent,
     probe_length,
 )
+from openenv_pipe.models.forward.own_logprobs import (
+    BOUNDS,
+    NOISE,
+    Expected,
+    own_logprobs,
+)
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.types import Sample
 
 PROBE_SIZE = 0.02  # standard deviation of what is added to an adapter
-# Of a logprob's difference, in nats: between the model's own forward pass and the learner's, which
-# is rounding, and what any other pass may differ by, or NOISE times the learner's.
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+# In nats: what a pass may differ by where rounding is not measured, or NOISE times the learner's.
 EXACT = {torch.float32: 1e-4, torch.bfloat16: 0.5}
-NOISE = 4
 RECURRENT = "its recurrent layers keep a state"
 
 
@@ -70,52 +75,46 @@ def _first_line(error: Exception) -> str:
 
 
 def _check(policy: Policy, probe: ForwardProbe) -> str | None:
-    own_N, own_KV = _own_logprobs(policy, probe)
+    targets, rows = own_logprobs(policy, probe)
     policy.packs_rows = False
     policy.left_out.pop("packed", None)
-    difference = _learner_difference(policy, probe, own_N)
-    if not difference <= BOUNDS[policy.precision] and policy.images is None:
-        policy.left_out["packed"] = (
-            f"attention by scaled dot products {_excess(policy, difference)}"
-        )
+    learned_N = _learned(policy, probe)
+    if (problem := targets.problem(learned_N)) and policy.images is None:
+        policy.left_out["packed"] = f"attention by scaled dot products {problem}"
         policy.attention = OWN
-        difference = _learner_difference(policy, probe, own_N)
-    differences = {"the learner's": difference, **policy.image_differences()}
-    for whose, difference in differences.items():
+        learned_N = _learned(policy, probe)
+        problem = targets.problem(learned_N)
+    if problem:
+        raise _rejection(policy, "the learner's", problem)
+    for whose, difference in policy.image_differences().items():
         if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
-            raise _rejection(policy, whose, _excess(policy, difference))
-    bound = max(EXACT[policy.precision], NOISE * differences["the learner's"])
+            problem = f"differs from the model's own by {difference:.3g} in a logprob"
+            raise _rejection(policy, whose, problem)
+    if targets.median == math.inf:  # Rounding is not measured: it is what the learner differs by.
+        rounding = targets.differences(learned_N).max().item()
+        bound = max(EXACT[policy.precision], NOISE * rounding)
+        targets, rows = replace(targets, largest=bound), replace(rows, largest=bound)
     reason = policy.padding_reason or policy.left_out.get("packed") or _missing_argument(policy)
     if is_recurrent(policy):  # In bfloat16, a state of the row before it may pass for rounding.
         reason = reason or RECURRENT
     if reason is None:
         policy.packs_rows = True
-        reason = _packing_problem(policy, probe, own_N, bound)
+        reason = _packing_problem(policy, probe, targets)
         policy.packs_rows = reason is None
     if reason is not None:
         policy.left_out["packed"] = reason
-    _choose_sampler(policy, probe, own_KV, bound)
+    _choose_sampler(policy, probe, rows)
     return reason
 
 
 def _rejection(policy: Policy, whose: str, problem: str) -> ConfigError:
     return ConfigError(
-        f"{whose} forward pass {problem}; this architecture ({type(policy.decoder).__name__}) is "
-        f"not supported; {ADVICE}"
+        f"{whose} forward pass {problem} for {policy.precision}; this architecture "
+        f"({type(policy.decoder).__name__}) is not supported; {ADVICE}"
     )
 
 
-def _excess(policy: Policy, difference: float, bound: float | None = None) -> str:
-    bound = BOUNDS[policy.precision] if bound is None else bound
-    return (
-        f"differs from the model's own by {difference:.3g} in a logprob, where {bound:.3g} is "
-        f"allowed for {policy.precision}"
-    )
-
-
-def _choose_sampler(
-    policy: Policy, probe: ForwardProbe, own_KV: torch.Tensor, bound: float
-) -> None:
+def _choose_sampler(policy: Policy, probe: ForwardProbe, rows: Expected) -> None:
     """Set `policy.sampler` to the first that agrees with the model's own logprobs."""
     for sampler in policy.samplers[policy.samplers.index(policy.sampler) :]:
         policy.sampler = sampler
@@ -127,53 +126,33 @@ def _choose_sampler(
         except Exception as error:
             if as_out_of_memory(error) is not None:
                 raise
-            problem = f"fails on a probe ({_first_line(error)})"
+            problem: str | None = f"fails on a probe ({_first_line(error)})"
         else:
-            found_KV = torch.log_softmax(logits_KV.float(), dim=-1)
-            difference = (found_KV - own_KV).abs().max().item()
-            if difference <= bound:
+            problem = rows.problem(torch.log_softmax(logits_KV.float(), dim=-1))
+            if problem is None:
                 return
-            problem = _excess(policy, difference, bound)
         policy.left_out[sampler] = f"it {problem}"
-    raise _rejection(policy, "engine=local's", problem)
+    raise _rejection(policy, "engine=local's", str(problem))
 
 
-def _own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logprobs [N] of all targets, and those [K, V] of the vocabulary, of each row by
-    itself, as the model's authors compute them."""
-    of_targets, rows_TV = [], []
-    for row, ends in zip(probe.rows, probe.ends_by_row(), strict=True):
-        logits_TV = policy.model_logits(torch.tensor([row], device=policy.device))[0].float()
-        targets_T1 = torch.tensor(row[1:], device=policy.device)[:, None]
-        found = logits_TV[:-1].gather(1, targets_T1)[:, 0] - logits_TV[:-1].logsumexp(dim=-1)
-        of_targets.append(found)
-        places = torch.tensor([end - 1 for end in ends], device=policy.device)
-        rows_TV.append(torch.log_softmax(logits_TV[places], dim=-1))
-    return torch.cat(of_targets), probe.in_order_of_calls(rows_TV)
-
-
-def _learner_difference(policy: Policy, probe: ForwardProbe, own_N: torch.Tensor) -> float:
-    """Return the largest difference of the learner's logprobs from the model's own."""
+def _learned(policy: Policy, probe: ForwardProbe) -> torch.Tensor:
+    """Return the learner's logprobs [N] of all targets."""
     samples = [_sample(row) for row in probe.rows]
     batch = pack(samples, share=policy.packs_rows, device=policy.device)
-    return (policy.logprobs(batch, 1.0)[0] - own_N).abs().max().item()
+    return policy.logprobs(batch, 1.0)[0]
 
 
-def _packing_problem(
-    policy: Policy, probe: ForwardProbe, own_N: torch.Tensor, bound: float
-) -> str | None:
+def _packing_problem(policy: Policy, probe: ForwardProbe, targets: Expected) -> str | None:
     """Return why the probe's rows cannot be computed as one that shares prefixes."""
     try:
-        difference = _learner_difference(policy, probe, own_N)
+        problem = targets.problem(_learned(policy, probe))
     except UnsupportedAttentionError as error:
         return str(error)
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
         return f"the forward pass of packed rows fails ({_first_line(error)})"
-    if difference <= bound:
-        return None
-    return f"logprobs in packed rows differ by {difference:.3g}, and {bound:.3g} is allowed"
+    return problem and f"that of packed rows {problem}"
 
 
 @contextlib.contextmanager

@@ -87,10 +87,11 @@ class ForwardProbe:
 def is_recurrent(policy: Policy) -> bool:
     """Return whether the model has layers that keep a state instead of keys and values.
 
-    Of convolutions, as in LFM2, transformers does not say so.
+    Of convolutions, as in LFM2, and of MiniMax's linear attention, transformers does not say so.
     """
     kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or ()
-    return bool(getattr(policy.model, "_is_stateful", False)) or "conv" in kinds
+    is_stateful = bool(getattr(policy.model, "_is_stateful", False))
+    return is_stateful or not {"conv", "linear_attention"}.isdisjoint(kinds)
 
 
 def probe_length(policy: Policy, max_tokens: int | None) -> int:
