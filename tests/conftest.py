@@ -56,8 +56,9 @@ def _same_examples():
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With pytest-xdist, keep a file on one worker, and all files with `SERVERS` of a kind."""
-    from tests.shared_out import Scheduling
+    from tests.shared_out import FailuresAtOnce, Scheduling
 
+    config.pluginmanager.register(FailuresAtOnce(config))
     return Scheduling(config, log, _server_of)
 
 

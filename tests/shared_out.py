@@ -1,4 +1,5 @@
-"""How pytest-xdist shares the tests out to its workers, also when one of them dies.
+"""How pytest-xdist shares the tests out to its workers, also when one of them dies, and what it
+prints of failures before the end.
 
 xdist's own scheduling runs the test in which a worker has died again, in one worker after another
 until it gives up, and leaves a worker idle if it has a single test to run.
@@ -58,3 +59,18 @@ def name_interrupted(terminalreporter, exitstatus, config) -> None:
     if exitstatus == pytest.ExitCode.INTERRUPTED and controller is not None:
         for name in controller.sched.running():
             terminalreporter.write_line(f"INTERRUPTED {name}")
+
+
+class FailuresAtOnce:
+    """Prints each failure when it comes, so that a run that is interrupted or killed names it."""
+
+    def __init__(self, config) -> None:
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(report.longrepr if crash is None else crash.message)
+            self._terminal.ensure_newline()
+            self._terminal.write_line(f"FAILED {report.nodeid} - {reason.strip():.300}")

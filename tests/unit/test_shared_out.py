@@ -1,4 +1,4 @@
-"""A test in which a worker of pytest-xdist dies fails once, and all others run."""
+"""A test in which a worker of pytest-xdist dies fails once, at once, and all others run."""
 
 import os
 import signal
@@ -9,10 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
-from tests.shared_out import Scheduling, name_interrupted as pytest_terminal_summary
+from tests.shared_out import FailuresAtOnce, Scheduling, name_interrupted as pytest_terminal_summary
 
 
 def pytest_xdist_make_scheduler(config, log):
+    config.pluginmanager.register(FailuresAtOnce(config))
     return Scheduling(config, log, lambda path: None)
 """
 TESTS = """
@@ -47,17 +48,21 @@ def test_that_leaves_a_fork_behind():
 def test_after():
     pass
 """
-COMMAND = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
+# Other plugins take longer to start than all of these tests.
+COMMAND = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", "--dist", "loadfile"]
+ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def test_the_test_in_which_a_worker_dies_fails_once(tmp_path):
     _write(tmp_path, first=TESTS, second=TESTS, third=TESTS)
     result = subprocess.run(
-        [sys.executable, *COMMAND], cwd=tmp_path, capture_output=True, text=True, check=False
+        COMMAND, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert "3 failed, 6 passed" in result.stdout, result.stdout + result.stderr
+    at_once, _, end = result.stdout.partition("= FAILURES =")
     for name in ("first", "second", "third"):
-        assert f"crashed while running 'test_{name}.py::test_that_dies'" in result.stdout
+        assert f"FAILED test_{name}.py::test_that_dies - worker" in at_once
+        assert f"crashed while running 'test_{name}.py::test_that_dies'" in end
 
 
 def test_a_test_whose_worker_died_behind_a_fork_is_named_at_an_interrupt(tmp_path):
@@ -65,7 +70,7 @@ def test_a_test_whose_worker_died_behind_a_fork_is_named_at_an_interrupt(tmp_pat
     _write(tmp_path, forks=FORK)
     with (tmp_path / "output").open("wb") as output:
         controller = subprocess.Popen(
-            [sys.executable, *COMMAND], cwd=tmp_path, stdout=output, stderr=output
+            COMMAND, cwd=tmp_path, env=ENVIRONMENT, stdout=output, stderr=output
         )
     while not (tmp_path / "fork").exists():
         assert controller.poll() is None, (tmp_path / "output").read_text()
