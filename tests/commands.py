@@ -7,6 +7,7 @@ Tests that depend on a fresh interpreter cannot use this: all forks share one se
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import selectors
@@ -34,6 +35,15 @@ ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # torch reads this when it is imported
 }
 LONGEST_REQUEST = 2**20
+# Commands import these when they need them, which takes several times as long as a short run.
+SLOW_IMPORTS = (
+    "openenv_pipe.pipeline",
+    "peft",
+    "matplotlib.figure",
+    "aiohttp",
+    "hydra",
+    "tabulate",
+)
 Found = TypeVar("Found")
 # bytes of a number in the status pipe, so that two unread numbers can be told apart
 NUMBER_WIDTH = 8
@@ -225,9 +235,9 @@ def _become(folder: str, arguments: list[str], environment: dict[str, str]) -> N
 
 
 if __name__ == "__main__":
-    import matplotlib.figure  # noqa: F401
-
     from openenv_pipe.cli import main as cli
 
+    for name in SLOW_IMPORTS:
+        importlib.import_module(name)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         _serve(channel)
