@@ -3,18 +3,23 @@
 `unit/test_imports.py` shows that the core names no extra.
 """
 
-import os
+import multiprocessing
+import runpy
 import shutil
-import subprocess
-import sys
 
 import pytest
-from commands import REPOSITORY
+from commands import LIMIT_S, REPOSITORY
 
 from openenv_pipe.registry import extras
 
-# One process runs all of it, and imports the libraries once.
-TESTS = ["tests/unit/test_registry.py", "test_alone.py"]
+# One process imports the libraries, and forks for each extra. It imports nothing of the project.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        *("pytest", "typer", "torch.distributed.fsdp", "transformers.modeling_layers", "peft"),
+        *("matplotlib.figure", "aiohttp", "hydra", "tabulate"),
+    ]
+)
 ALONE = """
 import pytest
 
@@ -27,7 +32,21 @@ def test_the_extra_is_missing_and_a_run_ends():
     with pytest.raises(SystemExit, match="^0$"):
         main(["train", "conf=smoke", "trainer.steps=1", "eval.baselines=false"])
 """
-LIMIT_S = 600.0
+RUN_TESTS = """
+import os
+import sys
+
+import pytest
+
+folder = os.path.dirname(__file__)
+os.chdir(folder)
+os.environ["PYTHONPATH"] = sys.path[0] = folder
+with open("output", "w") as output:
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+options = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain"]
+sys.exit(pytest.main([*options, "tests/unit/test_registry.py", "test_alone.py"]))
+"""
 
 
 @pytest.mark.parametrize("extra", [extra.name for extra in extras()])
@@ -38,15 +57,11 @@ def test_the_core_does_without_an_extra(extra, tmp_path):
     shutil.rmtree(tmp_path / "openenv_pipe/extras" / extra)
     shutil.rmtree(tmp_path / "tests/unit/extras" / extra, ignore_errors=True)
     (tmp_path / "test_alone.py").write_text(ALONE.format(extra=extra))
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": "PASSIVE"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout
+    (tmp_path / "run_tests.py").write_text(RUN_TESTS)
+    process = FORKS.Process(target=runpy.run_path, args=(str(tmp_path / "run_tests.py"),))
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "output").read_text()
     assert list(tmp_path.glob("runs/smoke/0001/report.md"))
