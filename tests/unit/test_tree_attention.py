@@ -17,6 +17,7 @@ from openenv_pipe.algorithms.prefix_tree import flat, merged
 from openenv_pipe.models.forward.attention import flex as flex_module
 from openenv_pipe.models.forward.attention import tree as module
 from openenv_pipe.models.forward.attention.flex import build_block_mask, rule
+from openenv_pipe.models.forward.attention.packed import each_alone
 from openenv_pipe.models.forward.attention.tree import plan_attention, tree_attention
 from openenv_pipe.types import Sample
 
@@ -92,6 +93,17 @@ def test_blocks_of_the_mask_are_those_that_torch_finds(block, monkeypatch):
                 assert torch.equal(
                     getattr(found, f"{kind}_{name}"), getattr(expected, f"{kind}_{name}")
                 )
+
+
+def test_samples_alone_attend_as_in_their_row():
+    """Also if several heads of queries share one of keys."""
+    nodes = flat([np.arange(length) for length in (5, 1, 9)]).nodes
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 15, 8, generator=draw) for heads in (4, 2, 2))
+    repeated = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    expected = tree_attention(query, *repeated, plan_attention(nodes), 0.3)
+    samples = [slice(node.start, node.end) for node in nodes]
+    assert torch.allclose(each_alone(query, key, value, samples, 0.3), expected, atol=1e-6)
 
 
 def test_a_token_sees_its_ancestors_and_itself():

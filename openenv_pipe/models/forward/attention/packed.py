@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -22,6 +22,7 @@ from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
 OWN = "eager"  # what transformers calls the attention that a model's authors wrote
+LONG_SAMPLES = 1024  # tokens; of fewer, many calls for one sample each take longer than one for all
 # Options of attention that packed rows do not have.
 UNSUPPORTED = {"softcap": "capped scores", "s_aux": "sinks", "position_bias": "biases of positions"}
 
@@ -68,12 +69,16 @@ class PackedRow:
         self.length = length
         self.plan: AttentionPlan | None = None
         self.block_mask: Any = None
+        self.samples: list[slice] = []  # which nothing is shared between, if they are long
         if device.type == "cpu":
             self.plan = plan_attention(nodes)
         else:
             from openenv_pipe.models.forward.attention.flex import build_block_mask
 
             self.block_mask = build_block_mask(nodes, device)
+            is_shared = any(node.parent >= 0 for node in nodes)
+            if not is_shared and nodes[-1].end >= LONG_SAMPLES * len(nodes):
+                self.samples = [slice(node.start, node.end) for node in nodes]
 
     def of_last_layer(self) -> "PackedRow":
         """Return the same row for a layer whose outputs are read for some tokens only."""
@@ -169,8 +174,36 @@ def _packed(
     if row.plan is None:
         from openenv_pipe.models.forward.attention.flex import flex
 
+        if row.samples and query.dtype is not torch.float32:
+            return each_alone(query, key, value, row.samples, scale)
         return flex(query, key, value, row.block_mask, scale)
     repeats = query.shape[1] // key.shape[1]
     return tree_attention(
         query, repeat_kv(key, repeats), repeat_kv(value, repeats), row.plan, scale
     )
+
+
+def each_alone(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    samples: Sequence[slice],
+    scale: float,
+) -> torch.Tensor:
+    """Return the output [1, T, heads, D] of samples that share no tokens, by torch's own kernels.
+
+    For long samples these take less time than FlexAttention's. Those of a GPU are not for float32,
+    where torch would make the matrix of all scores.
+    """
+    outputs = [
+        scaled_dot_product_attention(
+            query[:, :, each],
+            key[:, :, each],
+            value[:, :, each],
+            is_causal=True,
+            scale=scale,
+            enable_gqa=True,
+        )
+        for each in samples
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2)
