@@ -20,6 +20,7 @@ from openenv_pipe.learner.distributed.build import (
 )
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.seeding import prepare_thread
+from openenv_pipe.models.forward.forward_check import UNPROBED
 from openenv_pipe.models.load import (
     reject_long_episodes,
     reject_unsupported_vision,
@@ -180,6 +181,8 @@ def _load_checked(
     if reason is not None:
         model = config.model.label
         notify(f"model {model} does not support packed rows ({reason}); training pads samples")
+    if why := policy.left_out.get(UNPROBED):
+        notify(f"the model's forward passes are not {UNPROBED}: {why}")
     if config.engine.samples_in_process and policy.samplers_left_out:
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))

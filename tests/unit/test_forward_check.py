@@ -13,7 +13,8 @@ from fakes import (
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed import build as policy_build
-from openenv_pipe.models.forward.forward_check import check_forward
+from openenv_pipe.models.forward import forward_check
+from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
 from openenv_pipe.models.forward.forward_probe import build_probe
 from openenv_pipe.models.forward.kv_cache import RaggedCache
 from openenv_pipe.models.forward.own_logprobs import own_logprobs
@@ -132,6 +133,44 @@ def test_in_bfloat16_a_model_is_trained_that_rounds_by_nats(tmp_path, name, opti
     assert all(after[key].dtype is values.dtype for key, values in before.items())
 
 
+def test_a_window_that_is_longer_than_what_is_compared_is_named(tmp_path, monkeypatch):
+    """Its model is trained in padded rows, because packed ones may reach beyond the window."""
+    monkeypatch.setattr(forward_check, "SAFE_TOKENS", 50)
+    policy = load_policy(
+        family_run(make_family(tmp_path, "MistralConfig", sliding_window=60)).model,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    check_forward(policy)
+    assert policy.left_out[UNPROBED] == (
+        "windows or chunks have 60 tokens, and rows of 50 were compared"
+    )
+    assert not policy.packs_rows
+    check_forward(policy, max_tokens=50)  # The window has no effect.
+    assert UNPROBED not in policy.left_out
+    assert policy.packs_rows
+
+
+def test_rows_that_need_too_much_memory_are_compared_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward_check, "_most_tokens", lambda policy: [80, 40])
+    monkeypatch.setattr(forward_check, "SAFE_TOKENS", 40)
+    policy = load_policy(
+        family_run(make_family(tmp_path, "MistralConfig", sliding_window=30)).model,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    own = policy.model_logits
+
+    def model_logits(token_ids):
+        if token_ids.shape[1] > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(token_ids)
+
+    policy.model_logits = model_logits
+    check_forward(policy)
+    assert "rows of 40 were compared" in policy.left_out[UNPROBED]
+
+
 def policy_whose_decoder(forward):
     """Return a policy whose decoder calls `forward(own_forward, ...)` instead of its own
     forward."""
@@ -238,3 +277,14 @@ def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
     build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
     (note,) = notes
     assert "model tiny does not support packed rows (its attention has softcap=30.0)" in note
+
+
+def test_a_run_tells_which_rows_are_not_compared(monkeypatch):
+    def without_long_rows(policy, max_tokens):
+        policy.left_out[UNPROBED] = "windows or chunks have 9,000 tokens"
+
+    monkeypatch.setattr(policy_build, "check_forward", without_long_rows)
+    notes = []
+    build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
+    (note,) = notes
+    assert "not compared in longer rows: windows or chunks have 9,000 tokens" in note

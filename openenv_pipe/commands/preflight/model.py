@@ -14,7 +14,7 @@ from openenv_pipe.commands.preflight.machine import disk_line, memory_line
 from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.forward.forward_check import check_forward
+from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
 from openenv_pipe.models.gguf import is_gguf
 from openenv_pipe.models.hub import (
     find_model_folder,
@@ -78,6 +78,8 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
         why = [f"not {name}: {reason}" for name, reason in policy.samplers_left_out.items()]
         text += f"; sampling is {policy.sampler}" + (f" ({'; '.join(why)})" if why else "")
     yield Line("forward", Result.OK, text)
+    if why_not := policy.left_out.get(UNPROBED):
+        yield Line("forward", Result.WARN, f"not {UNPROBED}: {why_not}")
 
 
 def check_memory(config: RunConfig) -> Iterator[Line]:

@@ -24,9 +24,12 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.architecture_check import ADVICE
 from openenv_pipe.models.forward.attention.packed import OWN, UnsupportedAttentionError
 from openenv_pipe.models.forward.forward_probe import (
+    MAX_TOKENS,
+    SAFE_TOKENS,
     ForwardProbe,
     build_probe,
     is_recurrent,
+    longest_span,
     probe_length,
 )
 from openenv_pipe.models.forward.own_logprobs import (
@@ -43,6 +46,7 @@ from openenv_pipe.types import Sample
 PROBE_SIZE = 0.02  # standard deviation of what is added to an adapter
 # In nats: what a pass may differ by where rounding is not measured, or NOISE times the learner's.
 EXACT = {torch.float32: 1e-4, torch.bfloat16: 0.5}
+UNPROBED = "compared in longer rows"
 RECURRENT = "its recurrent layers keep a state"
 
 
@@ -56,18 +60,39 @@ def check_forward(policy: Policy, max_tokens: int | None = None) -> str | None:
     Raises:
         ConfigError: the logprobs of the learner or of the local engine differ from the model's own.
     """
-    try:
-        with torch.inference_mode(), _moved_adapter(policy):
-            return _check(policy, build_probe(probe_length(policy, max_tokens)))
-    except ConfigError:
-        raise
-    except Exception as error:
-        if as_out_of_memory(error) is not None:
+    wanted = probe_length(policy, max_tokens)
+    for most in _most_tokens(policy):
+        length = min(wanted, most)
+        policy.left_out.pop(UNPROBED, None)
+        if length < wanted:
+            policy.left_out[UNPROBED] = (
+                f"windows or chunks have {longest_span(policy, max_tokens):,} tokens, and rows of "
+                f"{length:,} were compared"
+            )
+        try:
+            with torch.inference_mode(), _moved_adapter(policy):
+                return _check(policy, build_probe(length))
+        except ConfigError:
             raise
-        raise ConfigError(
-            f"model.path: the forward pass of {type(policy.decoder).__name__} fails on a probe "
-            f"({_first_line(error)}), so that it cannot be trained; {ADVICE}"
-        ) from error
+        except Exception as error:
+            if as_out_of_memory(error) is None:
+                raise ConfigError(
+                    f"model.path: the forward pass of {type(policy.decoder).__name__} fails on a "
+                    f"probe ({_first_line(error)}), so that it cannot be trained; {ADVICE}"
+                ) from error
+            if length <= SAFE_TOKENS:
+                raise
+    raise AssertionError("the last length is safe")
+
+
+def _most_tokens(policy: Policy) -> list[int]:
+    """Return how many tokens rows may have, and how many if memory does not suffice for them.
+
+    On a CPU, missing memory ends the process, and ranks have to compute the same rows.
+    """
+    is_sharded = any(hasattr(each, "to_local") for each in policy.model.parameters())
+    is_safe = is_sharded or policy.device.type == "cpu"
+    return [SAFE_TOKENS] if is_safe else [MAX_TOKENS, SAFE_TOKENS]
 
 
 def _first_line(error: Exception) -> str:
@@ -95,6 +120,8 @@ def _check(policy: Policy, probe: ForwardProbe) -> str | None:
         bound = max(EXACT[policy.precision], NOISE * rounding)
         targets, rows = replace(targets, largest=bound), replace(rows, largest=bound)
     reason = policy.padding_reason or policy.left_out.get("packed") or _missing_argument(policy)
+    if UNPROBED in policy.left_out:
+        reason = reason or f"it is not {UNPROBED}"
     if is_recurrent(policy):  # In bfloat16, a state of the row before it may pass for rounding.
         reason = reason or RECURRENT
     if reason is None:

@@ -8,6 +8,7 @@ has these and episodes may be as long.
 Shape letters: K places that are compared, V vocabulary.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ from openenv_pipe.models.policy import Policy
 
 NUM_TOKENS = 40  # of the longest row, or fewer if the model has fewer positions
 RECURRENT_TOKENS = 160  # recurrent layers compute chunks, which their code may name alone: of 64
-MAX_TOKENS = 4608  # more than the window of Mistral 7B; attention takes their square of memory
+# Attention takes the square of a row's tokens of memory. Most long windows have 4,096 tokens: rows
+# of 8,212 took 7 to 18 seconds and 21 to 27 GiB on an H200, with models of 2 and 7 billion weights.
+MAX_TOKENS = 8232
+SAFE_TOKENS = 4608  # They still cross such a window, with a third of the memory.
 MIN_TOKENS = 16
 SMALL_ID = 41  # ids below it are ordinary tokens of every vocabulary
 # What configurations call the tokens of a window or chunk, or the number that attention chooses.
@@ -94,19 +98,28 @@ def is_recurrent(policy: Policy) -> bool:
     return is_stateful or not {"conv", "linear_attention"}.isdisjoint(kinds)
 
 
-def probe_length(policy: Policy, max_tokens: int | None) -> int:
-    """Return how many tokens the longest row has: more than two of the model's spans.
+def longest_span(policy: Policy, max_tokens: int | None) -> int:
+    """Return how many tokens the longest window or chunk has; 0 if rows never cross one.
 
     max_tokens: of an episode; what happens in longer rows does not matter.
     """
     config: Any = policy.model.config.get_text_config()
     sizes = [getattr(config, name, None) for name in SPANS]
-    spans = [size for size in sizes if type(size) is int]
-    lengths = [NUM_TOKENS, *(2 * size + NUM_TOKENS // 2 for size in spans)]
+    limit = _longest_row(policy, max_tokens)
+    return max((size for size in sizes if type(size) is int and size < limit), default=0)
+
+
+def probe_length(policy: Policy, max_tokens: int | None) -> int:
+    """Return how many tokens the longest row has: more than two of the model's spans."""
+    length = max(NUM_TOKENS, 2 * longest_span(policy, max_tokens) + NUM_TOKENS // 2)
     if is_recurrent(policy):
-        lengths.append(RECURRENT_TOKENS)
+        length = max(length, RECURRENT_TOKENS)
+    return max(MIN_TOKENS, min(length, _longest_row(policy, max_tokens)))
+
+
+def _longest_row(policy: Policy, max_tokens: int | None) -> int:
     limits = [each for each in (policy.max_length, max_tokens) if each is not None]
-    return max(MIN_TOKENS, min(max(lengths), MAX_TOKENS, *limits))
+    return min(limits, default=sys.maxsize)
 
 
 def build_probe(length: int) -> ForwardProbe:
