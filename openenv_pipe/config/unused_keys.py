@@ -122,6 +122,12 @@ RULES = (
         advice="set trainer.loss.kl.coef above 0",
     ),
     IneffectiveKeys(
+        keys=("trainer.loss.kl.importance_weights",),
+        because=("trainer.loss.kl.estimator",),
+        applies=lambda config: config.trainer.loss.kl.estimator == "exact",
+        advice="a mean over the whole vocabulary needs no weights of sampled tokens",
+    ),
+    IneffectiveKeys(
         keys=("trainer.loss.correction.high",),
         because=("trainer.loss.correction.type",),
         applies=lambda config: config.trainer.loss.correction.type == "none",

@@ -27,6 +27,7 @@ from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.flop_count import Size
+from openenv_pipe.models.forward.divergence import teacher_divergence
 from openenv_pipe.models.forward.router_balance import (
     balance_loss,
     recorded_routing,
@@ -234,21 +235,28 @@ class Learner:
     ) -> Tokens:
         """Run the forward passes of a batch and return its trained tokens."""
         temperature, objective = self._config.temperature, self._objective
-        reference_N = None
-        if objective.needs_reference:
+        reference_N = divergence_N = None
+        if objective.needs_reference and not objective.needs_divergence:
             reference_N = policy.reference_logprobs(batch, temperature)
         balances = objective.needs_router_balance
         nothing: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         with recorded_routing(policy.decoder) if balances else nothing as routing:
+            hidden_UH = policy.predictors_hidden(batch) if objective.needs_divergence else None
             logprobs_N, entropy_N = policy.logprobs(
-                batch, temperature, entropy_gradient=objective.needs_entropy_gradient
+                batch,
+                temperature,
+                entropy_gradient=objective.needs_entropy_gradient,
+                hidden_UH=hidden_UH,
             )
+        if hidden_UH is not None:
+            divergence_N = teacher_divergence(policy, hidden_UH, batch, temperature)
         return Tokens(
             logprobs=logprobs_N,
             entropy=entropy_N,
             sampled_logprobs=batch.logprobs,
             start_logprobs=logprobs_N.detach() if is_first and start_N is None else start_N,
             reference_logprobs=reference_N,
+            divergence=divergence_N,
             advantages=batch.advantages,
             sample_index=batch.sample_index,
             episode_tokens=batch.episode_tokens,

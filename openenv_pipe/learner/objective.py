@@ -25,16 +25,18 @@ from openenv_pipe.learner.accumulator import MetricAccumulator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The trained tokens of a batch, all [N]. Only logprobs and entropy may have a gradient."""
+    """The trained tokens of a batch, all [N]. Only logprobs, entropy and divergence may have a
+    gradient."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
     sampled_logprobs: torch.Tensor
     start_logprobs: torch.Tensor | None  # the trainer's when the step began; None: not computed
-    reference_logprobs: torch.Tensor | None  # None: no KL penalty
+    reference_logprobs: torch.Tensor | None  # None: not needed
     advantages: torch.Tensor
     sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
     episode_tokens: torch.Tensor  # float32: trained tokens of the episode of each token
+    divergence: torch.Tensor | None = None  # KL(policy || teacher) over the vocabulary
     router_balance: torch.Tensor | None = None  # a scalar: the routers' load-balancing loss
 
 
@@ -54,6 +56,11 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         return self._config.kl.coef > 0
+
+    @property
+    def needs_divergence(self) -> bool:
+        """True if the KL term is over the whole vocabulary, in place of sampled tokens."""
+        return self.needs_reference and self._config.kl.estimator == "exact"
 
     @property
     def needs_router_balance(self) -> bool:
@@ -138,6 +145,10 @@ class Objective:
         accumulator: MetricAccumulator,
     ) -> torch.Tensor:
         config = self._config.kl
+        if config.estimator == "exact":
+            assert tokens.divergence is not None
+            accumulator.add(kl=tokens.divergence.detach())
+            return config.coef * (weights_N * tokens.divergence).sum()
         assert tokens.reference_logprobs is not None
         estimate_N = kl_estimate(tokens.logprobs, tokens.reference_logprobs, config.estimator)
         accumulator.add(kl=estimate_N)

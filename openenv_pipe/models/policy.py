@@ -212,14 +212,19 @@ class Policy:
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
     def logprobs(
-        self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
+        self,
+        batch: Batch,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        hidden_UH: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logprobs and entropies [N] of the batch's trained tokens, in its order.
 
-        Entropies have a gradient only if `entropy_gradient`.
+        Entropies have a gradient only if `entropy_gradient`. hidden_UH: see `predictors_hidden`.
         """
         logprobs_U, entropy_U = token_logprobs(
-            self.row_hidden(batch).index_select(0, batch.predictors),
+            self.predictors_hidden(batch) if hidden_UH is None else hidden_UH,
             batch.targets,
             head=self._head,
             transform=self._logit_transform,
@@ -228,6 +233,10 @@ class Policy:
             entropy_gradient=entropy_gradient,
         )
         return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
+
+    def predictors_hidden(self, batch: Batch) -> torch.Tensor:
+        """Return the last hidden states [U, hidden size] that predict the trained tokens."""
+        return self.row_hidden(batch).index_select(0, batch.predictors)
 
     def row_hidden(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states [T, hidden size] of a batch's row.

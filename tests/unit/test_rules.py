@@ -212,6 +212,10 @@ BROKEN = [
         "trainer.loss.policy_coef trainer.loss.kl.coef trainer.loss.kl.reference",
     ),
     (
+        ["trainer.loss.kl.coef=1.0", "trainer.loss.kl.estimator=exact"],
+        "trainer.loss.kl.estimator trainer.loss.kl.reference",
+    ),
+    (
         [*TEACHER, "trainer.loss.kl.refresh_every=5"],
         "trainer.loss.kl.reference trainer.loss.kl.refresh_every",
     ),

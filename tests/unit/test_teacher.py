@@ -18,6 +18,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.models.forward.divergence import teacher_divergence
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
 from openenv_pipe.models.teacher import check_teacher, find_teacher_shape, give_teacher
@@ -84,14 +85,33 @@ def test_the_reference_is_the_teacher_whatever_the_policy_becomes(teacher, lora_
     assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
 
 
-def test_the_policy_moves_towards_the_teacher(teacher):
-    config = distilling(
-        teacher,
-        **{"trainer.loss.kl.importance_weights": False, "trainer.optimizer.lr": 1e-2},
-    )
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_the_policy_moves_towards_the_teacher(teacher, estimator):
+    kl = {"importance_weights": False, "estimator": estimator}
+    changes = {f"trainer.loss.kl.{name}": value for name, value in kl.items()}
+    config = distilling(teacher, **changes, **{"trainer.optimizer.lr": 1e-2})
     learner = build_learner(tiny_policy(), config, None)
     kls = [learner.update(SAMPLES, step)["loss/kl"] for step in range(1, 9)]
     assert kls[-1] < kls[0] / 2
+
+
+def test_the_divergence_is_the_mean_of_the_log_ratio_under_the_policy(teacher):
+    """Tokens that only the teacher has add nothing."""
+    policy = tiny_policy()
+    give_teacher(policy, distilling(teacher))
+    policy.teacher.model.resize_token_embeddings(300)
+    found = teacher_divergence(policy, policy.predictors_hidden(BATCH), BATCH, 0.7)
+    expected = []
+    for sample in SAMPLES:
+        ids = torch.tensor([sample.token_ids])
+        ours, theirs = (
+            torch.log_softmax(model(input_ids=ids).logits[0, :-1] / 0.7, dim=-1)
+            for model in (policy.model, policy.teacher.model)
+        )
+        each = (ours.exp() * (ours - theirs[:, : ours.shape[1]])).sum(dim=-1)
+        expected.append(each[torch.tensor(sample.loss_mask[1:])])
+    assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+    assert (found > 0).all()
 
 
 def test_without_a_weight_rewards_count_for_nothing(teacher):

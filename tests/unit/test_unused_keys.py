@@ -80,6 +80,15 @@ UNUSED = [
         ("trainer.warm_start.source.num_episodes=9",),
     ),
     ("trainer.loss.kl.estimator", "trainer.loss.kl.coef=0.0", ("trainer.loss.kl.estimator=k2",)),
+    (
+        "trainer.loss.kl.importance_weights",
+        "trainer.loss.kl.estimator=exact",
+        (
+            "trainer=distillation",
+            "trainer.loss.kl.reference=a/teacher",
+            "trainer.loss.kl.importance_weights=false",
+        ),
+    ),
     ("trainer.loss.correction.high", "type=none", ("trainer.loss.correction.high=3.0",)),
     (
         "trainer.loss.correction.low",

@@ -132,6 +132,13 @@ RULES = (
         advice="the policy would take the teacher's place; set trainer.loss.kl.refresh_every=null",
     ),
     Rule(
+        keys=("trainer.loss.kl.estimator", "trainer.loss.kl.reference"),
+        breaks=lambda c: c.trainer.loss.kl.estimator == "exact" and not _has_teacher(c),
+        advice="only the divergence to a teacher is computed over the vocabulary; set "
+        "trainer.loss.kl.reference and trainer.loss.kl.coef, or trainer.loss.kl.estimator=k3",
+        when="train",
+    ),
+    Rule(
         keys=("trainer.loss.kl.reference", "trainer.loss.normalise_groups"),
         breaks=lambda c: _has_teacher(c) and c.trainer.loss.normalise_groups == "with_signal",
         advice="a teacher has something to say of all groups, also of those whose rewards are all "

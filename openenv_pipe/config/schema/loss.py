@@ -22,7 +22,10 @@ class KlConfig(Block):
         "or an id of a model that is on this machine, with the policy's tokens; null: the policy "
         "itself is the reference"
     )
-    estimator: Literal["k1", "k2", "k3"]
+    estimator: Literal["k1", "k2", "k3", "exact"] = Field(
+        description="k1, k2, k3: from the sampled tokens (Schulman); exact: over the whole "
+        "vocabulary, to a teacher"
+    )
     importance_weights: bool = Field(
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
     )

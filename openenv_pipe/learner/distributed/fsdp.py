@@ -141,11 +141,10 @@ class ShardedPolicy(Policy):
             return self._gathered(partial(super().model_logits, token_ids))
 
     def logprobs(
-        self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
+        self, batch: Batch, temperature: float, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do as `Policy.logprobs`. A collective: each rank computes a batch of its own."""
-        compute = partial(super().logprobs, batch, temperature, entropy_gradient=entropy_gradient)
-        return self._gathered(compute)
+        return self._gathered(partial(super().logprobs, batch, temperature, **options))
 
     def _gathered(self, function: Callable[[], Result]) -> Result:
         """Call a function while the weights outside of layers are gathered.
