@@ -1,4 +1,4 @@
-"""Prove on one GPU what no GPU has run yet, in parts of at most ten minutes, without downloads.
+"""Test and measure on one GPU what CI cannot, in parts of at most ten minutes, without downloads.
 
     python benchmarks/gpu_acceptance.py            # all parts, on a GPU (make gpu-acceptance)
     python benchmarks/gpu_acceptance.py --small    # the same with small models, on a CPU too
@@ -154,7 +154,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
             cells += [f"TRL {figures['trl']}" if figures["side"] == "trl" else "ours", tokens]
             cells.append("yes" if case["activation_checkpointing"] else "no")
             if "error" in case:
-                cells += [case["error"][:40], "", ""]
+                cells += [case["error"].split(". ")[0], "", ""]
             else:
                 peak = f"{case['peak_mb'] / 1e3:.1f} GB" if "peak_mb" in case else ""
                 share = f"{case['share_of_product_rate']:.0%}"

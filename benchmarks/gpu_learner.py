@@ -10,7 +10,7 @@ same model and samples (`gpu_learner_trl.py`).
     python benchmarks/gpu_learner.py --shape 1.7b --train full
     python benchmarks/gpu_learner.py --tiny     # the same with a small model, on a CPU too
 
-`gpu_acceptance.py` runs it for all of them. It has not been run on a GPU yet.
+`gpu_acceptance.py` runs it for all of them.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The constants of a plan: GPUs by their data sheets, and what a program reaches of them.
 
-No GPU has measured this program yet. Shares that others have published are marked `published`,
-and those without a measurement `assumed`.
+No GPU has measured whole steps of this program yet. Shares that others have published are marked
+`published`, and those without a measurement `assumed`.
 """
 
 from dataclasses import dataclass
