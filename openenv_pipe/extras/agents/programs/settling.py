@@ -43,14 +43,16 @@ async def wait_until_settled(guard_pid: int, is_answering: Callable[[], bool]) -
     begun_s, worked_s, pause_s = time.monotonic(), 0.0, SHORTEST_PAUSE_S
     before = _threads_below(guard_pid)
     while worked_s < LIMIT_CPU_S and time.monotonic() - begun_s < LIMIT_S:
-        if before.all_sleep and not is_answering():
+        is_quiet = before.all_sleep and not is_answering()
+        if is_quiet:
             for _ in range(READ_ROUNDS):
                 await asyncio.sleep(0)
         else:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         now = _threads_below(guard_pid)
-        if now.all_sleep and not is_answering() and now.num_runs == before.num_runs:
+        is_quiet = is_quiet and now.all_sleep and not is_answering()
+        if is_quiet and now.num_runs == before.num_runs:
             return
         worked_s += sum(
             seconds - before.cpu_s.get(number, 0.0) for number, seconds in now.cpu_s.items()

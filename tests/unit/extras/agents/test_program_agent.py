@@ -15,6 +15,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import EngineError, RequestRejectedError, SessionClosedError
+from openenv_pipe.extras.agents.programs import settling
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
@@ -561,6 +562,17 @@ async def test_calls_at_once_are_sampled_together_in_one_order(tmp_path):
 
 def without_times(turn):
     return dataclasses.replace(turn, times_s=[])
+
+
+async def test_what_a_thread_sent_before_it_sleeps_is_read(monkeypatch):
+    """It may run at the first look and sleep at the second without having been switched off in
+    between: what it has sent meanwhile may not be read before a third one."""
+    looks = [(False, b"7"), (True, b"7"), (True, b"7")]
+    threads = (settling._Threads(asleep, {"1": runs}, {"1": 0.0}) for asleep, runs in looks)
+    monkeypatch.setattr(settling, "_threads_below", lambda guard_pid: next(threads))
+    monkeypatch.setattr(settling, "CAN_TELL", True)
+    await settling.wait_until_settled(1, lambda: False)
+    assert next(threads, None) is None
 
 
 async def test_calls_at_once_are_one_round(tmp_path):
