@@ -87,7 +87,10 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
 def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     known = known_keys(schema)
     if key in known:  # It belongs to another type of the same block.
-        return f"not a key of this type, which has {', '.join(block.model_fields)}"
+        return (
+            f"not a key of this type, which has {', '.join(block.model_fields)}; if a file sets it, "
+            f"leave it out with '~{key}'"
+        )
     leaf = key.rpartition(".")[2]
     if own := OTHER_NAMES.get(leaf):
         return f"there is no such key; what other trainers call {leaf} is {own} here"

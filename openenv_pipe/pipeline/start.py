@@ -36,7 +36,7 @@ from openenv_pipe.runs.checkpoints import (
     newest_sound,
 )
 from openenv_pipe.runs.differences import Difference, find_differences
-from openenv_pipe.runs.find import find_run, split_runs_dir
+from openenv_pipe.runs.find import find_run, split_checkpoint, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
@@ -210,7 +210,7 @@ def fork(
         RunFolderError: the run or the checkpoint does not exist or cannot be used.
         ConfigError: the overrides do not fit the checkpoint.
     """
-    run_name, _, which = name.partition("@")
+    run_name, which = split_checkpoint(name)
     source, progress = find_run(run_name, split_runs_dir(overrides)[0]), control.progress
     saved = source.config_to_run(trust=trust)
     config = amend(saved, overrides)

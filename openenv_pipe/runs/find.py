@@ -85,6 +85,15 @@ def is_run(word: str, runs_dir: Path | None = None) -> bool:
     )
 
 
+def split_checkpoint(word: str) -> tuple[str, str]:
+    """Return the run and the checkpoint that `RUN@CHECKPOINT` names; "" if it names none.
+
+    A folder may have an `@` in its name.
+    """
+    path, at, which = word.rpartition("@")
+    return (word, "") if not at or Path(word).is_dir() else (path, which)
+
+
 def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
 
@@ -129,9 +138,7 @@ def find_model(
         RunFolderError: The run or the checkpoint does not exist, or the folder is not trusted.
         ConfigError: An override is wrong.
     """
-    path, at, which = word.rpartition("@")
-    if not at or Path(word).is_dir():
-        path, which = word, ""
+    path, which = split_checkpoint(word)
     folder = find_run(path, runs_dir)
     own = folder.config_to_run(trust=trust)
     config = amend(own, overrides)

@@ -13,7 +13,7 @@ from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.extras.viewer.view import find_target
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.runs_table import list_runs
-from openenv_pipe.runs.find import find_model, find_run
+from openenv_pipe.runs.find import find_model, find_run, split_checkpoint
 from openenv_pipe.runs.places import runs_folders
 from openenv_pipe.runs.run import open_run
 from tests.unit import run_samples
@@ -105,3 +105,17 @@ def test_a_run_starts_without_a_state_folder(here, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(here / "file"))
     run_samples.create(here / "out")
     assert [str(path) for path in runs_folders()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("latest", ("latest", "")), ("a@b/0001@best", ("a@b/0001", "best")), ("a@b", ("a", "b"))],
+)
+def test_a_checkpoint_is_named_after_the_last_at(word, expected):
+    assert split_checkpoint(word) == expected
+
+
+def test_a_folder_with_an_at_in_its_name_is_a_run(tmp_path):
+    folder = tmp_path / "runs@home"
+    folder.mkdir()
+    assert split_checkpoint(str(folder)) == (str(folder), "")
