@@ -88,7 +88,7 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     known = known_keys(schema)
     if key in known:  # It belongs to another type of the same block.
         return (
-            f"not a key of this type, which has {', '.join(block.model_fields)}; if a file sets it, "
+            f"not a key of this type, which has {', '.join(block.model_fields)}; if a file has it, "
             f"leave it out with '~{key}'"
         )
     leaf = key.rpartition(".")[2]
