@@ -62,6 +62,8 @@ STOCK = {
     "gemma4_v5": ("<turn|>", "<turn|>", "<|channel>thought\nwhy\n<channel|>ok"),
     "nemotron_3_nano": ("<|im_end|>", "<|im_end|>", "why\n</think>\nok"),
     "qwen3_5_think": ("<|im_end|>", "<|im_end|>", "why\n</think>\n\nok"),
+    "deepseekv3": ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "why\n</think>ok"),
+    "lfm2": ("<|im_end|>", "<|im_end|>", "ok"),
     "lfm2_2_5": ("<|im_end|>", "<|im_end|>", "<think>why</think>ok"),
     "gptoss": (
         "<|return|>",
@@ -77,6 +79,7 @@ NATIVE_CALLS = {
     "gemma4_v5": "<|tool_call>call:add{a:1}<tool_call|>",
     "nemotron_3_nano": "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
 }
+WITHOUT_TOOLS = ("llama3", "gemma3", "deepseekv3")
 IN_FIELDS = ("gptoss", "gemma4_v5", "nemotron_3_nano")
 
 
@@ -95,7 +98,9 @@ def stock_tokenizer(name):
     tokenizer = Tokenizer(models.BPE(vocab={each: n for n, each in enumerate(symbols)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    names = re.findall(r"<\|\w+\|?>|<\w+\|>|<(?:start|end)_of_turn>", template + turn_end + reply)
+    names = re.findall(
+        r"<[|｜][\w▁]+[|｜]?>|<\w+\|>|<(?:start|end)_of_turn>", template + turn_end + reply
+    )
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=end,
@@ -184,7 +189,7 @@ def test_stock_templates_describe_tools(name):
     """By themselves, or in words where they have no tools."""
     tokenizer = stock_tokenizer(name)
     chat = ChatFormat(tokenizer, "rerender")
-    assert chat.takes_tools == (name not in ("llama3", "gemma3"))
+    assert chat.takes_tools == (name not in WITHOUT_TOOLS)
     assert chat.has_fields == (name in IN_FIELDS)
     reply = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     call = chat.reply_message(reply, [TOOL], is_sampled=False)
@@ -194,7 +199,7 @@ def test_stock_templates_describe_tools(name):
     assert text.index("A sum.") < shown < text.index("it is two")
 
 
-@pytest.mark.parametrize("name", [each for each in STOCK if each not in ("llama3", "gemma3")])
+@pytest.mark.parametrize("name", [each for each in STOCK if each not in WITHOUT_TOOLS])
 def test_prompts_with_calls_are_those_of_transformers_at_every_turn(name):
     """Replies are those that the template shows for calls and thoughts in fields of their own."""
     tokenizer = stock_tokenizer(name)
