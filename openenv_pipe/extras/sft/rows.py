@@ -31,12 +31,14 @@ class Conversation:
 def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield where each row is, for messages, and the row. Raises ConfigError."""
     path = Path(source.path).expanduser()
-    if path.suffix not in (".json", ".jsonl") and not path.is_file():
+    is_parquet = path.suffix == ".parquet" and path.is_file()
+    if is_parquet or (path.suffix not in (".json", ".jsonl") and not path.is_file()):
         dataset = TaskDataset(
             type="dataset",
-            path=source.path,
+            path="parquet" if is_parquet else source.path,
+            data_files=str(path) if is_parquet else None,
             split=source.split,
-            **dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start")),
+            **dict.fromkeys(("config", "revision", "columns", "seed_start")),
             required=[],
             reset={},
         )

@@ -15,7 +15,8 @@ class ConversationsConfig(SourceBlock):
     type: Literal["conversations"]
     path: str = Field(
         description="a file of JSON objects, one per line, with the messages of a conversation "
-        "and, if there are any, its tools; or the id of a data set on the Hugging Face hub"
+        "and, if there are any, its tools; a .parquet file of such rows; or the id of a data set "
+        "on the Hugging Face hub"
     )
     split: str = Field(description="split of the data set; slices such as train[:90%] work too")
 

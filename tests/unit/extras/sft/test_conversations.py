@@ -11,7 +11,7 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.command import compose_sft
 from openenv_pipe.extras.sft.conversations import read_conversations, turns_of
-from openenv_pipe.extras.sft.rows import BadRowError, conversation_of
+from openenv_pipe.extras.sft.rows import BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.chat.chat_template import ChatFormat
@@ -175,6 +175,17 @@ async def test_bad_rows_are_left_out_and_named_by_line(tmp_path):
     assert f"{source.path}, line 3: it has no list `messages`" in note
     assert "line 5: it has more tokens than env.max_episode_tokens=120" in note
     assert note.endswith("and 2 more\neach of the others is used 48 times")
+
+
+def test_rows_of_a_parquet_file_are_those_of_json_lines(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    path = str(tmp_path / "data.parquet")
+    datasets.Dataset.from_list([{"messages": row} for row in ROWS]).to_parquet(path)
+    source = ConversationsConfig(type="conversations", path=path, split="train")
+    found = list(read_rows(source))
+    assert [row["messages"] for _, row in found] == ROWS
+    assert found[0][0] == f"{path}, row 1"
 
 
 @pytest.mark.parametrize(
