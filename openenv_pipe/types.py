@@ -62,8 +62,7 @@ class Image(dict[str, Any]):
     def token_id(self) -> int:
         """The number in place of the image's placeholder tokens in prompts of models that see it.
 
-        It is above every vocabulary, and from the digest: token ids are equal exactly if the model
-        reads the same.
+        Above every vocabulary, and from the digest: equal exactly if the model reads the same.
         """
         name = self["image"].removeprefix("images/")
         return IMAGE_IDS + int(name[:IMAGE_DIGITS], 16)
@@ -71,8 +70,7 @@ class Image(dict[str, Any]):
     @property
     def png(self) -> bytes:
         """The content of the PNG file. Raises RunFolderError if it cannot be read."""
-        source = self._source
-        return source if isinstance(source, bytes) else source()
+        return self._source if isinstance(self._source, bytes) else self._source()
 
 
 class Status(StrEnum):
@@ -348,6 +346,7 @@ class Sample:
     loss_mask: list[bool]  # True where the model chose the token, and no earlier sample has it
     logprobs: list[float]  # the sampler's; 0.0 where the mask is False
     advantages: list[float]  # 0.0 where the mask is False
+    environment_mask: list[bool] = field(default_factory=list)  # True: follows a reply, likewise
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
     images: Images = field(default_factory=dict)  # those in token_ids
@@ -381,7 +380,7 @@ class Batch:
     """Samples packed into one row of T tokens without padding; shared prefixes may be stored once.
 
     The N trained tokens are listed sample by sample. A trained token that several samples share is
-    listed once for each, but computed once: U <= N are computed, from F <= U tokens of the row.
+    listed once for each, but computed once: U are computed, from F <= U tokens of the row.
     """
 
     token_ids: "torch.Tensor"  # [T] int64
@@ -396,5 +395,6 @@ class Batch:
     episode_tokens: "torch.Tensor"  # [N] float32: trained tokens of the episode of each token
     logprobs: "torch.Tensor"  # [N] float32: the sampler's
     advantages: "torch.Tensor"  # [N] float32
+    environment_places: "torch.Tensor | None"  # [E] int64, likewise of the environment's tokens
     is_shared: bool  # True if a token may belong to several samples
     counts: bool = True  # False: computed only because other ranks compute one as well

@@ -68,26 +68,42 @@ def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -
     return cut(high)
 
 
-def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str = "cpu") -> Batch:
-    """Pack samples into one row, each up to the last token that predicts a trained one."""
+def pack(
+    samples: Sequence[Sample],
+    *,
+    share: bool,
+    device: torch.device | str = "cpu",
+    environment: bool = False,
+) -> Batch:
+    """Pack samples into one row, each up to the last token that predicts a trained one.
+
+    environment: the environment's tokens are predicted as well
+    """
     rows = _rows(samples)
     assert all(map(len, rows)), "a sample without trained tokens"
     trie = (merged if share else flat)(rows)
     places, targets, sample_index, logprobs, advantages = [], [], [], [], []
-    episode_tokens = []
+    episode_tokens: list[np.ndarray] = []
+    answers: list[tuple[np.ndarray, np.ndarray]] = []  # predictors and targets of the environment's
     for index, (sample, path) in enumerate(zip(samples, trie.paths, strict=True)):
         chosen = np.flatnonzero(sample.loss_mask)
         assert chosen[0] > 0, "nothing predicts the first token of a sample"
         spans = [np.arange(trie.nodes[n].start, trie.nodes[n].end) for n in path]
-        places.append(np.concatenate(spans)[chosen - 1])
-        targets.append(np.asarray(sample.token_ids, dtype=np.int64)[chosen])
+        row, token_ids = np.concatenate(spans), np.asarray(sample.token_ids, dtype=np.int64)
+        places.append(row[chosen - 1])
+        targets.append(token_ids[chosen])
+        answered = np.flatnonzero(sample.environment_mask if environment else [])
+        answered = answered[answered < chosen[-1]]
+        answers.append((row[answered - 1], token_ids[answered]))
         sample_index.append(np.full(len(chosen), index))
         episode_tokens.append(np.full(len(chosen), sample.num_episode_tokens, dtype=np.float32))
         logprobs.append(np.asarray(sample.logprobs, dtype=np.float32)[chosen])
         advantages.append(np.asarray(sample.advantages, dtype=np.float32)[chosen])
-    predictors_N, targets_N = np.concatenate(places), np.concatenate(targets)
-    base = targets_N.max() + 1
-    pairs_U, places_N = np.unique(predictors_N * base + targets_N, return_inverse=True)
+    num_trained = sum(map(len, targets))
+    predictors = np.concatenate([*places, *(each for each, _ in answers)])  # [N + E]
+    predicted = np.concatenate([*targets, *(each for _, each in answers)])
+    base = predicted.max() + 1
+    pairs_U, pairs = np.unique(predictors * base + predicted, return_inverse=True)
 
     def tensor(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
@@ -100,8 +116,9 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
         nodes=trie.nodes,
         predictors=tensor(pairs_U // base),
         targets=tensor(pairs_U % base),
-        finished=tensor(np.unique(predictors_N)),
-        places=tensor(places_N),
+        finished=tensor(np.unique(predictors)),
+        places=tensor(pairs[:num_trained]),
+        environment_places=tensor(pairs[num_trained:]) if environment else None,
         samples=tuple(samples),
         sample_index=tensor(np.concatenate(sample_index)),
         episode_tokens=tensor(np.concatenate(episode_tokens)),

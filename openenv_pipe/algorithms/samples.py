@@ -112,7 +112,7 @@ def _sample(
     """Build the sample of a path, in which the turns that are already `trained` are context.
 
     The row concatenates the turns' token ids; nothing is rendered or tokenised again. Tokens of
-    prompts and of the environment have no loss, logprob or advantage.
+    prompts and of the environment have no logprob or advantage.
     """
     sample = Sample(
         group=group,
@@ -123,7 +123,7 @@ def _sample(
         logprobs=[],
         advantages=[],
     )
-    for index in path:
+    for position, index in enumerate(path):
         turn = episode.turns[index]
         assert turn.usage is None, "a turn without token ids cannot be trained on"
         given, chosen = len(turn.prompt_ids), len(turn.completion_ids)
@@ -132,6 +132,8 @@ def _sample(
             sample.trained_turns.append(index)
         sample.token_ids += turn.prompt_ids + turn.completion_ids
         sample.loss_mask += [False] * given + [is_trained] * chosen
+        is_answer = position > 0 and index not in trained
+        sample.environment_mask += [is_answer] * given + [False] * chosen
         sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)
         sample.advantages += [0.0] * given + [advantages[index] if is_trained else 0.0] * chosen
     sample.images = _images_in(sample.token_ids, episode)

@@ -34,11 +34,13 @@ def batches_of(
     policy: Policy,
     ranks: Ranks = SINGLE_RANK,
     num_parallel: int = 1,
+    *,
+    environment: bool = False,
 ) -> Iterator[Batch]:
     """Pack all samples that have trained tokens, each into one batch, under the token budget.
 
     With several ranks, yields the batches of this rank. Batches that are computed at once share
-    the budget.
+    the budget. environment: see `pack`.
     """
     trained = [sample for sample in samples if any(sample.loss_mask)]
     share = policy.packs_rows and prefix_reuse_fraction(trained) >= MIN_REUSE_FRACTION
@@ -46,5 +48,5 @@ def batches_of(
     rows = split_by_budget(trained, budget, share=share, num_ranks=num_parts)
     for indices, counts in ranks.assign_rows(rows):
         part = [trained[index] for index in indices]
-        batch = pack(part, share=share, device=policy.device)
+        batch = pack(part, share=share, device=policy.device, environment=environment)
         yield batch if counts else dataclasses.replace(batch, counts=False)

@@ -164,8 +164,14 @@ class Learner:
             num_parallel = 1  # A function of a user's may not expect calls from several threads.
             if not isinstance(self._config.loss, PythonLossConfig):
                 num_parallel = count_parallel(self.policy, part, budget, self._ranks)
-            batches = list(batches_of(part, budget, self.policy, self._ranks, num_parallel))
+            environment = self._objective.needs_environment
+            batches = list(
+                batches_of(
+                    part, budget, self.policy, self._ranks, num_parallel, environment=environment
+                )
+            )
             counts = Counts(
+                num_environment_tokens=_num_answered(part) if environment else 0,
                 num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
                 num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
                 max_tokens=self._max_episode_tokens,
@@ -242,7 +248,7 @@ class Learner:
         nothing: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         with recorded_routing(policy.decoder) if balances else nothing as routing:
             hidden_UH = policy.predictors_hidden(batch) if objective.needs_divergence else None
-            logprobs_N, entropy_N = policy.logprobs(
+            logprobs_U, entropy_U = policy.predicted_logprobs(
                 batch,
                 temperature,
                 entropy_gradient=objective.needs_entropy_gradient,
@@ -250,9 +256,12 @@ class Learner:
             )
         if hidden_UH is not None:
             divergence_N = teacher_divergence(policy, hidden_UH, batch, temperature)
+        logprobs_N = logprobs_U.index_select(0, batch.places)
+        answers = batch.environment_places
         return Tokens(
             logprobs=logprobs_N,
-            entropy=entropy_N,
+            entropy=entropy_U.index_select(0, batch.places),
+            environment_logprobs=None if answers is None else logprobs_U.index_select(0, answers),
             sampled_logprobs=batch.logprobs,
             start_logprobs=logprobs_N.detach() if is_first and start_N is None else start_N,
             reference_logprobs=reference_N,
@@ -266,6 +275,11 @@ class Learner:
 
 def _num_trained(samples: Sequence[Sample]) -> int:
     return sum(sum(sample.loss_mask) for sample in samples)
+
+
+def _num_answered(samples: Sequence[Sample]) -> int:
+    """Count the environment's tokens of samples that have trained tokens."""
+    return sum(sum(sample.environment_mask) for sample in samples if any(sample.loss_mask))
 
 
 def _size(batch: Batch) -> Size:

@@ -44,6 +44,10 @@ def step_metrics(
     }
     if accumulator.has("router_balance"):
         metrics["loss/router_balance"] = mean("router_balance")
+    if accumulator.has("num_echo"):
+        num_echo = accumulator.sum("num_echo")
+        metrics["loss/echo"] = accumulator.sum("echo") / num_echo
+        metrics["tokens/echo"] = int(num_echo) // num_passes
     return metrics | _mismatch(accumulator) | _correction(accumulator, num_tokens)
 
 

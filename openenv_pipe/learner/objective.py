@@ -1,4 +1,4 @@
-"""The loss of an update: the configured sum of policy loss, KL penalty and entropy bonus.
+"""The loss of an update: the configured sum of policy loss, KL penalty, entropy bonus and ECHO.
 
 Its input is the trained tokens in one row, independent of padding and packing. It also adds the
 learner's metrics to a MetricAccumulator. Shape letter: N trained tokens of a batch.
@@ -25,8 +25,8 @@ from openenv_pipe.learner.accumulator import MetricAccumulator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The trained tokens of a batch, all [N]. Only logprobs, entropy and divergence may have a
-    gradient."""
+    """The trained tokens of a batch, all [N]. Logprobs, entropy and divergence may have a gradient,
+    but not those that others computed."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -37,6 +37,7 @@ class Tokens:
     sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
     episode_tokens: torch.Tensor  # float32: trained tokens of the episode of each token
     divergence: torch.Tensor | None = None  # KL(policy || teacher) over the vocabulary
+    environment_logprobs: torch.Tensor | None = None  # [E], of the environment's tokens
     router_balance: torch.Tensor | None = None  # a scalar: the routers' load-balancing loss
 
 
@@ -61,6 +62,11 @@ class Objective:
     def needs_divergence(self) -> bool:
         """True if the KL term is over the whole vocabulary, in place of sampled tokens."""
         return self.needs_reference and self._config.kl.estimator == "exact"
+
+    @property
+    def needs_environment(self) -> bool:
+        """True if the loss has a term for the environment's tokens."""
+        return self._config.echo_coef > 0
 
     @property
     def needs_router_balance(self) -> bool:
@@ -91,6 +97,10 @@ class Objective:
         if self.needs_entropy_gradient:
             bonus = self._config.entropy_coef * tokens.entropy.sum() / counts.num_tokens
             loss = loss - bonus
+        if tokens.environment_logprobs is not None and counts.num_environment_tokens:
+            surprise = -tokens.environment_logprobs.sum()
+            loss = loss + self._config.echo_coef * surprise / counts.num_environment_tokens
+            accumulator.add(echo=surprise, num_echo=len(tokens.environment_logprobs))
         if tokens.router_balance is not None:
             share = len(tokens.logprobs) / counts.num_tokens
             loss = loss + self._config.router_aux_coef * share * tokens.router_balance

@@ -257,6 +257,10 @@ def reject_unsupported_vision(config: RunConfig) -> None:
             "trainer.loss.kl.reference=null",
             kl.coef > 0 and kl.reference is not None,
         ),
+        f"trainer.loss.echo_coef={config.trainer.loss.echo_coef}": (
+            "trainer.loss.echo_coef=0",
+            config.trainer.loss.echo_coef > 0,
+        ),
         f"trainer.devices={config.trainer.devices}": (
             "trainer.devices=1",
             config.trainer.devices > 1,
@@ -268,6 +272,17 @@ def reject_unsupported_vision(config: RunConfig) -> None:
                 f"{name} with a vision-language model, such as model.path={model.path!r}, "
                 f"is not supported; set {instead}, or choose a model for text"
             )
+
+
+def reject_rerendered_echo(config: RunConfig, chat: ChatFormat) -> None:
+    """Raise ConfigError if the loss is of the environment's tokens, and no prompt shows which."""
+    if config.trainer.loss.echo_coef > 0 and chat.history == "rerender":
+        raise ConfigError(
+            f"trainer.loss.echo_coef={config.trainer.loss.echo_coef} with "
+            f"model.history={config.model.history}: the chat template renders each prompt anew, so "
+            "which of its tokens the environment wrote is not known; set trainer.loss.echo_coef=0, "
+            "or a model.chat_template that keeps earlier turns"
+        )
 
 
 def build_empty(config: ModelConfig) -> Any:

@@ -211,7 +211,12 @@ class Policy:
         weights = next(self.model.parameters()).dtype
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
-    def logprobs(
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logprobs and entropies [N] of the batch's trained tokens, in its order."""
+        logprobs_U, entropy_U = self.predicted_logprobs(batch, temperature)
+        return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
+
+    def predicted_logprobs(
         self,
         batch: Batch,
         temperature: float,
@@ -219,11 +224,11 @@ class Policy:
         entropy_gradient: bool = False,
         hidden_UH: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logprobs and entropies [N] of the batch's trained tokens, in its order.
+        """Return the logprob of each predicted token and the entropy where it is predicted [U].
 
         Entropies have a gradient only if `entropy_gradient`. hidden_UH: see `predictors_hidden`.
         """
-        logprobs_U, entropy_U = token_logprobs(
+        return token_logprobs(
             self.predictors_hidden(batch) if hidden_UH is None else hidden_UH,
             batch.targets,
             head=self._head,
@@ -232,10 +237,9 @@ class Policy:
             precision=self._autocast,
             entropy_gradient=entropy_gradient,
         )
-        return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
 
     def predictors_hidden(self, batch: Batch) -> torch.Tensor:
-        """Return the last hidden states [U, hidden size] that predict the trained tokens."""
+        """Return the last hidden states [U, hidden size] that predict tokens."""
         return self.row_hidden(batch).index_select(0, batch.predictors)
 
     def row_hidden(self, batch: Batch) -> torch.Tensor:

@@ -23,6 +23,7 @@ from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.forward_check import UNPROBED
 from openenv_pipe.models.load import (
     reject_long_episodes,
+    reject_rerendered_echo,
     reject_unsupported_vision,
     select_device,
 )
@@ -187,6 +188,7 @@ def _load_checked(
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     reject_long_episodes(config, policy.model)
+    reject_rerendered_echo(config, policy.chat)
     if config.model.history == "auto" and policy.chat.history == "rerender":
         notify(
             "the chat template rewrites earlier turns, so it renders every prompt anew "

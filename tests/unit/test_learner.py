@@ -336,13 +336,13 @@ def test_several_updates_per_step_share_the_samples_out():
     """Each sample is used once; later updates are off policy, and their ratios are clipped."""
     policy, seen = tiny_policy(), []
     learner = learner_of(policy, updates_per_step=3, **{"optimizer.lr": 1e-2})
-    logprobs = policy.logprobs
+    logprobs = policy.predicted_logprobs
 
     def watch(batch, temperature, **options):
         seen.append(batch)
         return logprobs(batch, temperature, **options)
 
-    policy.logprobs = watch
+    policy.predicted_logprobs = watch
     samples = random_samples(9, count=7)
     metrics = learner.update(samples, step=1)
     assert [len(batch.samples) for batch in seen] == [3, 2, 2]
@@ -359,13 +359,13 @@ def test_several_passes_train_on_the_same_updates_again(correction):
         policy, seen = tiny_policy(), []
         changes = {"loss.correction.type": correction, "optimizer.lr": 1e-2}
         learner = learner_of(policy, passes_per_step=num_passes, updates_per_step=2, **changes)
-        logprobs = policy.logprobs
+        logprobs = policy.predicted_logprobs
 
         def watch(batch, temperature, **options):
             seen.append(id(batch))
             return logprobs(batch, temperature, **options)
 
-        policy.logprobs = watch
+        policy.predicted_logprobs = watch
         metrics = learner.update(samples, step=4)
         assert learner.optimizer.num_steps_taken == 4 * 2 * num_passes
         return metrics, learner.trained_tokens, seen

@@ -95,7 +95,7 @@ def test_the_advice_is_for_the_stage(monkeypatch, tmp_path):
     assert "publishing the weights" in str(as_out_of_memory(publishing))
     monkeypatch.setattr(policy, "model_logits", out_of_memory)
     assert "checking the forward pass" in str(as_out_of_memory(caught(check_forward, policy)))
-    monkeypatch.setattr(policy, "logprobs", out_of_memory)
+    monkeypatch.setattr(policy, "predicted_logprobs", out_of_memory)
     learner = build_learner(policy, run_config(), None)
     update = caught(learner.update, random_samples(0), 1)
     assert "an update: " in str(as_out_of_memory(update))

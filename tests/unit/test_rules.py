@@ -208,6 +208,12 @@ BROKEN = [
         "trainer.loss.kl.estimator trainer.loss.kl.importance_weights",
     ),
     (
+        ["trainer.loss.echo_coef=0.1", "trainer.loss.normalise_groups=with_signal"],
+        "trainer.loss.echo_coef trainer.loss.normalise_groups",
+    ),
+    (["trainer.loss.echo_coef=0.1", "env.max_turns=1"], "trainer.loss.echo_coef env.max_turns"),
+    (["trainer.loss.echo_coef=0.1", CLIENT], "trainer.loss.echo_coef agent"),
+    (
         ["trainer.loss.policy_coef=0"],
         "trainer.loss.policy_coef trainer.loss.kl.coef trainer.loss.kl.reference",
     ),

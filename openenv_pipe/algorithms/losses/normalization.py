@@ -17,6 +17,7 @@ class Counts:
 
     num_episodes: float
     num_tokens: float  # of the agent
+    num_environment_tokens: int = 0  # with a loss
     max_tokens: int  # that a sample could have: env.max_episode_tokens
 
 

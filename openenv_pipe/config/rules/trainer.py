@@ -55,7 +55,7 @@ def _has_teacher(config: "RunConfig") -> bool:
 
 def _learns_nothing(config: "RunConfig") -> bool:
     loss = config.trainer.loss
-    return loss.policy_coef == 0 and loss.entropy_coef == 0 and not _has_teacher(config)
+    return loss.policy_coef == loss.entropy_coef == loss.echo_coef == 0 and not _has_teacher(config)
 
 
 RULES = (
@@ -148,6 +148,26 @@ RULES = (
         keys=("trainer.loss.kl.reference", "trainer.devices"),
         breaks=lambda c: _has_teacher(c) and c.trainer.devices > 1,
         advice="a teacher is loaded by one process; set trainer.devices=1",
+    ),
+    Rule(
+        keys=("trainer.loss.echo_coef", "trainer.loss.normalise_groups"),
+        breaks=lambda c: (
+            c.trainer.loss.echo_coef > 0 and c.trainer.loss.normalise_groups == "with_signal"
+        ),
+        advice="the environment's tokens teach in all groups, also in those whose rewards are all "
+        "equal; set trainer.loss.normalise_groups=all",
+    ),
+    Rule(
+        keys=("trainer.loss.echo_coef", "env.max_turns"),
+        breaks=lambda c: c.trainer.loss.echo_coef > 0 and c.env.max_turns == 1,
+        advice="after the only reply, the model reads no token of the environment; set "
+        "trainer.loss.echo_coef=0",
+    ),
+    Rule(
+        keys=("trainer.loss.echo_coef", "agent"),
+        breaks=lambda c: c.trainer.loss.echo_coef > 0 and not c.agent.is_loop,
+        advice="which tokens of another agent's prompts the environment wrote is not known; set "
+        "agent=loop or trainer.loss.echo_coef=0",
     ),
     Rule(
         keys=("trainer.loss.policy_coef", "trainer.loss.kl.coef", "trainer.loss.kl.reference"),

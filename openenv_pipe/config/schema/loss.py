@@ -65,6 +65,10 @@ class LossBlock(Block):
         description="weight of the policy loss, which follows the rewards; 0: only the other terms"
     )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
+    echo_coef: NonNegative = Field(
+        description="weight of the mean cross entropy of the environment's tokens that follow a "
+        "reply (ECHO, OpenEnv's RFC 010; 0.1 there); 0: none"
+    )
     router_aux_coef: NonNegative = Field(
         description="weight of the load-balancing loss of a mixture's routers; 0: none"
     )
@@ -74,7 +78,7 @@ class LossBlock(Block):
     @property
     def needs_only_advantages(self) -> bool:
         """Whether tokens whose advantage is 0 add nothing to the loss and its gradient."""
-        return self.kl.coef == 0 and self.entropy_coef == 0
+        return self.kl.coef == 0 and self.entropy_coef == 0 and self.echo_coef == 0
 
 
 class ClippedLossConfig(LossBlock):

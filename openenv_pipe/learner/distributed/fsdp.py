@@ -140,11 +140,11 @@ class ShardedPolicy(Policy):
         with self._ranks.joined("policy.pass_along"):
             return self._gathered(partial(super().model_logits, token_ids))
 
-    def logprobs(
+    def predicted_logprobs(
         self, batch: Batch, temperature: float, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do as `Policy.logprobs`. A collective: each rank computes a batch of its own."""
-        return self._gathered(partial(super().logprobs, batch, temperature, **options))
+        """Do as `Policy.predicted_logprobs`. A collective: each rank has a batch of its own."""
+        return self._gathered(partial(super().predicted_logprobs, batch, temperature, **options))
 
     def _gathered(self, function: Callable[[], Result]) -> Result:
         """Call a function while the weights outside of layers are gathered.

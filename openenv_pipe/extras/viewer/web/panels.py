@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Supervised loss": ("loss/supervised",),
         "Entropy": ("sampling/entropy", "loss/entropy"),
         "KL to the reference": ("loss/kl",),
+        "Cross entropy of the environment's tokens": ("loss/echo",),
         "KL from the start": ("kl/start",),
         "Gradient norm": ("grad/norm",),
         "Tokens at a clip": ("clip/share", "clip/low", "clip/high"),
@@ -53,7 +54,13 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Tokens per second": ("time/tokens_per_s", "time/learner_tokens_per_s"),
         "Memory": (MEMORY,),
         "Model FLOPs utilisation": ("time/mfu",),
-        "Tokens": ("tokens/sampled", "tokens/trained", "tokens/skipped", "tokens/computed"),
+        "Tokens": (
+            "tokens/sampled",
+            "tokens/trained",
+            "tokens/skipped",
+            "tokens/echo",
+            "tokens/computed",
+        ),
     },
 }
 OTHER = "Others"
