@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from openenv_pipe.models.replies import formats
+from openenv_pipe.models.replies import formats, patterns
 from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.models.replies.reply import CallStatus
@@ -232,6 +232,27 @@ def test_a_tokenizers_own_template_comes_before_the_table():
         ]
     whole = ReplyReader(format_of((), "", OWN)).read('<use write>{"text": "</use>"}</use>', TOOLS)
     assert made(whole) == [["write", {"text": "</use>"}]]
+
+
+ENDLESS = "(?:(?:a|b|ab)*)*[XY]"
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "reply"),
+    [
+        ("tool_calls", {"open_pattern": ENDLESS}, ""),
+        ("tool_calls", {"close": "", "close_pattern": ENDLESS}, '<use add>{"a": 1}'),
+        ("thinking", {"close_pattern": ENDLESS}, "<scratch>"),
+    ],
+)
+def test_a_pattern_of_a_models_folder_has_a_limit_of_time(field, change, reply, monkeypatch):
+    """Without it, reading such a reply never ends."""
+    monkeypatch.setattr(patterns, "LIMIT_S", 0.01)
+    own = json.loads(json.dumps(OWN))
+    own["fields"][field] |= change
+    (call,) = ReplyReader(format_of((), "", own)).read(reply + "ab" * 60, TOOLS).calls
+    assert call.status is CallStatus.MALFORMED
+    assert "takes too long" in call.problem
 
 
 def test_a_closing_mark_may_have_the_end_of_the_turn_in_it():

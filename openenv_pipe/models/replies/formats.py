@@ -14,11 +14,13 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.models.replies.channels import Channels
 from openenv_pipe.models.replies.literals import Dialect
+from openenv_pipe.models.replies.patterns import Compile, compiled, limited
 
 THINK = ("<think>", "</think>")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the field
@@ -65,10 +67,11 @@ class ReplyFormat:
     content_marks: Sequence[str] = ()  # around the text beside thoughts and calls
     block: tuple[str, str] | None = None  # around all calls
     channels: Channels | None = None  # around all of it
+    compile: Compile = compiled
     ambiguous: str = ""  # what cannot be read, by the design of the format
 
 
-def _form(spec: Mapping[str, Any]) -> CallForm:
+def _form(compile: Compile, spec: Mapping[str, Any]) -> CallForm:
     content, arguments = spec.get("content", "text"), spec.get("content_args", {})
     if content not in _CONTENTS:
         raise ValueError(f"content is {content!r}, expected one of {', '.join(_CONTENTS)}")
@@ -80,13 +83,13 @@ def _form(spec: Mapping[str, Any]) -> CallForm:
     delims = arguments.get("string_delims", ())
     bare_keys = bool(arguments.get("unquoted_keys"))
     return CallForm(
-        opening=re.compile(_pattern(spec, "open"), re.DOTALL),
-        closing=re.compile(closing, re.DOTALL) if closing else None,
+        opening=compile(_pattern(spec, "open")),
+        closing=compile(closing) if closing else None,
         end_mark=spec.get("close", closing.replace("\\", "").replace("s*", "")),
         content=content,
         is_list=is_list,
         function=transform if isinstance(transform, str) else transform.get("function", transform),
-        tags=_tags(arguments["tag_pattern"]) if content == "xml-inline" else None,
+        tags=_tags(compile, arguments["tag_pattern"]) if content == "xml-inline" else None,
         dialect=Dialect(strings=dict(delims), bare_keys=bare_keys) if delims or bare_keys else None,
     )
 
@@ -101,7 +104,7 @@ def _pattern(spec: Mapping[str, Any], key: str) -> str:
     return _SPACE_AROUND.sub("", pattern)
 
 
-def _tags(pattern: str) -> Tags:
+def _tags(compile: Compile, pattern: str) -> Tags:
     """Take a pattern of a whole argument apart, so that each end of its value can be tried.
 
     Raises ValueError if it is not a key and then a value with a mark behind it.
@@ -116,8 +119,8 @@ def _tags(pattern: str) -> Tags:
         )
     stripped = _SPACE_AROUND.sub("", opening)
     return Tags(
-        opening=re.compile(stripped, re.DOTALL),
-        closing=re.compile(closing, re.DOTALL),
+        opening=compile(stripped),
+        closing=compile(closing),
         has_lines=stripped != opening,
     )
 
@@ -136,7 +139,10 @@ def _end_of_group(pattern: str) -> int:
 
 
 def _template_format(
-    template: Mapping[str, Any], name: str, row: Mapping[str, Any] | None = None
+    template: Mapping[str, Any],
+    name: str,
+    row: Mapping[str, Any] | None = None,
+    compile: Compile = compiled,
 ) -> ReplyFormat:
     """Return the format that a `response_template` describes.
 
@@ -160,7 +166,8 @@ def _template_format(
     return ReplyFormat(
         name=name,
         thought=marks,
-        calls=tuple(map(_form, specs)),
+        compile=compile,
+        calls=tuple(map(partial(_form, compile), specs)),
         call_mark=row.get("call_mark", "" if found.startswith("{") else found.strip()),
         content_marks=[each for each in ends if isinstance(each, str)],
         block=(row["block"][0], row["block"][1]) if "block" in row else None,
@@ -228,7 +235,7 @@ def format_of(
     if response_template is None:
         return found
     try:
-        own = _template_format(response_template, "response_template")
+        own = _template_format(response_template, "response_template", compile=limited)
     except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         _log.warning(
             "response_template of the tokenizer cannot be used (%s); its replies are read in the "

@@ -28,6 +28,7 @@ from openenv_pipe.models.replies.formats import (
     unnamed,
 )
 from openenv_pipe.models.replies.json_values import START, STRING, object_end, read_object
+from openenv_pipe.models.replies.patterns import Compile, SlowReplyError
 from openenv_pipe.models.replies.reply import Call, CallStatus, Reply, without_spans
 from openenv_pipe.types import Tool
 
@@ -56,8 +57,9 @@ class ReplyReader:
         openings = [unnamed(call.opening.pattern) for call in self.calls]
         tags = [call.tags.closing.pattern for call in self.calls if call.tags]
         mark = re.escape(form.call_mark)
-        self.end_of_thought = re.compile(end_think, re.DOTALL)
+        self.end_of_thought = form.compile(end_think)
         self.parts = _named(
+            form.compile,
             think=think,
             end_think=end_think,
             **{f"call{index}": each for index, each in enumerate(openings)},
@@ -69,23 +71,32 @@ class ReplyReader:
         )
         marks = [each for index, each in enumerate(openings) if index not in self.bare]
         self.call_marks = _named(
-            end="|".join(closings), begin="|".join([*marks, *([mark] if mark else [])])
+            form.compile,
+            end="|".join(closings),
+            begin="|".join([*marks, *([mark] if mark else [])]),
         )
         every = "|".join(f"(?:{each})" for each in (think, end_think, *closings, *marks))
-        self.structure = re.compile(rf"{STRING}|[{{}}]|{every}", re.DOTALL)
+        self.structure = form.compile(rf"{STRING}|[{{}}]|{every}")
         # Of literals, with all kinds of strings.
         dialects = [
             pair for call in self.calls if call.dialect for pair in call.dialect.strings.items()
         ]
         strings = [f"{re.escape(begin)}.*?(?:{re.escape(end)}|\\Z)" for begin, end in dialects]
         strings += [STRING, r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+(?:'|\\?(?=\n|\Z))"]
-        self.outside_strings = _named(string="|".join(strings), mark=self.call_marks.pattern)
+        self.outside_strings = _named(
+            form.compile, string="|".join(strings), mark=self.call_marks.pattern
+        )
 
     def read(self, reply: str, tools: Iterable[Tool] = ()) -> Reply:
         """Read a reply. tools: those that can be called; without any, they are not known."""
         visible, thought, is_thinking = self.without_channels(reply)
         found = _Pass(self, visible, tools)
-        found.run()
+        try:
+            found.run()
+        except SlowReplyError as error:
+            whole = (0, len(visible))
+            found = _Pass(self, visible, tools)
+            found._add_broken(str(error), False, whole)
         read = Reply(reply)
         read.visible = visible
         read.calls = [call for call in found.calls if call.is_marked] or found.calls
@@ -307,11 +318,11 @@ def _name_and_arguments(value: dict[str, Any] | None) -> tuple[str, dict[str, An
     return (name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
 
 
-def _named(**patterns: str) -> re.Pattern[str]:
+def _named(compile: Compile, **patterns: str) -> re.Pattern[str]:
     """Compile a choice between patterns, each a group of this name. Empty ones are left out."""
     groups = (f"(?P<{name}>{pattern})" for name, pattern in patterns.items() if pattern)
     choices = "|".join(groups)
-    return re.compile(choices, re.DOTALL)
+    return compile(choices)
 
 
 def reader_for(
