@@ -63,6 +63,8 @@ STOCK = {
     "nemotron_3_nano": ("<|im_end|>", "<|im_end|>", "why\n</think>\nok"),
     "qwen3_5_think": ("<|im_end|>", "<|im_end|>", "why\n</think>\n\nok"),
     "deepseekv3": ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "why\n</think>ok"),
+    "phi3": ("<|endoftext|>", "<|end|>", "ok"),
+    "qwen3_8": ("<|im_end|>", "<|im_end|>", "why\n</think>\n\nok"),
     "lfm2": ("<|im_end|>", "<|im_end|>", "ok"),
     "lfm2_2_5": ("<|im_end|>", "<|im_end|>", "<think>why</think>ok"),
     "gptoss": (
@@ -77,10 +79,13 @@ STOCK = {
 NATIVE_CALLS = {
     "gptoss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
     "gemma4_v5": "<|tool_call>call:add{a:1}<tool_call|>",
-    "nemotron_3_nano": "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+    **dict.fromkeys(
+        ("nemotron_3_nano", "qwen3_8"),
+        "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+    ),
 }
-WITHOUT_TOOLS = ("llama3", "gemma3", "deepseekv3")
-IN_FIELDS = ("gptoss", "gemma4_v5", "nemotron_3_nano")
+WITHOUT_TOOLS = ("llama3", "gemma3", "deepseekv3", "phi3")
+IN_FIELDS = ("gptoss", "gemma4_v5", "nemotron_3_nano", "qwen3_8")
 
 
 def template_of(name):
@@ -178,8 +183,8 @@ async def test_what_a_stock_template_keeps_stays_one_sample(name):
     chat = ChatFormat(stock_tokenizer(name), "rerender")
     episode = await play_scripted(chat, STOCK[name][2])
     samples = episode_samples("g", episode, [1.0] * 3)
-    has_thought = "why" in STOCK[name][2]  # which all of these templates drop later
-    assert len(samples) == (3 if has_thought else 1)
+    drops_thoughts = "why" in STOCK[name][2] and name != "qwen3_8"
+    assert len(samples) == (3 if drops_thoughts else 1)
     trained = sum(sum(sample.loss_mask) for sample in samples)
     assert trained == episode.num_completion_tokens
 

@@ -82,13 +82,12 @@ def find_turn_ends(
 def _written_end(tokenizer: Any, renderer: TemplateRenderer, special_tokens: Sequence[str]) -> str:
     """Return the token that the template writes behind the model's turn; empty if it does not.
 
-    Some tokenizers have another token for the end of a text, as those of Gemma do.
+    Some tokenizers have another token for the end of a text, as those of Gemma do, which the
+    template may write behind the last turn, as that of Phi 3 does.
     """
     after = renderer.render((*OPENING, assistant(REPLY)), prompt=False).rpartition(REPLY)[2]
-    end: str = tokenizer.eos_token
-    if end in after:
-        return end
-    return min((each for each in special_tokens if each in after), key=after.index, default="")
+    ends = [each for each in {tokenizer.eos_token, *special_tokens} if each in after]
+    return min(ends, key=lambda each: (after.index(each), -len(each)), default="")
 
 
 def _after_reply(renderer: TemplateRenderer, following: Message) -> str:
