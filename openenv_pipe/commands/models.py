@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from openenv_pipe.config.compose import NO_EXPERIMENT, load_values, open_loader, readable_errors
+from openenv_pipe.config.compose import NO_EXPERIMENT, load_values, readable_errors
+from openenv_pipe.config.composed_files import open_loader
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.errors import ConfigError

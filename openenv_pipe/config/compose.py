@@ -1,12 +1,7 @@
-"""Compose YAML groups and overrides into one validated RunConfig.
-
-Hydra is used as a library to find files, follow defaults lists and parse overrides. It never
-changes the working directory, writes output folders or configures logging. Only this module and
-`multirun` import it.
-"""
+"""Compose YAML groups and overrides into one validated RunConfig."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from openenv_pipe.config.composed_files import ComposedFiles, open_loader
 from openenv_pipe.config.error_messages import (
     MAX_KEY_LENGTH,
     explain_choice,
@@ -25,21 +21,19 @@ from openenv_pipe.config.error_messages import (
     explain_validation,
     explain_yaml,
 )
-from openenv_pipe.config.resolvers import RESOLVERS, default_correction, default_max_mismatch
+from openenv_pipe.config.resolvers import default_correction, default_max_mismatch
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import shown_override
-from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
+from openenv_pipe.config.yaml_files import EXPERIMENTS
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system import resources
 from openenv_pipe.system.untrusted_text import visible
 
 if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.types import Override
 
-PRIMARY = "config"
 NO_EXPERIMENT = "conf=_none"  # composes the groups alone
 
 _CORRECTION = "trainer.loss.correction.type"
@@ -64,10 +58,10 @@ def compose(overrides: Sequence[str]) -> Composed:
     with readable_errors():
         loader = open_loader()
         parsed = _parse(overrides)
-        lines = [_as_assignment(loader, override) for override in parsed]
-        # The origins come first, because composing modifies the cached files.
-        origins = _origins(loader, parsed, lines)
-        config = RunConfig.model_validate(load_values(loader, lines))
+        files = ComposedFiles(loader, [_as_assignment(loader, override) for override in parsed])
+        # The origins come first, because composing modifies what was read.
+        origins = _origins(files, parsed)
+        config = RunConfig.model_validate(_values(files))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
 
 
@@ -143,60 +137,6 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
             trainer["max_mismatch"] = default_max_mismatch(values["engine"], values["model"])
         return RunConfig.model_validate(values)
-
-
-def open_loader() -> "ConfigLoaderImpl":
-    """Make Hydra's loader over the current folder's `conf/` and the shipped one.
-
-    The search path is built here, because Hydra's own requires a config.yaml in the first folder.
-    """
-    from hydra import version
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.config_repository import CachingConfigRepository
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra.core.plugins import Plugins
-    from hydra.core.utils import setup_globals
-    from omegaconf import OmegaConf
-
-    for resolver in RESOLVERS:
-        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-    version.setbase("1.3")
-    setup_globals()
-    Plugins.instance()  # Registers the readers of files.
-    search_path = ConfigSearchPathImpl()
-    search_path.append("hydra", "pkg://hydra.conf")
-    for folder in resources.conf_dirs():
-        search_path.append("openenv-pipe", str(folder))
-    search_path.append("schema", "structured://")  # Hydra requires this to be the last entry.
-    loader = ConfigLoaderImpl(search_path)
-
-    class CheckedFiles(CachingConfigRepository):
-        """Reads each file once, after `check_file`."""
-
-        def load_config(self, config_path: str) -> Any:
-            return _read_file(config_path, super().load_config)
-
-    # The class has the methods of a repository, but not its base class.
-    loader.repository = CheckedFiles(loader.repository)  # type: ignore[assignment]
-    return loader
-
-
-def _read_file(name: str, read: Callable[[str], Any]) -> Any:
-    """Read a file, such as `env/wordle`, by Hydra. Raises ConfigError, which names the file."""
-    from hydra.errors import HydraException
-
-    path = find_file(name)
-    if path is None:  # one of Hydra's own, or none
-        return read(name)
-    is_experiment = name.startswith(f"{EXPERIMENTS}/")
-    check_file(path, is_experiment=is_experiment)
-    try:
-        found = read(name)
-    except (HydraException, ValueError) as error:  # a header or a defaults list of another form
-        raise ConfigError(visible(f"{path}: {str(error).splitlines()[0]}")) from error
-    if is_experiment and found is not None:
-        found.header["package"] = "_global_"  # Hydra finds it in the first line only.
-    return found
 
 
 def parse_overrides(
@@ -292,11 +232,17 @@ def load_values(
     Raises:
         ConfigError: Values that the YAML leaves to the user (`???`) are missing.
     """
-    from hydra.types import RunMode
+    return _values(ComposedFiles(loader, overrides), only, saved)
+
+
+def _values(
+    files: ComposedFiles, only: Collection[str] = (), saved: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what `load_values` describes."""
     from omegaconf import OmegaConf, flag_override
 
-    tree = loader.load_configuration(PRIMARY, overrides, RunMode.RUN)
-    others = set(tree) - set(only) if only else {"hydra"}
+    tree = files.merged()
+    others = set(tree) - set(only) if only else set()
     with flag_override(tree, ["struct", "readonly"], [False, False]):
         for key in others:
             del tree[key]
@@ -327,25 +273,22 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
     values[last] = value
 
 
-def _origins(
-    loader: "ConfigLoaderImpl", parsed: list["Override"], lines: list[str]
-) -> dict[str, Path | str]:
+def _origins(files: ComposedFiles, parsed: list["Override"]) -> dict[str, Path | str]:
     """Return the last file or override that sets a key, by dotted key."""
-    from hydra.types import RunMode
     from omegaconf import OmegaConf
 
     origins: dict[str, Path | str] = {}
-    for default in loader.compute_defaults_list(PRIMARY, lines, RunMode.RUN).defaults:
+    for default in files.defaults:
         path = default.config_path
-        if path is None or path.startswith("hydra/"):
+        if path is None:
             continue
-        found = loader.repository.load_config(path)
+        found = files.loader.repository.load_config(path)
         assert found is not None
         file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
         values = OmegaConf.to_container(found.config, resolve=False)
         origins |= dict.fromkeys(_leaves(values, default.package or ""), file)
     for override in parsed:
-        if not override.is_delete() and not _is_group(loader, override):
+        if not override.is_delete() and not _is_group(files.loader, override):
             key = override.key_or_group
             origins |= dict.fromkeys(_leaves(override.value(), key), override.input_line or "")
     return origins

@@ -31,8 +31,12 @@ LEVELS = {room: level for level, room in enumerate(ROOMS)}
 
 # Heavy libraries, and the only places that may import each.
 ALLOWED_PLACES = {
-    "hydra": {"config/compose.py", "extras/sweeps/multirun.py"},
-    "omegaconf": {"config/compose.py"},
+    "hydra": {
+        "config/compose.py",
+        "config/composed_files.py",
+        "extras/sweeps/multirun.py",
+    },
+    "omegaconf": {"config/compose.py", "config/composed_files.py"},
     "typer": {"cli/*.py", "extras/*/cli*.py"},
     "httpx": {"client.py"},
     "websockets": {"environments/client/session.py"},

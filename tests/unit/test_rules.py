@@ -12,10 +12,10 @@ from openenv_pipe.config.compose import (
     compose,
     compose_env,
     load_values,
-    open_loader,
     parse_overrides,
     readable_errors,
 )
+from openenv_pipe.config.composed_files import open_loader
 from openenv_pipe.config.rules import BrokenRulesError, all_rules, check_rules
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import known_keys

@@ -8,7 +8,8 @@ import run_samples
 
 from openenv_pipe import Run
 from openenv_pipe.cli.main import main
-from openenv_pipe.config.compose import load_values, open_loader
+from openenv_pipe.config.compose import load_values
+from openenv_pipe.config.composed_files import open_loader
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.compare.load import find_runs

@@ -14,10 +14,10 @@ from openenv_pipe.config.compose import (
     NO_EXPERIMENT,
     block_of,
     load_values,
-    open_loader,
     parse_overrides,
     readable_errors,
 )
+from openenv_pipe.config.composed_files import open_loader
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps.schema import SweepConfig, SweepSettings
