@@ -12,6 +12,8 @@ from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
+BELOW_THRESHOLD = 3  # the exit code of an evaluation that misses its --fail-under
+
 
 def runs(
     folder: Annotated[
@@ -75,6 +77,13 @@ def evaluate(
             autocompletion=complete_subject,
         ),
     ],
+    fail_under: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC=VALUE",
+            help="End with exit code 3 if the mean of success or reward is lower; may be repeated.",
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
@@ -85,6 +94,7 @@ def evaluate(
     openenv-pipe eval runs/wordle/0001@start runs/wordle/0001 runs/wordle/0002
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
+    openenv-pipe eval runs/wordle/latest --fail-under success=0.8
     """
     progress = LineProgress(notify_user)
     with progress.phase("loading the libraries"):
@@ -92,7 +102,9 @@ def evaluate(
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
+        from openenv_pipe.reports.thresholds import below_thresholds, parse_thresholds
 
+    thresholds = parse_thresholds(fail_under or [])
     collect_as_usual()
     control = RunControl(progress=progress)
     words = with_runs_dir(subjects, runs_dir)
@@ -104,6 +116,9 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
+    if low := below_thresholds(result.own, thresholds):
+        notify_user("\n".join(low))
+        raise typer.Exit(BELOW_THRESHOLD)
 
 
 def export(

@@ -26,7 +26,8 @@ from openenv_pipe.runs.folder import RunFolder
 class Evaluated:
     """The result of an evaluation, and how to show it."""
 
-    played: list[Row]  # the new reports
+    own: list[Row]  # the new reports of what was named
+    played: list[Row]  # the same, and those of the baselines
     shown: list[Row]  # the same or, for a single run, all reports that it has
     config: RunConfig  # of the first subject
     folders: list[Path]  # run folders, whose eval/ has the reports
@@ -81,6 +82,7 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
         earlier = read_reports(path)
         shown = [Row(name=name, report=report, folder=path) for name, report in earlier.items()]
     return Evaluated(
+        own=rows,
         played=played_rows,
         shown=shown,
         config=subjects[0].config,
@@ -110,7 +112,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
         raise
     folder.finish("finished")
     rows = [*played.own, *played.baselines]
-    return Evaluated(played=rows, shown=rows, config=config, folders=[folder.path])
+    return Evaluated(own=played.own, played=rows, shown=rows, config=config, folders=[folder.path])
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
