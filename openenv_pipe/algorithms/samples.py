@@ -10,6 +10,7 @@ from openenv_pipe.errors import TrainingError
 from openenv_pipe.types import (
     IMAGE_IDS,
     Episode,
+    Finish,
     Group,
     Image,
     Images,
@@ -133,7 +134,11 @@ def _sample(
         sample.token_ids += turn.prompt_ids + turn.completion_ids
         sample.loss_mask += [False] * given + [is_trained] * chosen
         is_answer = position > 0 and index not in trained
-        sample.environment_mask += [is_answer] * given + [False] * chosen
+        answers = [is_answer] * given
+        # Behind a reply that a limit cut off, the end of the turn is not the environment's.
+        if is_answer and given and episode.turns[path[position - 1]].finish is Finish.LENGTH:
+            answers[0] = False
+        sample.environment_mask += answers + [False] * chosen
         sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)
         sample.advantages += [0.0] * given + [advantages[index] if is_trained else 0.0] * chosen
     sample.images = _images_in(sample.token_ids, episode)

@@ -5,14 +5,17 @@ It is frozen and reads the token ids of the policy, so its vocabulary has to be 
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import check_forward
-from openenv_pipe.models.hub import find_model_folder
+from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.safetensors_only import reject_other_weights
 
 KEY = "trainer.loss.kl.reference"
 
@@ -50,12 +53,18 @@ def find_teacher_shape(config: RunConfig) -> Shape | None:
     if (teacher := teacher_config(config)) is None:
         return None
     with _naming_key():
-        if (folder := find_model_folder(teacher)) is None:
-            raise ConfigError(
-                f"model.path={teacher.path!r} is not on this machine; name a folder, or get the "
-                f"model by `openenv-pipe models --fetch {teacher.path}`"
-            )
-        return read_folder_shape(teacher, folder)
+        return read_folder_shape(teacher, _find_folder(teacher))
+
+
+def _find_folder(teacher: HubModelConfig) -> Path:
+    """Return the teacher's folder, also if it is a link. Raises ConfigError."""
+    if (folder := find_model_folder(teacher)) is None:
+        raise ConfigError(
+            f"model.path={teacher.path!r} is not on this machine; name a folder, or get the "
+            f"model by `openenv-pipe models --fetch {teacher.path}`"
+        )
+    reject_other_weights(str(folder))
+    return folder.resolve()
 
 
 def check_teacher(config: RunConfig) -> str:
@@ -69,36 +78,55 @@ def check_teacher(config: RunConfig) -> str:
     if (teacher := teacher_config(config)) is None:
         return ""
     shape = find_teacher_shape(config)
-    ours = load_tokenizer(config.model).get_vocab()
+    size = "memory not estimated: its config.json has other keys"
+    if shape is not None:
+        size = f"{shape.num_parameters / 1e6:,.2f} million parameters"
+    if not is_on_this_machine(config.model):
+        return f"{teacher.path}, {size}; its tokens are compared when the policy is here"
     with _naming_key():
-        theirs = load_tokenizer(teacher).get_vocab()
-    if differing := sorted(ours.items() ^ theirs.items(), key=lambda each: each[1]):
+        theirs = load_tokenizer(teacher)
+    _reject_another_vocabulary(load_tokenizer(config.model), theirs, teacher.path)
+    return f"{teacher.path}, {size}; its tokens are the policy's"
+
+
+def _reject_another_vocabulary(policys: Any, teachers: Any, path: str) -> None:
+    """Raise ConfigError if the teacher's tokenizer lacks a token of the policy's, or numbers it
+    otherwise."""
+    ours, theirs = policys.get_vocab(), teachers.get_vocab()
+    if differing := sorted(ours.items() - theirs.items(), key=lambda each: each[1]):
         token, number = differing[0]
         raise ConfigError(
-            f"{KEY}={teacher.path!r} has not the policy's vocabulary ({len(theirs):,} tokens, "
+            f"{KEY}={path!r} has not the policy's vocabulary ({len(theirs):,} tokens, "
             f"not {len(ours):,}; the first that differs is {token!r}, number {number}), so its "
             "logprobs would be of other texts; choose a teacher of the policy's family"
         )
-    size = f", {shape.num_parameters / 1e6:,.2f} million parameters" if shape else ""
-    return f"{teacher.path}{size}; its {len(theirs):,} tokens are the policy's"
 
 
 def give_teacher(policy: Policy, config: RunConfig) -> None:
     """Load the policy's teacher, if `trainer.loss.kl.reference` names one.
 
-    Where its samples cannot be packed, those of the policy are not packed either.
+    Where its samples cannot be packed, those of the policy are not packed either. A policy that has
+    its teacher keeps it.
 
     Raises:
-        ConfigError: it cannot be read, no forward pass agrees with its own, or it lacks embeddings
-            of tokens that the policy may choose.
+        ConfigError: it cannot be read, no forward pass agrees with its own, or it does not know as
+            many tokens or positions as the policy may use.
     """
-    if (found := teacher_config(config)) is None:
+    if (found := teacher_config(config)) is None or policy.teacher is not None:
         return
     max_tokens = config.env.max_episode_tokens
     with _naming_key():
-        teacher = load_policy(found, seed=0, device=policy.device, max_tokens=max_tokens)
+        there = found.model_copy(update={"path": str(_find_folder(found))})
+        teacher = load_policy(there, seed=0, device=policy.device, max_tokens=max_tokens)
         check_forward(teacher, max_tokens)
     teacher.model.requires_grad_(False)
+    _reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, found.path)
+    if teacher.max_length is not None and teacher.max_length < max_tokens:
+        raise ConfigError(
+            f"{KEY}={found.path!r} has {teacher.max_length:,} positions, which are less than "
+            f"env.max_episode_tokens={max_tokens:,}; lower that, or choose a teacher with a longer "
+            "context"
+        )
     theirs, ours = (each.model.get_input_embeddings().num_embeddings for each in (teacher, policy))
     if theirs < ours:
         raise ConfigError(

@@ -41,7 +41,8 @@ def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, J
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:
-    """Return the policy's device and size, and digests of its tokenizer and initial weights."""
+    """Return the policy's device and size, and digests of tokenizer, first weights and teacher."""
+    teacher = policy.teacher
     tokenizer = policy.tokenizer.backend_tokenizer.to_str() + (policy.tokenizer.chat_template or "")
     return {
         "device": str(policy.device),
@@ -55,6 +56,7 @@ def policy_facts(policy: Policy) -> dict[str, JsonValue]:
         },
         "model_digest": _digest_of_tensors(policy.named_weights()),
         "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
+        **({"teacher_digest": _digest_of_tensors(teacher.named_weights())} if teacher else {}),
     }
 
 

@@ -20,6 +20,7 @@ FACTS: dict[str, Kind] = {
     "tasks": "data",
     "model_digest": "model",
     "tokenizer_digest": "model",
+    "teacher_digest": "model",
     "history": "model",
     "forward.sampler": "model",
     "forward.learner": "model",

@@ -25,6 +25,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.load import load_chat, reject_rerendered_echo
 from openenv_pipe.pipeline.grpo_stage import samples_of_step
+from openenv_pipe.types import Finish
 
 SAMPLES = random_samples(0)
 COEF = 0.3
@@ -93,6 +94,18 @@ def test_without_it_the_batch_has_no_such_tokens():
     same = changed.predictors[changed.places], changed.targets[changed.places]
     assert torch.equal(plain.predictors[plain.places], same[0])
     assert torch.equal(plain.targets[plain.places], same[1])
+
+
+def test_the_end_of_a_reply_that_was_cut_off_is_not_the_environments():
+    """The template writes it in the model's place."""
+    turns = [
+        made_up_turn([5, 6], [7, 8], finish=Finish.LENGTH),
+        made_up_turn([9, 10, 11], [12]),
+        made_up_turn([13, 14], [15]),
+    ]
+    (sample,) = episode_samples("0", made_up_episode(turns=turns), [1.0] * 3)
+    pairs = zip(sample.token_ids, sample.environment_mask, strict=True)
+    assert [token for token, has in pairs if has] == [10, 11, 13, 14]
 
 
 def test_each_token_counts_once_however_many_branches_it_is_in():

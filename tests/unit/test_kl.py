@@ -116,3 +116,12 @@ def test_k1_without_importance_weights_is_rejected():
                 }
             }
         )
+
+
+def test_k2_pulls_hardest_at_what_the_reference_likes_least():
+    """A teacher may be far more certain than a policy's own start: the clamp of log ratios would
+    leave such tokens without a gradient."""
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    kl_estimate(logprobs, torch.tensor([-3.0, -60.0]), "k2").sum().backward()
+    assert logprobs.grad.tolist() == [2.0, 59.0]
+    assert torch.isfinite(kl_estimate(logprobs, torch.tensor([-3.0, -torch.inf]), "k2")).all()

@@ -19,9 +19,16 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.models.forward.divergence import teacher_divergence
-from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
-from openenv_pipe.models.teacher import check_teacher, find_teacher_shape, give_teacher
+from openenv_pipe.models.teacher import (
+    check_teacher,
+    find_teacher_shape,
+    give_teacher,
+    teacher_config,
+)
+from openenv_pipe.pipeline.facts import policy_facts
+from openenv_pipe.runs.differences import find_other_facts
 
 SAMPLES = random_samples(0)
 BATCH = pack(SAMPLES, share=False)
@@ -165,9 +172,42 @@ def test_its_memory_is_counted(teacher):
 
 
 def test_what_is_checked_of_it(teacher):
-    assert "its 261 tokens are the policy's" in check_teacher(distilling(teacher))
+    assert check_teacher(distilling(teacher)).endswith("parameters; its tokens are the policy's")
     assert check_teacher(distilling(teacher, **{"trainer.loss.kl.coef": 0.0})) == ""
     assert check_teacher(run_config()) == ""
+
+
+def test_other_weights_of_it_are_another_fact(teacher):
+    """A folder such as checkpoints/best moves while the run that it is in goes on."""
+    config, found = distilling(teacher), []
+    for change in (0.0, 0.5):
+        policy = load_policy(tiny_model(), seed=0, device=CPU)
+        give_teacher(policy, config)
+        found.append(policy_facts(policy)["teacher_digest"])
+        with torch.no_grad():
+            policy.teacher.model.get_input_embeddings().weight += 0.5 + change
+        policy.teacher.save_model(teacher)
+    assert found[0] != found[1]
+    (difference,) = find_other_facts({"teacher_digest": "a"}, {"teacher_digest": "b"})
+    assert difference.kind == "model"
+    assert "teacher_digest" not in policy_facts(tiny_policy())
+
+
+def test_an_adapter_is_rejected_with_what_to_do(teacher):
+    (teacher / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"it is an adapter.*openenv-pipe export"):
+        check_teacher(distilling(teacher))
+
+
+def test_a_teacher_may_have_more_tokens_but_not_fewer_positions(teacher):
+    tokenizer = load_tokenizer(teacher_config(distilling(teacher)))
+    tokenizer.add_tokens(["<more>"])
+    tokenizer.save_pretrained(teacher)
+    assert "the policy's" in check_teacher(distilling(teacher))
+    config = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    with pytest.raises(ConfigError, match=r"16 positions, which are less than env\.max_episode"):
+        give_teacher(tiny_policy(), distilling(teacher))
 
 
 def test_another_vocabulary_is_rejected(teacher):

@@ -14,19 +14,26 @@ import torch
 
 from openenv_pipe.algorithms.losses.ratios import MAX_LOG_RATIO
 
+MAX_SQUARED = 1e4  # of a log ratio that is squared
+
 Estimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(
     logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, estimator: Estimator
 ) -> torch.Tensor:
-    """Return k1, the log ratio; k2, half its square; or k3, never negative, of small variance."""
-    difference_N = (logprobs_N - reference_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """Return k1, the log ratio; k2, half its square; or k3, never negative, of small variance.
+
+    Beyond the bounds of the log ratio there is no gradient. k2 needs none but for what is not
+    finite: its gradient is the log ratio, largest for what the reference likes least.
+    """
+    difference_N = logprobs_N - reference_logprobs_N
+    if estimator == "k2":
+        return 0.5 * difference_N.clamp(-MAX_SQUARED, MAX_SQUARED).square()
+    difference_N = difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     match estimator:
         case "k1":
             return difference_N
-        case "k2":
-            return 0.5 * difference_N.square()
         case "k3":
             return torch.exp(-difference_N) + difference_N - 1.0
 

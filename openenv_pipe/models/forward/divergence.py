@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch
 
-ELEMENTS = 1 << 20  # logits of each model at a time
+ELEMENTS = 1 << 20  # logits of each model at a time, on a CPU
+GPU_ELEMENTS = 1 << 25  # the same on a GPU, whose kernels have to be long: 128 MiB
 
 
 def teacher_divergence(
@@ -34,7 +35,8 @@ def teacher_divergence(
 
     with torch.no_grad():
         teacher_UH = teacher.predictors_hidden(batch)
-    num_rows = max(1, ELEMENTS // policy.model.get_input_embeddings().num_embeddings)
+    elements = ELEMENTS if hidden_UH.device.type == "cpu" else GPU_ELEMENTS
+    num_rows = max(1, elements // policy.model.get_input_embeddings().num_embeddings)
     pairs = zip(hidden_UH.split(num_rows), teacher_UH.split(num_rows), strict=True)
     divergence_U = torch.cat([checkpoint(part, *pair, use_reentrant=False) for pair in pairs])
     return divergence_U.index_select(0, batch.places)
