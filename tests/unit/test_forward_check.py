@@ -14,6 +14,7 @@ from fakes import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed import build as policy_build
 from openenv_pipe.models.forward import forward_check
+from openenv_pipe.models.forward.attention.packed import PackedRow
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
 from openenv_pipe.models.forward.forward_probe import build_probe
 from openenv_pipe.models.forward.kv_cache import RaggedCache
@@ -125,12 +126,43 @@ def test_in_bfloat16_a_model_is_trained_that_rounds_by_nats(tmp_path, name, opti
     before = {key: values.clone() for key, values in policy.model.state_dict().items()}
     with torch.inference_mode():
         expected, _ = own_logprobs(policy, build_probe(40))
-    assert expected.largest > 1
+    assert expected.largest > 1  # of a mixture: infinite
     check_forward(policy)
     assert policy.sampler is Sampler.RAGGED
     after = policy.model.state_dict()
     assert all(torch.equal(after[key], values) for key, values in before.items())
     assert all(after[key].dtype is values.dtype for key, values in before.items())
+
+
+def test_in_bfloat16_one_row_of_a_mixture_with_a_hidden_token_is_no_rounding(tmp_path, monkeypatch):
+    policy = policy_in_bfloat16(tmp_path, "DeepseekV3Config", **DEEPSEEK)
+    write_at = RaggedCache.write_at
+
+    def hide_the_second_turn(cache, positions):
+        mask = write_at(cache, positions)
+        if positions.shape[1] > 1 and positions.min() > 0:
+            mask[..., :5] = False
+        return mask
+
+    monkeypatch.setattr(RaggedCache, "write_at", hide_the_second_turn)
+    check_forward(policy)
+    assert policy.sampler is Sampler.PLAIN
+    assert "by a median of" in policy.left_out[Sampler.RAGGED]
+
+
+@pytest.mark.parametrize("name", ["MistralConfig", "MixtralConfig"])
+def test_in_bfloat16_a_window_that_packed_rows_ignore_is_no_rounding(tmp_path, name, monkeypatch):
+    """Four targets in ten are beyond a window of 128 tokens, so that the median of all is not."""
+    policy = policy_in_bfloat16(tmp_path, name, sliding_window=128)
+    init = PackedRow.__init__
+
+    def without_length(row, nodes, device, length, read=None):
+        init(row, nodes, device, 0, read)
+
+    monkeypatch.setattr(PackedRow, "__init__", without_length)
+    check_forward(policy)
+    assert not policy.packs_rows
+    assert "differs from the model's own by" in policy.left_out["packed"]
 
 
 def test_a_window_that_is_longer_than_what_is_compared_is_named(tmp_path, monkeypatch):

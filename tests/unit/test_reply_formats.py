@@ -4,6 +4,7 @@ Each sample is read right or rejected, and no part of a call is ever made.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from openenv_pipe.models.replies import formats, patterns
 from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of
+from openenv_pipe.models.replies.patterns import SlowReplyError, limited, within_limit
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.models.replies.reply import CallStatus
 
@@ -298,3 +300,20 @@ def test_a_format_is_found_by_its_marks(name):
     for mark in found_by:
         assert format_of([mark], "").name == format_of([], f"{{{{ '{mark}' }}}}").name == name
     assert found_by or FORMATS[name] is HERMES
+
+
+@pytest.mark.parametrize("pattern", ["</use>|$", "(?:</p>)?", "a*", "x"])
+@pytest.mark.parametrize("where", [(), (3,), (2, 9)])
+def test_limited_patterns_are_found_where_re_finds_them(pattern, where):
+    """Also empty ones, and at the end."""
+    text = "ab</use>c</p>aa"
+    found = [each.span() for each in limited(pattern).finditer(text, *where)]
+    assert found == [each.span() for each in re.compile(pattern).finditer(text, *where)]
+
+
+def test_the_searches_in_a_reply_share_a_limit(monkeypatch):
+    monkeypatch.setattr(patterns, "LIMIT_S", 0.05)
+    slow, text = limited("(?:a|a)+b"), 16 * "a" + "c"
+    with pytest.raises(SlowReplyError), within_limit():
+        for _ in range(100_000):
+            slow.search(text)

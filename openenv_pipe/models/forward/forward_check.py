@@ -11,7 +11,6 @@ Shape letters: N tokens of all rows, K places that are compared, V vocabulary.
 
 import contextlib
 import inspect
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -115,7 +114,7 @@ def _check(policy: Policy, probe: ForwardProbe) -> str | None:
         if not difference <= BOUNDS[policy.precision]:  # also rejects NaN
             problem = f"differs from the model's own by {difference:.3g} in a logprob"
             raise _rejection(policy, whose, problem)
-    if targets.median == math.inf:  # Rounding is not measured: it is what the learner differs by.
+    if not targets.medians:  # Rounding is not measured: it is what the learner differs by.
         rounding = targets.differences(learned_N).max().item()
         bound = max(EXACT[policy.precision], NOISE * rounding)
         targets, rows = replace(targets, largest=bound), replace(rows, largest=bound)

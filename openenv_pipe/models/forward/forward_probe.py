@@ -8,6 +8,7 @@ has these and episodes may be as long.
 Shape letters: K places that are compared, V vocabulary.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,15 @@ class ForwardProbe:
         """Return [K, V] from what belongs to `ends_by_row`."""
         iterators = [iter(values) for values in rows]
         return torch.stack([next(iterators[row]) for call in self.calls for row in call.order])
+
+    def turns(self) -> list[slice]:
+        """Return the places [K] of each turn: a call that is no step begins one."""
+        counts: list[int] = []
+        for call in self.calls:
+            counts += [] if call.is_step else [0]
+            counts[-1] += len(call.order)
+        ends = list(itertools.accumulate(counts))
+        return [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def sample(self, policy: Policy) -> torch.Tensor:
         """Return the logits [K, V] of the engine's forward pass."""

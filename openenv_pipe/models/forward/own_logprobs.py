@@ -3,16 +3,18 @@
 In float32 the limits are fixed. In bfloat16, models round by very different amounts, some by nats.
 Therefore the model's own pass is computed in float32 too, and another pass may be as far from that
 as the model's own is, times `NOISE`. Tests of attention kernels, such as FlashAttention's, compare
-in this way. The largest difference finds a token that is computed wrong, the median what is wrong
-at most of them. In a mixture, rounding chooses other experts for a few tokens, never the same ones:
-there, only the median counts.
+in this way. The largest difference finds a token that is computed wrong, the medians of parts of
+the rows, and of turns of the sampler, what is wrong at most tokens of a part, such as those beyond
+a window. In a mixture, rounding chooses other experts for a few tokens, never the same ones: there,
+only the medians count.
 
 Shape letters: T tokens of a row, N of all rows, K places that are compared, V vocabulary.
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +32,7 @@ from openenv_pipe.models.policy import Policy
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 NOISE = 3  # times as much as rounding
 MIN_LIMIT = 0.01  # nats; of bfloat16
+MIN_PART = 32  # tokens: the medians of fewer differ too much by chance
 PART = 512  # tokens whose logprobs of the whole vocabulary are computed at once
 
 
@@ -39,7 +42,7 @@ class Expected:
 
     logprobs: torch.Tensor  # [N], or [K, V]
     largest: float
-    median: float = math.inf  # of all places
+    medians: Sequence[tuple[slice, float]] = ()  # of parts of the places; empty: not measured
 
     def differences(self, found: torch.Tensor) -> torch.Tensor:
         """Return the largest difference of each place, [N] or [K]."""
@@ -49,9 +52,11 @@ class Expected:
     def problem(self, found: torch.Tensor) -> str | None:
         """Return why other logprobs do not agree; None if they do."""
         differences = self.differences(found)
-        measured = {"": (differences.max(), self.largest)}
-        measured["a median of "] = differences.median(), self.median
-        for word, (number, limit) in measured.items():
+        measured = [("", differences.max(), self.largest)]
+        measured += [
+            ("a median of ", differences[part].median(), limit) for part, limit in self.medians
+        ]
+        for word, number, limit in measured:
             if not number <= limit:  # also rejects NaN
                 return (
                     f"differs from the model's own by {word}{number:.3g} in a logprob, where "
@@ -82,7 +87,8 @@ def own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[Expected, Expecte
             sums = torch.cat([each.float().logsumexp(dim=-1) for each in before_TV.split(PART)])
             targets.append(of_target - sums)
             rows.append(torch.log_softmax(logits_TV[places].float(), dim=-1))
-        rounding = max(rounding, _largest_difference(by_pass[0], by_pass[-1]))
+        if len(passes) > 1:
+            rounding = max(rounding, _largest_difference(*by_pass))
     found = [
         (torch.cat(targets), probe.in_order_of_calls(rows))
         for targets, rows in zip(of_targets, of_places, strict=True)
@@ -93,12 +99,33 @@ def own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[Expected, Expecte
         return Expected(expected_N, bound), Expected(expected_KV, bound)
     own_N, own_KV = found[0]
     largest = math.inf if is_mixture(policy.model) else max(MIN_LIMIT, NOISE * rounding)
-    return _measured(own_N, expected_N, largest), _measured(own_KV, expected_KV, largest)
+    return (
+        _measured(own_N, expected_N, largest, _parts_of_rows(probe)),
+        _measured(own_KV, expected_KV, largest, probe.turns()),
+    )
 
 
-def _measured(own: torch.Tensor, exact: torch.Tensor, largest: float) -> Expected:
-    median = Expected(exact, largest).differences(own).median().item()
-    return Expected(exact, largest, max(MIN_LIMIT, NOISE * median))
+def _measured(
+    own: torch.Tensor, exact: torch.Tensor, largest: float, parts: Sequence[slice]
+) -> Expected:
+    """Limit the median of each part by that of the model's own pass there, or everywhere."""
+    differences = Expected(exact, largest).differences(own)
+    whole = differences.median().item()
+    medians = [max(whole, differences[part].median().item()) for part in parts]
+    limits = [max(MIN_LIMIT, NOISE * median) for median in medians]
+    return Expected(exact, largest, list(zip(parts, limits, strict=True)))
+
+
+def _parts_of_rows(probe: ForwardProbe) -> list[slice]:
+    """Divide the targets of each row into as many as eight parts, of at least MIN_PART."""
+    parts, start = [], 0
+    for ids in probe.rows:
+        size = len(ids) - 1
+        number = max(1, min(8, size // MIN_PART))
+        bounds = [start + size * index // number for index in range(number + 1)]
+        parts += [slice(*pair) for pair in itertools.pairwise(bounds)]
+        start += size
+    return parts
 
 
 def _largest_difference(one_TV: torch.Tensor, other_TV: torch.Tensor) -> float:

@@ -5,13 +5,30 @@ lifetime to read some reply of forty characters.
 """
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import regex
 
-LIMIT_S = 0.5  # for one search
+from openenv_pipe.system.process import usable_cores
+
+# For all searches in a reply, in processor time of the process, which its other threads use too.
+LIMIT_S = 0.5 * len(usable_cores())
+_ends_at: ContextVar[float] = ContextVar("_ends_at")  # that processor time
 Compile = Callable[[str], re.Pattern[str]]
+
+
+@contextmanager
+def within_limit() -> Iterator[None]:
+    """Within the block, the searches of untrusted patterns share the limit."""
+    token = _ends_at.set(time.process_time() + LIMIT_S)
+    try:
+        yield
+    finally:
+        _ends_at.reset(token)
 
 
 class SlowReplyError(Exception):
@@ -26,10 +43,13 @@ def compiled(pattern: str) -> re.Pattern[str]:
 def limited(pattern: str) -> Any:
     """Compile an untrusted pattern; its searches raise SlowReplyError.
 
-    It has the methods of `re.Pattern` that readers use.
+    It has the methods of `re.Pattern` that readers use. Raises re.error.
     """
     re.compile(pattern)  # `regex` allows more than `re`
-    return _Limited(pattern)
+    try:
+        return _Limited(pattern)
+    except regex.error as error:
+        raise re.error(str(error)) from error
 
 
 class _Limited:
@@ -46,14 +66,17 @@ class _Limited:
     def fullmatch(self, *where: Any) -> Any:
         return self._within_limit(self._regex.fullmatch, where)
 
-    def finditer(self, text: str, *where: int) -> Any:
-        start, end = where[0] if where else 0, where[1] if len(where) > 1 else len(text)
-        while found := self.search(text, start, end):
-            yield found
-            start = max(found.end(), start + 1)
+    def finditer(self, *where: Any) -> Iterator[Any]:
+        found = self._within_limit(self._regex.finditer, where)
+        while (each := self._within_limit(lambda timeout: next(found, None), ())) is not None:
+            yield each
 
     def _within_limit(self, method: Callable[..., Any], where: tuple[Any, ...]) -> Any:
+        now = time.process_time()
+        left = _ends_at.get(now + LIMIT_S) - now
         try:
-            return method(*where, timeout=LIMIT_S)
+            if left > 0:
+                return method(*where, timeout=left)
         except TimeoutError:
-            raise SlowReplyError(f"the model's {self.pattern!r:.80} takes too long") from None
+            pass
+        raise SlowReplyError(f"the model's {self.pattern!r:.80} takes too long")

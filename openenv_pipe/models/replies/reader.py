@@ -28,7 +28,7 @@ from openenv_pipe.models.replies.formats import (
     unnamed,
 )
 from openenv_pipe.models.replies.json_values import START, STRING, object_end, read_object
-from openenv_pipe.models.replies.patterns import Compile, SlowReplyError
+from openenv_pipe.models.replies.patterns import Compile, SlowReplyError, within_limit
 from openenv_pipe.models.replies.reply import Call, CallStatus, Reply, without_spans
 from openenv_pipe.types import Tool
 
@@ -92,7 +92,8 @@ class ReplyReader:
         visible, thought, is_thinking = self.without_channels(reply)
         found = _Pass(self, visible, tools)
         try:
-            found.run()
+            with within_limit():
+                found.run()
         except SlowReplyError as error:
             whole = (0, len(visible))
             found = _Pass(self, visible, tools)

@@ -195,15 +195,10 @@ def each_alone(
     For long samples these take less time than FlexAttention's. Those of a GPU are not for float32,
     where torch would make the matrix of all scores.
     """
+    lengths = [each.stop - each.start for each in samples]
+    parts = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
     outputs = [
-        scaled_dot_product_attention(
-            query[:, :, each],
-            key[:, :, each],
-            value[:, :, each],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=True,
-        )
-        for each in samples
+        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        for q, k, v in parts
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2)
