@@ -19,6 +19,7 @@ from openenv_pipe.models.model_files import read_header
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
 LOGITS_AT_ONCE = 7 << 20  # the kept logits and three stretches in work
+GPU_LOGITS_AT_ONCE = 3 << 27  # on a GPU: one stretch in three forms
 PROCESS = 420 << 20  # measured: torch, transformers and peft before a model is loaded
 WORKSPACE = 30 << 20  # measured: memory that kernels keep
 SPREAD = 1.4  # measured: more than a quarter of the memory is lost between short-lived tensors,
@@ -172,7 +173,9 @@ def memory_bytes(
     """
     model, trainer = config.model, config.trainer
     num_ranks = config.ranks_per_node if in_one_memory else 1
-    needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
+    logits_at_once = LOGITS_AT_ONCE if in_one_memory else GPU_LOGITS_AT_ONCE
+    of_rank = _rank_bytes(shape, config, logits_at_once)
+    needed = {kind: num_ranks * size for kind, size in of_rank.items()}
     if teacher is not None:
         needed["teacher"] = teacher.num_parameters * BYTES[model.autocast]
     engine = config.engine
@@ -207,7 +210,7 @@ def at_rest(needed: Mapping[str, int]) -> dict[str, int]:
     return {kind: size for kind, size in needed.items() if kind not in OF_AN_UPDATE}
 
 
-def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
+def _rank_bytes(shape: Shape, config: RunConfig, logits_at_once: int) -> dict[str, int]:
     """Estimate what each of trainer.devices holds for learning."""
     model, trainer = config.model, config.trainer
     weights, trained = weight_bytes(shape, config), trained_bytes(shape, config)
@@ -227,7 +230,7 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
         "gradients": int(trained * (share + gathered_gradients)),
         "optimizer": int(_moments(shape, config) * share),
         "activations": _activations(shape, config, tokens) + WORKSPACE,
-        "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
+        "logits": min(tokens * shape.vocabulary, logits_at_once) * 4,
     }
     # The reference of an adapter that is never refreshed is the model without it.
     kl = trainer.loss.kl

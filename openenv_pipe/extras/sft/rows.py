@@ -43,13 +43,20 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
             reset={},
         )
         for index, row in enumerate(read_dataset(dataset, KEY)):
-            yield f"{source.path}, row {index + 1}", row
+            yield f"{source.path}, row {index + 1}", _without_nulls(row)
         return
     try:
         for line, row in json_rows(read_text(path)):
             yield f"{path}, line {line}", row
     except (OSError, ValueError) as error:
         raise ConfigError(f"{KEY}.path={source.path!r}: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of Arrow as it was before it: there, all rows have the keys of all others."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:

@@ -181,10 +181,13 @@ def test_rows_of_a_parquet_file_are_those_of_json_lines(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     path = str(tmp_path / "data.parquet")
-    datasets.Dataset.from_list([{"messages": row} for row in ROWS]).to_parquet(path)
+    calls = [{**CALL, "function": {"name": "add", "arguments": {key: 1}}} for key in "ab"]
+    rows = [*ROWS, *([QUESTION, {**CALLING, "tool_calls": [call]}] for call in calls)]
+    datasets.Dataset.from_list([{"messages": row} for row in rows]).to_parquet(path)
     source = ConversationsConfig(type="conversations", path=path, split="train")
     found = list(read_rows(source))
-    assert [row["messages"] for _, row in found] == ROWS
+    read = [conversation_of(row).messages for _, row in found]
+    assert read == [conversation_of({"messages": row}).messages for row in rows]
     assert found[0][0] == f"{path}, row 1"
 
 
