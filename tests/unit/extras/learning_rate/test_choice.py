@@ -142,7 +142,7 @@ def test_by_default_five_rates_lie_around_that_of_the_configuration():
     request = read_request(["conf=sums"], None, None)
     assert list(request.trials) == [1.1e-06, 3.3e-06, 1e-05, 3e-05, 9e-05]
     assert request.num_steps == 15
-    assert request.costs.startswith("5 learning rates x 15 steps of 16 x 8 episodes")
+    assert request.costs.startswith("5 learning rates x 15 steps of 8 x 8 episodes")
     assert (request.config.name, request.config.trainer.guard) == ("sums_lr", "warn")
     assert request.trials[3e-5].config.trainer.optimizer.lr == 3e-5
     assert read_request(["conf=sums", "trainer.steps=8"], None, None).num_steps == 8
