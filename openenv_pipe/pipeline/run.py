@@ -117,8 +117,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
     ) as components:
         config, rollout = attempt.config, components.rollout
         assert rollout is not None
-        if components.policy is not None and not components.workers:
-            await components.compute(give_teacher, components.policy, config)
+        await components.compute(give_teacher, components.policy, config)
         facts = {
             **rollout.runner.facts(),
             **rollout.engine.facts(),

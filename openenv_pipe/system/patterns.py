@@ -1,8 +1,8 @@
 """Search texts by regular expressions within a limit of time.
 
 Python's `re` has no such limit, and a pattern like `^(a+)+$` takes longer than a lifetime on some
-texts of forty characters. The patterns come from configurations and environment servers, the texts
-from models.
+texts of forty characters. The patterns come from configurations, environment servers and folders of
+models, the texts from models.
 """
 
 import re
@@ -11,7 +11,10 @@ from typing import Any
 
 import regex
 
-LIMIT_S = 0.5  # of processor time, for one search
+from openenv_pipe.system.process import usable_cores
+
+# For one search, in processor time of the process, which its other threads use too.
+LIMIT_S = 0.5 * len(usable_cores())
 MAX_SIZE = 100_000  # parts with repetitions written out; `regex` takes 300 bytes for each
 
 
@@ -19,21 +22,29 @@ class SlowPatternError(Exception):
     """A search took too long. The text is for the model whose reply was searched."""
 
 
+def compile_untrusted(source: str, flags: int = 0) -> Any:
+    """Compile a regular expression in the syntax of Python's `re`; its searches take a `timeout`.
+
+    Raises ValueError if `source` is not a regular expression, or is too large.
+    """
+    try:
+        re.compile(source)  # `regex` allows more than `re`, such as the same name twice.
+        # Python has no public parser of its regular expressions.
+        if _size(re._parser.parse(source)) > MAX_SIZE:  # type: ignore[attr-defined]
+            raise ValueError(f"its repetitions, written out, have more than {MAX_SIZE} parts")
+        return regex.compile(source, flags)
+    except (re.error, regex.error, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
 class LimitedPattern:
     """A compiled regular expression in the syntax of Python's `re`."""
 
     def __init__(self, source: str) -> None:
         """Raises ValueError if `source` is not a regular expression, or is too large."""
-        try:
-            re.compile(source)  # `regex` allows more than `re`, such as the same name twice.
-            # Python has no public parser of its regular expressions.
-            if _size(re._parser.parse(source)) > MAX_SIZE:  # type: ignore[attr-defined]
-                raise ValueError(f"its repetitions, written out, have more than {MAX_SIZE} parts")
-            self._pattern = regex.compile(source)
-        except (re.error, regex.error, OverflowError) as error:
-            raise ValueError(str(error)) from None
-        except RecursionError:
-            raise ValueError("it nests too deep") from None
+        self._pattern = compile_untrusted(source)
         self.source = source
 
     @property

@@ -36,9 +36,9 @@ def test_long_samples_alone_attend_as_in_their_row():
     """torch's own kernel for samples that share nothing, and FlexAttention's for any row."""
     nodes = flat([np.arange(length) for length in (1500, 700)]).nodes
     row = PackedRow(nodes, torch.device("cuda"), 1500)
-    assert row.samples
+    assert row.lengths == [1500, 700]
     given = [
         torch.randn(1, heads, 2200, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2)
     ]
-    one = each_alone(*given, row.samples, 0.125)
+    one = each_alone(*given, row.lengths, 0.125)
     assert torch.allclose(one, flex(*given, row.block_mask, 0.125), atol=2e-2)

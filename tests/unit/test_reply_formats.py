@@ -12,9 +12,10 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from openenv_pipe.models.replies import formats, patterns
 from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of
-from openenv_pipe.models.replies.patterns import SlowReplyError, limited, within_limit
+from openenv_pipe.models.replies.patterns import limited, within_limit
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.models.replies.reply import CallStatus
+from openenv_pipe.system.patterns import SlowPatternError
 
 FAMILIES = json.loads((Path(__file__).parents[1] / "reply_samples.json").read_text("utf-8"))
 SAMPLES = [(family, sample) for family in FAMILIES for sample in FAMILIES[family]["samples"]]
@@ -314,6 +315,6 @@ def test_limited_patterns_are_found_where_re_finds_them(pattern, where):
 def test_the_searches_in_a_reply_share_a_limit(monkeypatch):
     monkeypatch.setattr(patterns, "LIMIT_S", 0.05)
     slow, text = limited("(?:a|a)+b"), 16 * "a" + "c"
-    with pytest.raises(SlowReplyError), within_limit():
+    with pytest.raises(SlowPatternError), within_limit():
         for _ in range(100_000):
             slow.search(text)

@@ -24,16 +24,16 @@ def kl_estimate(
 ) -> torch.Tensor:
     """Return k1, the log ratio; k2, half its square; or k3, never negative, of small variance.
 
-    Beyond the bounds of the log ratio there is no gradient. k2 needs none but for what is not
-    finite: its gradient is the log ratio, largest for what the reference likes least.
+    Beyond its bound a log ratio has no gradient. That of k2, whose gradient is the log ratio, is
+    wide: it pulls hardest at what the reference likes least.
     """
-    difference_N = logprobs_N - reference_logprobs_N
-    if estimator == "k2":
-        return 0.5 * difference_N.clamp(-MAX_SQUARED, MAX_SQUARED).square()
-    difference_N = difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bound = MAX_SQUARED if estimator == "k2" else MAX_LOG_RATIO
+    difference_N = (logprobs_N - reference_logprobs_N).clamp(-bound, bound)
     match estimator:
         case "k1":
             return difference_N
+        case "k2":
+            return 0.5 * difference_N.square()
         case "k3":
             return torch.exp(-difference_N) + difference_N - 1.0
 

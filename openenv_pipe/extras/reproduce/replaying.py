@@ -69,8 +69,7 @@ def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
 
 async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) -> str | None:
     async with learner_alone(attempt.config, attempt.folder.logs) as components:
-        if components.policy is not None and not components.workers:
-            await components.compute(give_teacher, components.policy, attempt.config)
+        await components.compute(give_teacher, components.policy, attempt.config)
         facts = await components.compute(policy_facts, components.policy)
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))

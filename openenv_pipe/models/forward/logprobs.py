@@ -106,10 +106,11 @@ class _Fused(torch.autograd.Function):
         precision: torch.dtype,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        on_cpu = hidden_UH.device.type == "cpu"
-        fits = len(hidden_UH) * len(weight_VH) <= (KEPT_ELEMENTS if on_cpu else GPU_ELEMENTS)
-        at_once = KEPT_CHUNK_ELEMENTS if fits else CHUNK_ELEMENTS
-        at_once = at_once if on_cpu else GPU_ELEMENTS
+        kept, few, many = KEPT_ELEMENTS, KEPT_CHUNK_ELEMENTS, CHUNK_ELEMENTS
+        if hidden_UH.device.type != "cpu":
+            kept = few = many = GPU_ELEMENTS
+        fits = len(hidden_UH) * len(weight_VH) <= kept
+        at_once = few if fits else many
         ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, cap, precision, at_once)
         keeps = fits and any(ctx.needs_input_grad[:3])
         highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)

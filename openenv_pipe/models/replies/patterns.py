@@ -1,8 +1,4 @@
-"""Compile the patterns of a reply format, with a limit of time for those of a model's folder.
-
-Python's `re` has no such limit, and an untrusted `response_template` may take longer than a
-lifetime to read some reply of forty characters.
-"""
+"""Compile the patterns of a reply format; those of a model's folder share a limit of time."""
 
 import re
 import time
@@ -11,12 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import regex
+from openenv_pipe.system.patterns import LIMIT_S, SlowPatternError, compile_untrusted
 
-from openenv_pipe.system.process import usable_cores
-
-# For all searches in a reply, in processor time of the process, which its other threads use too.
-LIMIT_S = 0.5 * len(usable_cores())
 _ends_at: ContextVar[float] = ContextVar("_ends_at")  # that processor time
 Compile = Callable[[str], re.Pattern[str]]
 
@@ -31,31 +23,23 @@ def within_limit() -> Iterator[None]:
         _ends_at.reset(token)
 
 
-class SlowReplyError(Exception):
-    """A pattern of the model's folder takes too long on a reply."""
-
-
 def compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern of this package."""
     return re.compile(pattern, re.DOTALL)
 
 
 def limited(pattern: str) -> Any:
-    """Compile an untrusted pattern; its searches raise SlowReplyError.
+    """Compile an untrusted pattern; its searches raise SlowPatternError.
 
-    It has the methods of `re.Pattern` that readers use. Raises re.error.
+    It has the methods of `re.Pattern` that readers use. Raises ValueError.
     """
-    re.compile(pattern)  # `regex` allows more than `re`
-    try:
-        return _Limited(pattern)
-    except regex.error as error:
-        raise re.error(str(error)) from error
+    return _Limited(pattern)
 
 
 class _Limited:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._regex = regex.compile(pattern, regex.DOTALL)
+        self._regex = compile_untrusted(pattern, re.DOTALL)
 
     def search(self, *where: Any) -> Any:
         return self._within_limit(self._regex.search, where)
@@ -79,4 +63,4 @@ class _Limited:
                 return method(*where, timeout=left)
         except TimeoutError:
             pass
-        raise SlowReplyError(f"the model's {self.pattern!r:.80} takes too long")
+        raise SlowPatternError(f"the model's {self.pattern!r:.80} takes too long")

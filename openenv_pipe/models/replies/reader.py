@@ -28,8 +28,9 @@ from openenv_pipe.models.replies.formats import (
     unnamed,
 )
 from openenv_pipe.models.replies.json_values import START, STRING, object_end, read_object
-from openenv_pipe.models.replies.patterns import Compile, SlowReplyError, within_limit
+from openenv_pipe.models.replies.patterns import Compile, within_limit
 from openenv_pipe.models.replies.reply import Call, CallStatus, Reply, without_spans
+from openenv_pipe.system.patterns import SlowPatternError
 from openenv_pipe.types import Tool
 
 _LISTED_NAME = re.compile(r"\[?\s*([^\W\d][\w.-]*)")
@@ -94,7 +95,7 @@ class ReplyReader:
         try:
             with within_limit():
                 found.run()
-        except SlowReplyError as error:
+        except SlowPatternError as error:
             whole = (0, len(visible))
             found = _Pass(self, visible, tools)
             found._add_broken(str(error), False, whole)

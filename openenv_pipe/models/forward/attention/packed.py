@@ -8,6 +8,7 @@ included. Matrix products stay in bfloat16.
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from openenv_pipe.models.forward.attention.tree import AttentionPlan, plan_attention, tree_attention
+from openenv_pipe.models.forward.attention.tree import plan_attention, tree_attention
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
@@ -67,18 +68,20 @@ class PackedRow:
         read; None: all of them."""
         self.read = read
         self.length = length
-        self.plan: AttentionPlan | None = None
-        self.block_mask: Any = None
-        self.samples: list[slice] = []  # which nothing is shared between, if they are long
-        if device.type == "cpu":
-            self.plan = plan_attention(nodes)
-        else:
-            from openenv_pipe.models.forward.attention.flex import build_block_mask
+        self.plan = plan_attention(nodes) if device.type == "cpu" else None
+        self._nodes, self._device = nodes, device
+        is_shared = any(node.parent >= 0 for node in nodes)
+        # The lengths of samples that share nothing, if they are long.
+        self.lengths: list[int] = []
+        if not is_shared and nodes[-1].end >= LONG_SAMPLES * len(nodes):
+            self.lengths = [node.end - node.start for node in nodes]
 
-            self.block_mask = build_block_mask(nodes, device)
-            is_shared = any(node.parent >= 0 for node in nodes)
-            if not is_shared and nodes[-1].end >= LONG_SAMPLES * len(nodes):
-                self.samples = [slice(node.start, node.end) for node in nodes]
+    @functools.cached_property
+    def block_mask(self) -> Any:
+        """The mask for FlexAttention, which all layers use."""
+        from openenv_pipe.models.forward.attention.flex import build_block_mask
+
+        return build_block_mask(self._nodes, self._device)
 
     def of_last_layer(self) -> "PackedRow":
         """Return the same row for a layer whose outputs are read for some tokens only."""
@@ -174,8 +177,8 @@ def _packed(
     if row.plan is None:
         from openenv_pipe.models.forward.attention.flex import flex
 
-        if row.samples and query.dtype is not torch.float32:
-            return each_alone(query, key, value, row.samples, scale)
+        if row.lengths and query.dtype is not torch.float32:
+            return each_alone(query, key, value, row.lengths, scale)
         return flex(query, key, value, row.block_mask, scale)
     repeats = query.shape[1] // key.shape[1]
     return tree_attention(
@@ -187,7 +190,7 @@ def each_alone(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    samples: Sequence[slice],
+    lengths: list[int],
     scale: float,
 ) -> torch.Tensor:
     """Return the output [1, T, heads, D] of samples that share no tokens, by torch's own kernels.
@@ -195,7 +198,6 @@ def each_alone(
     For long samples these take less time than FlexAttention's. Those of a GPU are not for float32,
     where torch would make the matrix of all scores.
     """
-    lengths = [each.stop - each.start for each in samples]
     parts = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
     outputs = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
