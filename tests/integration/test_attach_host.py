@@ -42,6 +42,7 @@ class Stub:
         self.num_sessions = self.num_resets = 0
         self.may_reset = asyncio.Event()
         self.may_reset.set()
+        self.connections = []
 
     def respond(self, connection, request):
         if self.token is not None and request.headers.get("Authorization") != self.token:
@@ -52,6 +53,7 @@ class Stub:
 
     async def play(self, connection):
         self.num_sessions += 1
+        self.connections.append(connection)
         try:
             if self.num_sessions > self.limit:
                 data = {"code": "CAPACITY_REACHED", "message": f"{self.limit} in use"}
@@ -246,6 +248,25 @@ async def test_a_server_that_comes_back_is_used_again_and_the_lost_session_is_no
                 async with host.session(), host.session():
                     pass
         await staying.__aexit__(None, None, None)
+
+
+async def test_a_lost_connection_puts_the_other_sessions_of_its_server_in_doubt():
+    """A dying server loses its connections one by one, so a late one still looks open."""
+    stub = Stub()
+    async with stub.serving() as url, attached(url, sessions_per_server=2) as host:
+        async with host.session() as other, host.session() as lost:
+            for session in (other, lost):
+                await session.reset({}, LIMIT_S)
+            for connection in stub.connections:
+                connection.transport.pause_reading()  # It is silent and open.
+            stub.connections[-1].transport.abort()
+            with pytest.raises(SessionClosedError):
+                await lost.step({}, LIMIT_S)
+        host._pool._env = host._pool._env.model_copy(update={"reset_timeout_s": 0.2})
+        async with host.session() as later:
+            assert later is not other
+            await later.reset({}, LIMIT_S)
+        stub.connections[0].transport.resume_reading()
 
 
 async def test_a_server_that_stays_away_ends_the_run():

@@ -7,6 +7,7 @@ reconnects, never retries, and has one message in flight at a time.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -167,6 +168,11 @@ class Session:
         except (TimeoutError, ConnectionClosed):
             return False
         return self.usable
+
+    def doubt(self) -> None:
+        """Let `is_responsive` ping the server, however recently it has answered."""
+        if self._last_answer_s is not None:
+            self._last_answer_s = -math.inf
 
     async def close(self) -> None:
         """Close the connection within `CLOSE_LIMIT_S`. Never raises; may be called again."""

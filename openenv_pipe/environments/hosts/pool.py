@@ -132,6 +132,9 @@ class SessionPool:
                 slots.idle.append(session)
             else:
                 self._discard(session)
+                # A server that died loses its connections one after another.
+                for other in (*slots.idle, *slots.lent):
+                    other.doubt()
             self._free_slot(slots)
 
     async def close(self) -> None:
