@@ -36,8 +36,6 @@ Message = Mapping[str, Any]  # "role", "content", perhaps "name", "images", "cal
 IMAGE_IDS = 2**52  # token ids from here on are those of images (`Image.token_id`)
 IMAGE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
-
-
 Images = Mapping[int, "Image"]  # by their token ids
 NO_IMAGES: Images = MappingProxyType({})
 
@@ -136,6 +134,7 @@ class Task:
     index: int
     seed: int  # the environment's seed, the same for every member of a group
     reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
+    labels: Mapping[str, str] = field(default_factory=dict)  # {"topic": "algebra"}: not for reset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

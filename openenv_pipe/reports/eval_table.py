@@ -7,11 +7,13 @@ from pathlib import Path
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
-from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
+from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports, in_order
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Column, Fit, Table
+
+MAX_LABELS = 50  # lines of a table; the reports' files have all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +26,17 @@ class Row:
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
-    """Return the table of scores and, if there are any, that of paired differences to the first."""
+    """Return the table of scores, those of success by label, and that of differences to the first.
+
+    Without labels, or other reports of the same tasks, some of them are missing.
+    """
     first, *others = rows
+    columns = dict.fromkeys(column for row in rows for column in row.report.by_label)
+    tables = [_scores(rows), *(_by_label(rows, column) for column in columns)]
     compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
-        return [_scores(rows), _differences(first.name, compared, config)]
-    return [_scores(rows)]
+        tables.append(_differences(first.name, compared, config))
+    return tables
 
 
 def scores_text(report: EvalReport) -> str:
@@ -96,6 +103,28 @@ def _scores(rows: Sequence[Row]) -> Table:
             f"{report.num_scored_tasks} of {report.num_tasks}",
             _failed(report),
         )
+    return table
+
+
+def _by_label(rows: Sequence[Row], column: str) -> Table:
+    """Return the success of each evaluation on the tasks of each label."""
+    scores = [row.report.by_label.get(column, {}) for row in rows]
+    table = Table(
+        Column(column),
+        Column("tasks", drop=len(rows) + 1),
+        *(Column(row.name, drop=number) for number, row in enumerate(rows)),
+        title=f"\nSuccess by {column}",
+    )
+    labels = in_order({label for found in scores for label in found})
+    for label in labels[:MAX_LABELS]:
+        of_rows = [found.get(label) for found in scores]
+        table.add_row(
+            label,
+            str(max(each.num_tasks for each in of_rows if each is not None)),
+            *(_text(each.success if each else None) for each in of_rows),
+        )
+    if (more := len(labels) - MAX_LABELS) > 0:
+        table.add_row(f"and {more} more", *[""] * (len(rows) + 1))
     return table
 
 

@@ -205,9 +205,12 @@ def last_episodes_path(folder: Path) -> Path | None:
 
 
 def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
+    task = asdict(episode.task)
+    if not episode.task.labels:
+        del task["labels"]
     row = {
         "group": group,
-        "task": asdict(episode.task),
+        "task": task,
         "member": episode.member,
         "seed": episode.seed,
         "status": episode.status,
@@ -294,6 +297,7 @@ def _check_types(episode: Episode) -> None:
         episode.error or "",
         episode.output,
         *episode.notes,
+        *episode.task.labels.values(),
         *(turn.unusable or "" for turn in episode.turns),
     ]
     numbers = [episode.reward, *episode.reward_terms.values(), *episode.turn_rewards]

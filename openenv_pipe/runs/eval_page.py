@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from openenv_pipe.runs.eval_report import EvalReport, TaskScores
+from openenv_pipe.runs.eval_report import EvalReport, TaskScores, in_order
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.system.untrusted_text import code_block, for_markdown, shortened
 from openenv_pipe.types import Episode, Group
 
 NUM_SHOWN = 3  # best and worst episodes each
-MAX_TABLE_ROWS = 500  # tasks; the JSON file has all
+MAX_TABLE_ROWS = 500  # tasks, or labels; the JSON file has all
 
 
 def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
@@ -22,6 +22,7 @@ def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
         title,
         _figures(report),
         _ends(report),
+        _labels(name, report),
         _episodes(groups),
         _tasks(name, report),
     ]
@@ -60,6 +61,29 @@ def _ends(report: EvalReport) -> str:
     return "## How they ended\n\n" + table(["status", "episodes", "without success"], rows)
 
 
+def _labels(name: str, report: EvalReport) -> str:
+    """Return a table for each column of labels."""
+    texts = []
+    for column, found in report.by_label.items():
+        rows = [
+            [
+                for_markdown(label),
+                interval_text(found[label].success, percent=True),
+                interval_text(found[label].reward),
+                f"{found[label].num_scored_tasks} of {found[label].num_tasks}",
+            ]
+            for label in in_order(found)[:MAX_TABLE_ROWS]
+        ]
+        titles = [for_markdown(column), "success", "reward", "tasks scored"]
+        texts.append(f"## By {titles[0]}\n\n{table(titles, rows)}")
+        texts.append(_more(name, len(found) - len(rows)))
+    return "\n\n".join(filter(None, texts))
+
+
+def _more(name: str, num_left_out: int) -> str:
+    return f"And {num_left_out} more, in `{name}.json`." if num_left_out else ""
+
+
 def _episodes(groups: Sequence[Group]) -> str:
     """Show the worst and the best scored episodes, and the failed ones."""
     everyone = [episode for group in groups for episode in group.episodes]
@@ -87,9 +111,8 @@ def _tasks(name: str, report: EvalReport) -> str:
     tasks = sorted(report.tasks, key=lambda task: (_mean(task.successes), _mean(task.rewards)))
     titles = ["task", "seed", "success", "reward", "turns", "ended", "failed"]
     rows = [_task_row(task) for task in tasks[:MAX_TABLE_ROWS]]
-    more = len(tasks) - len(rows)
-    rest = f"\n\nAnd {more} more, in `{name}.json`." if more else ""
-    return f"## Tasks, the hardest first\n\n{table(titles, rows)}{rest}"
+    text = f"## Tasks, the hardest first\n\n{table(titles, rows)}"
+    return f"{text}\n\n{_more(name, len(tasks) - len(rows))}".rstrip()
 
 
 def _task_row(task: TaskScores) -> list[str]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -59,11 +59,21 @@ class TaskScores(_Frozen):
     env_rewards: Annotated[list[float], FailFast()] = []
     turns: Annotated[list[int], FailFast()]
     statuses: Annotated[list[str], FailFast()]
+    labels: dict[str, str] = {}
 
     @property
     def key(self) -> tuple[str, int, str]:
         """The identity of the task."""
         return self.task, self.task_seed, self.reset_digest
+
+
+class LabelScores(_Frozen):
+    """The tasks of one label, such as those of difficulty 3. Intervals are as in `EvalReport`."""
+
+    num_tasks: int
+    num_scored_tasks: int
+    success: FiniteInterval | None
+    reward: FiniteInterval | None
 
 
 class EvalReport(_Frozen):
@@ -86,6 +96,7 @@ class EvalReport(_Frozen):
     turns: FiniteInterval | None
     pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: Annotated[list[TaskScores], FailFast()]  # A damaged file may have a million errors.
+    by_label: dict[str, dict[str, LabelScores]] = {}  # by the column, and the label in it
     unusable: float | None = None  # fraction of the replies that could not become an action
     error: str | None = None  # why nothing could be played; of baselines only
 
@@ -157,10 +168,12 @@ def summarise(
     samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
 
     def interval(
-        values_of: Callable[[TaskScores], Sequence[float]], bounds: Bounds | None = None
+        values_of: Callable[[TaskScores], Sequence[float]],
+        bounds: Bounds | None = None,
+        among: Sequence[TaskScores] = tasks,
     ) -> Interval | None:
         return bootstrap_interval(
-            [values_of(task) for task in tasks],
+            [values_of(task) for task in among],
             num_resamples=config.num_resamples,
             confidence=config.confidence,
             seed=seed,
@@ -191,6 +204,7 @@ def summarise(
         turns=interval(lambda task: task.turns),
         pass_at={k: found for k, found in pass_at.items() if found is not None},
         tasks=tasks,
+        by_label=_by_label(tasks, interval),
         unusable=_unusable_share(episodes),
     )
 
@@ -257,6 +271,41 @@ def compare_reports(
     )
 
 
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Sort the labels of a column: those that are numbers first, by their value."""
+
+    def place(label: str) -> tuple[float, str]:
+        try:
+            number = float(label)
+        except ValueError:
+            number = math.inf
+        return (number if math.isfinite(number) else math.inf), label
+
+    return sorted(labels, key=place)
+
+
+def _by_label(
+    tasks: Sequence[TaskScores], interval: Callable[..., Interval | None]
+) -> dict[str, dict[str, LabelScores]]:
+    """Return the scores of the tasks by column, and by their label in it."""
+    found: dict[str, dict[str, list[TaskScores]]] = {}
+    for task in tasks:
+        for column, label in task.labels.items():
+            found.setdefault(column, {}).setdefault(label, []).append(task)
+    return {
+        column: {
+            label: LabelScores(
+                num_tasks=len(among),
+                num_scored_tasks=sum(bool(task.successes) for task in among),
+                success=interval(lambda task: task.successes, FRACTIONS, among),
+                reward=interval(lambda task: task.rewards, among=among),
+            )
+            for label, among in labelled.items()
+        }
+        for column, labelled in found.items()
+    }
+
+
 def _ks(num_samples: int) -> list[int]:
     """Return 2, 4, 8, ... and the number of samples; pass@1 is the success rate."""
     powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
@@ -305,6 +354,7 @@ def _scores(episodes: Sequence[Episode], reward: RewardConfig) -> TaskScores:
         env_rewards=[environment_reward(each) for each in scored] if reward.relative else [],
         turns=[len(episode.turns) for episode in scored],
         statuses=[str(episode.status) for episode in scored],
+        labels=dict(task.labels),
     )
 
 

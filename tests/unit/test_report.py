@@ -260,6 +260,28 @@ def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
     assert failed < page.index("SessionClosedError") < worst < best < page.index("reward 9.000")
 
 
+def test_an_evaluation_has_a_table_for_each_column_of_labels(folder):
+    episodes = _played()
+    for episode in episodes:
+        episode.success = episode.task.index < 2
+        tier = "10" if episode.task.index % 2 else "9"
+        labels = {"tier": tier} | ({"topic": "sums | <b>"} if episode.task.index == 3 else {})
+        episode.task = replace(episode.task, labels=labels)
+    path, report = _save(folder, "trained", episodes)
+    found = report.by_label["tier"]
+    assert {label: (each.num_tasks, each.success.mean) for label, each in found.items()} == {
+        "9": (2, 0.5),
+        "10": (2, 0.5),
+    }
+    assert report.by_label["topic"]["sums | <b>"].success.mean == 0.0
+    assert read_report(path) == report
+    page = path.with_suffix(".md").read_text()
+    assert page.index("## By tier") < page.index("| 9 |") < page.index("| 10 |")
+    assert "<b>" not in page
+    groups = read_episodes(path.with_suffix(".jsonl.gz"))
+    assert {group.task.labels["tier"] for group in groups} == {"9", "10"}
+
+
 def test_samples_of_a_task_give_pass_at_k(folder):
     """By hand: for a task solved in 1 of 4 samples, pass@2 is 1 - C(3,2)/C(4,2) = 1/2."""
     random = Random(0)

@@ -1,7 +1,9 @@
 """Tables on narrow terminals, and in files."""
 
 import sys
+from dataclasses import replace
 from io import StringIO
+from random import Random
 
 import pytest
 import run_samples
@@ -78,6 +80,22 @@ def test_the_tables_of_evaluations_fit_eighty_columns(tmp_path):
         text = shown(table, 80)
         assert "…" not in text and max(map(len, text.splitlines())) <= 80
         assert text.count("..") >= 2  # intervals
+
+
+def test_a_table_shows_success_by_label(tmp_path):
+    folder = run_samples.create(tmp_path)
+    reports = []
+    for label, num_solved in (("start", 1), ("trained", 3)):
+        episodes = [run_samples.episode(Random(0), n, 0, n < num_solved) for n in range(4)]
+        for each in episodes:
+            each.task = replace(each.task, labels={"tier": str(each.task.index // 2)})
+        reports.append(run_samples.evaluation(folder, label, episodes).report)
+    rows = [Row(name=each.label, report=each, folder=folder.path) for each in reports]
+    config = run_config()
+    table = next(t for t in eval_tables(rows, config.eval, 0) if t.title == "\nSuccess by tier")
+    lines = [line.split() for line in shown(table, 100).splitlines()]
+    assert ["tier", "tasks", "start", "trained"] in lines
+    assert [line[:3] for line in lines[-2:]] == [["0", "2", "0.500"], ["1", "2", "0.000"]]
 
 
 def test_a_file_gets_whole_lines_unless_columns_says_otherwise(monkeypatch, capsys):

@@ -27,7 +27,7 @@ RANGE = compose(["conf=echo"]).config.env.tasks.train
 
 
 def file_block(path, **changes):
-    block = {"type": "file", "path": str(path), "columns": None, "required": []}
+    block = {"type": "file", "path": str(path), "columns": None, "required": [], "labels": []}
     return block | {"seed_start": None, "reset": {}} | changes
 
 
@@ -80,6 +80,49 @@ async def test_columns_of_a_file_become_reset_keywords(tmp_path):
     assert found.eval[0].seed == found.eval[1].seed == 0
     with pytest.raises(IndexError):
         found.train[2]
+
+
+LABELLED = ({"q": "1+1?", "tier": 2, "topic": "sums"}, {"q": "1?", "tier": None, "topic": "other"})
+
+
+def test_labels_are_columns_that_reset_does_not_get(tmp_path):
+    path = write(tmp_path / "a.jsonl", *LABELLED)
+    block = file_block(path, labels=["tier", "topic"])
+    tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
+    assert [task.reset for task in tasks] == [{"q": "1+1?"}, {"q": "1?"}]
+    assert [task.labels for task in tasks] == [{"tier": "2", "topic": "sums"}, {"topic": "other"}]
+    share = {"type": "share", "share": 0.5}
+    known = read_known_sets(configured(block, share).env.tasks)
+    assert {task.labels["topic"] for tasks in known.values() for task in tasks} == {"sums", "other"}
+
+
+def test_a_label_that_columns_names_is_also_a_reset_keyword(tmp_path):
+    path = write(tmp_path / "a.csv", "q,tier,topic", "1+1?,easy,sums")
+    block = file_block(path, labels=["tier"], columns={"q": "question", "tier": "difficulty"})
+    (task,) = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
+    assert task.reset == {"question": "1+1?", "difficulty": "easy"}
+    assert task.labels == {"tier": "easy"}
+
+
+def test_labels_of_a_data_set_are_no_columns_of_reset(tmp_path):
+    path = write(tmp_path / "a.jsonl", *LABELLED)
+    block = dataset_block(path="json", data_files=str(path), labels=["topic"])
+    tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
+    assert tasks[0].reset == {"q": "1+1?", "tier": 2}
+    assert tasks[0].labels == {"topic": "sums"}
+    missing = configured({**block, "labels": ["level"]}, RANGE.model_dump())
+    assert "has no column 'level'; it has q, tier, topic" in rejection(missing)
+
+
+def test_a_label_that_is_missing_or_no_text_is_named(tmp_path):
+    path = write(tmp_path / "a.jsonl", *LABELLED, {"q": "2?", "tier": [1]})
+    other = RANGE.model_dump()
+    listed = rejection(configured(file_block(path, labels=["tier"]), other))
+    assert "line 3: 'tier' is [1], and env.tasks.train.labels expects text" in listed
+    missing = rejection(configured(file_block(path, labels=["topic"]), other))
+    assert "line 3 has no 'topic', which env.tasks.train.labels names; it has q, tier" in missing
+    with pytest.raises(ValidationError, match="labels names the column 'seed'"):
+        configured(file_block(path, labels=["seed"]), other)
 
 
 async def test_sub_folders_are_tasks_named_after_them(tmp_path, monkeypatch):
@@ -206,7 +249,14 @@ def test_a_file_that_is_not_as_said_is_explained(tmp_path, name, rows, expected)
 
 def dataset_block(**changes):
     block = dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start"))
-    return block | {"type": "dataset", "split": "train", "required": [], "reset": {}, **changes}
+    return block | {
+        "type": "dataset",
+        "split": "train",
+        "required": [],
+        "labels": [],
+        "reset": {},
+        **changes,
+    }
 
 
 async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatch):

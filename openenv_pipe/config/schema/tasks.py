@@ -40,6 +40,10 @@ class TaskRows(ListedTasks):
     required: list[str] = Field(
         description="reset keywords for which every row has to have a value that is not empty"
     )
+    labels: list[str] = Field(
+        description="columns that say what kind of task a row is, such as its difficulty or topic, "
+        "for tables of evaluations; reset does not get them, unless `columns` names them too"
+    )
 
     @model_validator(mode="after")
     def _keywords_differ(self) -> Self:
@@ -49,6 +53,10 @@ class TaskRows(ListedTasks):
                 raise ValueError(
                     f"columns maps two columns to the reset keyword {keyword!r}; name another one"
                 )
+        if "seed" in self.labels and self.columns is None:
+            raise ValueError(
+                "labels names the column 'seed', which is each task's seed; remove it from labels"
+            )
         return self
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
@@ -23,12 +23,21 @@ from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.system.optional_packages import how_to_install
 
 Row = Mapping[str, Any]
+Labels = Mapping[str, str]
+
+
+class Rows(NamedTuple):
+    """The reset keywords of each task, and its labels; no labels: no task has any."""
+
+    resets: Sequence[Row]
+    labels: Sequence[Labels] = ()
+
 
 MAX_EXACT = 2**53  # Every reader of JSON holds whole numbers up to this exactly.
 BOOLEANS = {"true": True, "false": False}
 
 
-def read_file(config: TaskFile, key: str) -> list[Row]:
+def read_file(config: TaskFile, key: str) -> Rows:
     """Read all rows of a JSONL or CSV file.
 
     Raises:
@@ -38,13 +47,14 @@ def read_file(config: TaskFile, key: str) -> list[Row]:
     path = Path(config.path).expanduser()
     read = _csv_rows if path.suffix.lower() == ".csv" else json_rows
     try:
-        rows = []
+        rows, labels = [], []
         for number, row in read(read_text(path), config.columns):
             where = f"{key}: {path}, line {number}"
-            rows.append(_chosen(row, config.columns, where))
+            labels.append(_labels(row, config.labels, where, key))
+            rows.append(_chosen(row, config, where))
             _require_values(rows[-1], config.required, row, where, key)
             require_sendable(rows[-1], where, key)
-        return rows
+        return Rows(rows, labels)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
 
@@ -174,12 +184,36 @@ def _check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> N
         raise ValueError(f"line 1 is separated by {other!r}, expected commas: {header[0][:60]!r}")
 
 
-def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
+def _chosen(row: Row, config: TaskFile, where: str) -> Row:
+    columns = config.columns
     if columns is None:
-        return row
+        return {name: value for name, value in row.items() if name not in config.labels}
     if missing := [column for column in columns if column not in row]:
         raise ConfigError(f"{where} has no {missing[0]!r}; it has {', '.join(row) or 'nothing'}")
     return {keyword: row[column] for column, keyword in columns.items()}
+
+
+def _labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
+    """Return a row's labels as text, without those that are null or empty.
+
+    Raises ConfigError for a column that is not there, or whose value is a list or an object.
+    """
+    found = {}
+    for column in columns:
+        if column not in row:
+            raise ConfigError(
+                f"{where} has no {column!r}, which {key}.labels names; it has "
+                f"{', '.join(row) or 'nothing'}"
+            )
+        value = row[column]
+        if not isinstance(value, str | int | float | None):
+            raise ConfigError(
+                f"{where}: {column!r} is {value!r:.80}, and {key}.labels expects text, a number, "
+                "true or false; name another column"
+            )
+        if value not in (None, ""):
+            found[column] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def _require_values(row: Row, required: Sequence[str], read: Row, where: str, key: str) -> None:
@@ -248,7 +282,7 @@ def read_folders(config: TaskFolders, key: str) -> list[Row]:
     return tasks
 
 
-def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
+def read_dataset(config: TaskDataset, key: str) -> Rows:
     """Load the rows of a data set's split.
 
     Raises:
@@ -275,11 +309,19 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
     except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
-    for column in config.columns or ():
+    for column in [*(config.columns or ()), *config.labels]:
         if column not in rows.column_names:
             names = ", ".join(rows.column_names)
             raise ConfigError(f"{key}: {config.path!r} has no column {column!r}; it has {names}")
-    if config.columns is not None:
+    labels: list[Labels] = []
+    if config.labels:
+        labels = [
+            _labels(row, config.labels, f"{key}: {config.path}, row {number}", key)
+            for number, row in enumerate(rows.select_columns(config.labels), start=1)
+        ]
+    if config.columns is None:
+        rows = rows.remove_columns(config.labels)
+    else:
         rows = rows.select_columns(list(config.columns)).rename_columns(
             {column: keyword for column, keyword in config.columns.items() if column != keyword}
         )
@@ -289,7 +331,7 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
         for number, row in enumerate(rows.select_columns(known or names[:1]), start=1):
             where = f"{key}: {config.path}, row {number}"
             _require_values(row, config.required, dict.fromkeys(names), where, key)
-    return rows
+    return Rows(rows, labels)
 
 
 def _csv_dataset(load: Callable[..., Any], names: Sequence[str]) -> Any:

@@ -52,9 +52,10 @@ class ListedRows:
         rows: Sequence[Mapping[str, Any]],
         source: str,
         names: Sequence[str] | None = None,
+        labels: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """
-        names: of the tasks, for their ids; None: their numbers.
+        names: of the tasks, for their ids; None: their numbers. labels: of each task; (): none.
 
         Raises ConfigError if there are no rows.
         """
@@ -65,6 +66,7 @@ class ListedRows:
         self._config = config
         self._rows = rows
         self._names = names
+        self._labels = labels
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,8 +88,14 @@ class ListedRows:
                 f"env.tasks.{self._split}: row {index + 1} of {self.source} has seed={seed!r}, "
                 "expected a whole number, at least 0"
             )
-        name = f"{self._split}/{index if self._names is None else self._names[index]}"
-        return Task(id=name, split=self._split, index=index, seed=seed, reset=reset)
+        return Task(
+            id=f"{self._split}/{index if self._names is None else self._names[index]}",
+            split=self._split,
+            index=index,
+            seed=seed,
+            reset=reset,
+            labels=self._labels[index] if self._labels else {},
+        )
 
 
 class SelectedTasks:

@@ -61,10 +61,11 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
         match getattr(config, split):
             case TaskRange() as tasks:
                 known[split] = RangeTasks(split, tasks)
-            case TaskFile() as tasks:
-                known[split] = ListedRows(split, tasks, read_file(tasks, key), tasks.path)
-            case TaskDataset() as tasks:
-                known[split] = ListedRows(split, tasks, read_dataset(tasks, key), tasks.path)
+            case TaskFile() | TaskDataset() as tasks:
+                found = read_file(tasks, key) if tasks.type == "file" else read_dataset(tasks, key)
+                known[split] = ListedRows(
+                    split, tasks, found.resets, tasks.path, labels=found.labels
+                )
             case TaskFolders() as tasks:
                 rows = read_folders(tasks, key)
                 names = [Path(row["path"]).name for row in rows]

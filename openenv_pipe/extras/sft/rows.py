@@ -40,9 +40,10 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
             split=source.split,
             **dict.fromkeys(("config", "revision", "columns", "seed_start")),
             required=[],
+            labels=[],
             reset={},
         )
-        for index, row in enumerate(read_dataset(dataset, KEY)):
+        for index, row in enumerate(read_dataset(dataset, KEY).resets):
             yield f"{source.path}, row {index + 1}", _without_nulls(row)
         return
     try:
