@@ -7,13 +7,15 @@ from pathlib import Path
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
-from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports, in_order
+from openenv_pipe.runs.eval_difference import ReportDifference, TaskChange, compare_reports
+from openenv_pipe.runs.eval_report import EvalReport, in_order
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Column, Fit, Table
 
 MAX_LABELS = 50  # lines of a table; the reports' files have all
+MAX_CHANGED = 10  # tasks that are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,7 @@ class Row:
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
-    """Return the table of scores, those of success by label, and that of differences to the first.
+    """Return the tables of scores, of success by label, and of differences to the first report.
 
     Without labels, or other reports of the same tasks, some of them are missing.
     """
@@ -36,6 +38,8 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
     compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
         tables.append(_differences(first.name, compared, config))
+    if any(change and (change.fixed or change.regressed) for _, change in compared):
+        tables.append(_changed_tasks(first.name, compared))
     return tables
 
 
@@ -152,6 +156,36 @@ def _differences(
             changes = (change.success, change.reward or change.env_reward, change.turns)
             tasks = f"{change.num_scored_tasks} of {change.num_tasks}"
             table.add_row(name, tasks, *map(_signed, changes))
+    return table
+
+
+def changed_tasks(change: ReportDifference) -> list[tuple[str, int, float, str]]:
+    """Return, of the fixed and of the regressed tasks: which of the two, how many they are, how
+    many there would be by chance, and the names of some."""
+    return [
+        ("fixed", len(change.fixed), change.fixed_by_chance, _names(change.fixed)),
+        ("regressed", len(change.regressed), change.regressed_by_chance, _names(change.regressed)),
+    ]
+
+
+def _names(changes: Sequence[TaskChange]) -> str:
+    names = ", ".join(each.task for each in changes[:MAX_CHANGED])
+    more = len(changes) - MAX_CHANGED
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def _changed_tasks(first: str, compared: Sequence[tuple[str, ReportDifference | None]]) -> Table:
+    table = Table(
+        Column(f"after {first}"),
+        Column("success"),
+        Column("tasks"),
+        Column("by chance", drop=1),
+        Column("which", drop=2, fit=Fit.FOLD),
+        title="\nTasks with another success, and how many there would be by chance alone",
+    )
+    for name, change in compared:
+        for kind, count, chance, names in changed_tasks(change) if change else ():
+            table.add_row(name, kind, str(count), f"{chance:.1f}", names)
     return table
 
 

@@ -13,14 +13,15 @@ from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskSetConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
-from openenv_pipe.reports.eval_table import eval_warnings
+from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.sections import clients_text, model_rows, parts_table, signal_text
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import iterate_episodes, last_episodes_path
-from openenv_pipe.runs.eval_report import EvalReport, compare_reports
+from openenv_pipe.runs.eval_difference import compare_reports
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
@@ -154,7 +155,13 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     on = f"on {change.on_tasks}, {samples} sample{'s' * (samples != 1)} each"
     has_limits = any(found.low is not None for found in measured.values())
     confidence = f", with {config.eval.confidence:.0%} intervals" if has_limits else ""
-    return f"{' and '.join(texts)}{confidence}, {on}. {_verdict(measured)}".rstrip()
+    text = f"{' and '.join(texts)}{confidence}, {on}. {_verdict(measured)}".rstrip()
+    tasks = [
+        f"{kind.capitalize()} tasks: {count}, by chance alone {chance:.1f} ({for_markdown(names)})."
+        for kind, count, chance, names in changed_tasks(change)
+        if count
+    ]
+    return " ".join([text, *tasks])
 
 
 def _change_text(change: Interval, scale: float, digits: int, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""Evaluation reports: scores of a model's episodes, and differences between two reports.
+"""Evaluation reports: scores of a model's episodes.
 
 These are pure functions of episodes. Failed episodes are counted but not scored, so that a dead
 server does not look like a bad model.
@@ -16,19 +16,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.config.schema import EvalConfig, RewardConfig
-from openenv_pipe.errors import UserError
 from openenv_pipe.system.intervals import (
     FRACTIONS,
     Bounds,
     Interval,
     bootstrap_interval,
-    paired_difference,
     pass_at_k,
 )
 from openenv_pipe.types import Episode, Task
 
 
-class _Frozen(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -42,7 +40,7 @@ def _finite(interval: Interval) -> Interval:
 FiniteInterval = Annotated[Interval, AfterValidator(_finite)]
 
 
-class TaskScores(_Frozen):
+class TaskScores(FrozenModel):
     """The episodes of one task that count; each list has an entry per episode.
 
     `rewards` lacks those whose reward says only how the episodes of a group compare.
@@ -67,7 +65,7 @@ class TaskScores(_Frozen):
         return self.task, self.task_seed, self.reset_digest
 
 
-class LabelScores(_Frozen):
+class LabelScores(FrozenModel):
     """The tasks of one label, such as those of difficulty 3. Intervals are as in `EvalReport`."""
 
     num_tasks: int
@@ -76,7 +74,7 @@ class LabelScores(_Frozen):
     reward: FiniteInterval | None
 
 
-class EvalReport(_Frozen):
+class EvalReport(FrozenModel):
     """One model on the eval tasks. An interval is None if every episode failed, and has no
     limits if too few tasks were scored (`eval.min_scored_share`)."""
 
@@ -123,24 +121,6 @@ class EvalReport(_Frozen):
     @property
     def on_tasks(self) -> str:
         """The tasks that the means are over, for sentences."""
-        return tasks_text(self.num_scored_tasks, self.num_tasks)
-
-
-class ReportDifference(_Frozen):
-    """after - before over the tasks of both reports, paired by task."""
-
-    before: str
-    after: str
-    num_tasks: int
-    num_scored_tasks: int  # of these, in both reports
-    success: Interval | None
-    reward: Interval | None
-    env_reward: Interval | None
-    turns: Interval | None
-
-    @property
-    def on_tasks(self) -> str:
-        """The tasks that the differences are over, for sentences."""
         return tasks_text(self.num_scored_tasks, self.num_tasks)
 
 
@@ -227,47 +207,6 @@ def unplayed(label: str, model: str, error: str) -> EvalReport:
         pass_at={},
         tasks=[],
         error=error,
-    )
-
-
-def compare_reports(
-    before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
-) -> ReportDifference:
-    """Compute paired differences over the tasks (id, seed and keywords) that both reports have.
-
-    Raises:
-        UserError: They have no task in common.
-    """
-    old = {task.key: task for task in before.tasks}
-    pairs = [(old[task.key], task) for task in after.tasks if task.key in old]
-    if not pairs:
-        raise UserError(
-            f"eval reports {before.label!r} and {after.label!r} have no task in common; "
-            "compare reports of the same environment, split and seeds"
-        )
-
-    def difference(
-        values_of: Callable[[TaskScores], Sequence[float]], bounds: Bounds | None = None
-    ) -> Interval | None:
-        return paired_difference(
-            [values_of(first) for first, _ in pairs],
-            [values_of(second) for _, second in pairs],
-            num_resamples=config.num_resamples,
-            confidence=config.confidence,
-            seed=seed,
-            bounds=bounds,
-            min_share=config.min_scored_share,
-        )
-
-    return ReportDifference(
-        before=before.label,
-        after=after.label,
-        num_tasks=len(pairs),
-        num_scored_tasks=sum(bool(first.successes and second.successes) for first, second in pairs),
-        success=difference(lambda task: task.successes, FRACTIONS),
-        reward=difference(lambda task: task.rewards),
-        env_reward=difference(lambda task: task.env_rewards),
-        turns=difference(lambda task: task.turns),
     )
 
 

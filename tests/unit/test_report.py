@@ -20,7 +20,7 @@ from openenv_pipe.reports.unscored import METRIC, UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
 from openenv_pipe.rollout.metrics import summarise_signal
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.runs.eval_report import compare_reports
+from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import (
     read_during,
     read_report,

@@ -76,10 +76,12 @@ def test_the_tables_of_evaluations_fit_eighty_columns(tmp_path):
     reports, path = read_stages(folder.path), folder.path
     rows = [Row(name=f"smoke/0001@{n}", report=r, folder=path) for n, r in reports.items()]
     config = run_config()
-    for table in eval_tables(rows, config.eval, config.seed):
-        text = shown(table, 80)
+    texts = [shown(table, 80) for table in eval_tables(rows, config.eval, config.seed)]
+    for text in texts:
         assert "…" not in text and max(map(len, text.splitlines())) <= 80
-        assert text.count("..") >= 2  # intervals
+    scores, differences, changed = texts
+    assert scores.count("..") >= 2 and differences.count("..") >= 2  # intervals
+    assert "fixed" in changed and "regressed" in changed
 
 
 def test_a_table_shows_success_by_label(tmp_path):

@@ -13,7 +13,8 @@ from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.pipeline import RunControl, train
-from openenv_pipe.runs.eval_report import EvalReport, compare_reports
+from openenv_pipe.runs.eval_difference import compare_reports
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.progress import LineProgress
 

@@ -9,7 +9,8 @@ from openenv_pipe.errors import PipeError, RunFolderError
 from openenv_pipe.extras.viewer.compare.grouping import Comparison, compare_settings
 from openenv_pipe.extras.viewer.compare.load import FoundRun, find_runs
 from openenv_pipe.extras.viewer.web.run_store import NAME, RunStore
-from openenv_pipe.runs.eval_report import EvalReport, TaskScores, compare_reports
+from openenv_pipe.runs.eval_difference import compare_reports
+from openenv_pipe.runs.eval_report import EvalReport, TaskScores
 from openenv_pipe.system.files import read_json
 
 MAX_RUNS = 6  # that are laid over each other

@@ -143,6 +143,9 @@ export async function evaluationsPage(route, key) {
     const limits = value.low === null ? "no interval" : `${way(value.low)} to ${way(value.high)}`;
     return h("div", {}, h("dt", {}, `Difference in ${name === "env_reward" ? "the environment's reward" : name}`), h("dd", {}, `${value.mean > 0 ? "+" : ""}${way(value.mean)} `, h("span", { class: "muted small" }, `${limits} on ${found.difference.on}${sure ? "" : ", may be chance"}`)));
   }) : [];
+  for (const name of found.difference ? ["fixed", "regressed"] : []) {
+    differences.push(h("div", {}, h("dt", {}, `Tasks ${name}`), h("dd", {}, `${count(found.difference[name].length)} `, h("span", { class: "muted small" }, `${number(found.difference[`${name}_by_chance`], 1)} by chance alone`))));
+  }
   const options = names.map((name) => [name, name]), trail = key ? [[key, address(`/run/${key}`)], ["Evaluations", address(route.path)]] : [["Evaluations", address(route.path, parameters)]];
   const body = names.length ? [reports,
     h("div", { class: "bar" }, field("From", choice(found.before, options, (value) => { location.hash = link({ before: value }); }, "From")), field("To", choice(found.after, options, (value) => { location.hash = link({ after: value }); }, "To")),

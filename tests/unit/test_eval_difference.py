@@ -1,0 +1,71 @@
+"""Differences between two evaluations: fixed and regressed tasks, and how many chance gives."""
+
+from itertools import permutations
+from random import Random
+from statistics import fmean
+
+import pytest
+import run_samples
+
+from openenv_pipe.reports.eval_table import Row, eval_tables
+from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.runs.eval_difference import compare_reports
+from openenv_pipe.runs.evals import Evaluation, save_evaluation
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_samples.create(tmp_path)
+
+
+def _played():
+    return [
+        run_samples.episode(Random(0), index, member, False)
+        for index in range(4)
+        for member in range(2)
+    ]
+
+
+def _summary(folder, label, episodes):
+    return run_samples.evaluation(folder, label, episodes).report
+
+
+def test_fixed_and_regressed_tasks_are_named(folder):
+    before, after = _played(), _played()
+    for solved, episodes in (({(0, 0), (3, 0)}, before), ({(1, 0), (2, 0), (2, 1)}, after)):
+        for episode in episodes:
+            episode.success = (episode.task.index, episode.member) in solved
+    reports = [_summary(folder, *each) for each in (("start", before), ("trained", after))]
+    change = compare_reports(*reports, folder.config_to_run().eval, 0)
+    assert [each.task for each in change.fixed] == ["eval/2", "eval/1"]
+    assert [(each.task, each.before, each.after) for each in change.regressed] == [
+        ("eval/0", 0.5, 0.0),
+        ("eval/3", 0.5, 0.0),
+    ]
+    # With one success of 4 a side is always better. With two of 4 both are equal in 4 of 6 ways.
+    assert change.fixed_by_chance == change.regressed_by_chance == pytest.approx(3 / 2 + 1 / 6)
+    for report in reports:
+        save_evaluation(folder.path, Evaluation(report=report, groups=[]))
+    text = write_report(folder).read_text()
+    assert "Fixed tasks: 2, by chance alone 1.7 (eval/2, eval/1)." in text
+    assert "Regressed tasks: 2, by chance alone 1.7 (eval/0, eval/3)." in text
+    rows = [Row(name=each.label, report=each, folder=folder.path) for each in reports]
+    table = eval_tables(rows, folder.config_to_run().eval, 0)[-1]
+    assert table.rows[0] == ("trained", "fixed", "2", "1.7", "eval/2, eval/1")
+
+
+@pytest.mark.parametrize("num_before", [1, 2, 5])
+@pytest.mark.parametrize("num_solved", [0, 1, 3])
+def test_changes_by_chance_are_those_of_all_divisions(folder, num_before, num_solved):
+    outcomes = [place < num_solved for place in range(num_before + 3)]
+    divisions = list(permutations(outcomes))
+    shares = [(fmean(each[:num_before]), fmean(each[num_before:])) for each in divisions]
+    expected = fmean(before < after for before, after in shares)
+    episodes = [
+        run_samples.episode(Random(0), 0, member, solved) for member, solved in enumerate(outcomes)
+    ]
+    before = _summary(folder, "start", episodes[:num_before])
+    after = _summary(folder, "trained", episodes[num_before:])
+    change = compare_reports(before, after, folder.config_to_run().eval, 0)
+    assert change.fixed_by_chance == pytest.approx(expected)
+    assert change.regressed_by_chance == pytest.approx(fmean(b > a for b, a in shares))
