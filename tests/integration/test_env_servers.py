@@ -299,3 +299,29 @@ async def test_echo_over_the_wire(echo_port):
             assert reply["observation"]["turn"] == turns
         assert (await session.send("step", message="a"))["reward"] == 0.0
         assert "turns" in (await session.send("reset", turns=9))["message"]
+
+
+@pytest.fixture(scope="module")
+def taxi_port() -> Iterator[int]:
+    pytest.importorskip("gymnasium")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GYM_ID", "Taxi-v4")
+        with serve("gymnasium_env.server.app") as port:
+            yield port
+
+
+async def test_gymnasium_over_the_wire(taxi_port):
+    action = call(taxi_port, "/schema")["action"]["properties"]["action"]
+    assert (action["type"], action["minimum"], action["maximum"]) == ("integer", 0, 5)
+    async with Session(taxi_port) as one, Session(taxi_port) as other:
+        first = await one.send("reset", seed=7)
+        assert first != await other.send("reset", seed=8)
+        assert first == await other.send("reset", seed=7)
+        assert "- 4: Pickup passenger" in first["observation"]["rules"]
+        for chosen in first["observation"]["legal_actions"]:
+            answer = await one.send("step", action=chosen)
+            assert answer == await other.send("step", action=str(chosen))
+            assert (answer["reward"], answer["done"]) == (-1.0, False)
+        for wrong in (6, "north", None, [0]):
+            assert (await one.send("step", action=wrong))["code"] == "VALIDATION_ERROR"
+        assert (await one.send("state"))["step_count"] == (await other.send("state"))["step_count"]
