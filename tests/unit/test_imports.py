@@ -51,7 +51,8 @@ ALLOWED_PLACES = {
     "mlflow": {"extras/trackers/mlflow.py"},
     "trackio": {"extras/trackers/trackio.py"},
     "opentelemetry": {"extras/trackers/*"},
-    "openenv": set(),  # environment servers use it; agents/http/capture.py loads a part of it
+    # Environment servers use it; agents/http/capture.py loads a part of it.
+    "openenv": {"extras/lab/find.py"},
     "trl": set(),  # only the tests use it
 }
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))

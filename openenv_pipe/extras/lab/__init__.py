@@ -1,4 +1,4 @@
-"""`openenv-pipe env`: write, play, check and inspect environments.
+"""`openenv-pipe env`: find, write, play, check and inspect environments.
 
 cli                      options and help
 targets                  what a command is about, and one running server of it
@@ -9,6 +9,7 @@ adapter_block            the adapter's keys in that block
 chat_prompts             what a model that reads is told
 check/                   `env check`: probes by playing
 play                     `env play`: a person in the model's place
+find                     `env find`: what is installed, and what a catalog names
 scaffold/                `env new`: a copy of a small environment
 """
 

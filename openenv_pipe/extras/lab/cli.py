@@ -23,7 +23,7 @@ def complete_target(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and name != "base"]
 
 
-app = typer.Typer(help="Environments: write, play, check, inspect them.", no_args_is_help=True)
+app = typer.Typer(help="Environments: find, write, play, check them.", no_args_is_help=True)
 
 
 TargetName = Annotated[
@@ -231,3 +231,37 @@ def new(
         f"\ntest it        python -m pip install pytest && python -m pytest envs/{name}"
         f"\nthen make it your own, from envs/{name}/rules.py on"
     )
+
+
+@app.command()
+def find(
+    word: Annotated[str, typer.Argument(help="In the name or the description.")] = "",
+    catalog: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also search this catalog, which `openenv catalog build` has written.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List environments, and how to use each: installed ones, and those that a catalog names.
+
+    Without WORD, all are listed. Nothing is downloaded or run. Exit code 1 if nothing is found.
+
+    \b
+    openenv-pipe env find game
+    openenv-pipe env find chess --catalog catalog.json
+    """
+    from openenv_pipe.cli.console import print_table
+    from openenv_pipe.extras.lab.find import environments_table, find_environments
+
+    found = find_environments(word, catalog)
+    if found:
+        print_table(environments_table(found))
+    if catalog is None:
+        notify_user(
+            "note: no catalog was searched; in a clone of a repository of environments, "
+            "`openenv catalog build` writes one for --catalog"
+        )
+    if not found:
+        raise FailureError(f"no environment has {word!r} in its name or description")
