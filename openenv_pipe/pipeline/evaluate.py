@@ -4,10 +4,16 @@ The pipeline calls this for its stages and between its steps, and the command `e
 Episode k of a task has the same sampling seed for every policy, so that policies are comparable.
 """
 
+import json
+from functools import partial
+
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError
+from openenv_pipe.environments.client.session import step_aside
+from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
 from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.rollout.episode import LocalRunner
+from openenv_pipe.rollout.metrics import VOLATILE
 from openenv_pipe.runs.eval_report import EvalReport, summarise, unplayed
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 
@@ -37,6 +43,41 @@ async def evaluate_model(
         )
         for name, samples_per_task, temperature in variants
     ]
+
+
+async def seed_warning(rollout: RolloutContext) -> str | None:
+    """Reset the first eval task twice with its seed; return a warning if it begins differently.
+
+    The first messages are compared, without ids and times of day. None also if a reset fails,
+    which the evaluation shows, or if programs, clients or other machines play.
+
+    Raises:
+        ConfigError, HostError: as any evaluation.
+    """
+    loop, env, task = rollout.loop, rollout.env, rollout.splits.eval[0]
+    if rollout.agents is not None or not isinstance(loop, LocalRunner):
+        return None
+    begun = []
+    try:
+        for _ in range(2):
+            async with loop.host.session() as session:
+                result = await session.reset({**task.reset, "seed": task.seed}, env.reset_timeout_s)
+                if result.done:
+                    return None
+                ask = partial(step_aside, session, env.step_timeout_s)
+                opening = await loop.adapter.open(result.observation, ask)
+                begun.append(VOLATILE.sub("", json.dumps(opening.messages, default=str)))
+    except SessionError:
+        return None
+    first, again = begun
+    if first == again:
+        return None
+    return (
+        f"the task {task.id}, reset twice with seed {task.seed}, began differently the second "
+        "time: evaluations of this environment do not play the same tasks, and a difference "
+        "between two of them may be one of their tasks; look for a reset keyword that names a "
+        "task (env.tasks.eval.index_key), and see `openenv-pipe env check`"
+    )
 
 
 async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int) -> Evaluation:

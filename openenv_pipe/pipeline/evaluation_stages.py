@@ -25,7 +25,7 @@ class EvaluationStage:
 
 
 class StartEvaluation(EvaluationStage):
-    """Evaluates the scripted policies, and the policy that the run starts with."""
+    """Checks the seed, and evaluates scripted policies and the policy that the run starts with."""
 
     label = "start"
 
@@ -33,6 +33,7 @@ class StartEvaluation(EvaluationStage):
         return at != self._origin
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
+        await self._evaluator.check_seed()
         await self._evaluator.baselines()
         return await super().run(at, checkpoint)
 

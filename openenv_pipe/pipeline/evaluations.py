@@ -7,6 +7,7 @@ from openenv_pipe.pipeline.evaluate import (
     evaluate_during,
     evaluate_model,
     play_baselines,
+    seed_warning,
     stop_reason,
 )
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
@@ -47,6 +48,11 @@ class Evaluations:
         self._progress = progress
         self._during = config.eval.during
         self._num_warnings = 0  # of the evaluation before; those during training repeat none
+
+    async def check_seed(self) -> None:
+        """Show a warning if a task does not begin the same twice."""
+        if (warning := await seed_warning(self._rollout)) is not None:
+            self._progress.note(f"eval: {warning}")
 
     async def baselines(self) -> None:
         """Evaluate the scripted policies."""
@@ -97,6 +103,9 @@ class Evaluations:
 
 class NoEvaluations:
     """The evaluations of a run without an environment: none."""
+
+    async def check_seed(self) -> None:
+        """Do nothing."""
 
     async def baselines(self) -> None:
         """Do nothing."""

@@ -14,6 +14,9 @@ from openenv_pipe.runs.checkpoints import StageStep
 class Evaluator(Protocol):
     """Evaluates the current policy and saves the reports. No evaluation is repeated."""
 
+    async def check_seed(self) -> None:
+        """Show a warning if a task does not begin the same twice."""
+
     async def baselines(self) -> None:
         """Evaluate the scripted policies."""
 
