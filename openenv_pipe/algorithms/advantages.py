@@ -11,6 +11,7 @@ from itertools import zip_longest
 from statistics import fmean
 
 from openenv_pipe.algorithms.credit import trained_turn_rewards, trained_turns
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Episode, Finish, Group, Status
 
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
@@ -75,12 +76,17 @@ def step_advantages(
               batch: of all episodes of the step (REINFORCE++, arXiv:2501.03262)
     scale     group: the group's (GRPO)
               batch: that of all advantages of the step (REINFORCE++)
+              mean: no deviation, but the group's mean (MaxRL, Tajwar et al. 2026,
+              arXiv:2602.02710), which needs rewards of at least 0: for successes, the gradient is
+              that of the log of the success rate, to the order of the group's size
               none (Dr. GRPO, arXiv:2503.20783, and RLOO)
 
     With per-turn rewards each turn is judged by itself: its value is the discounted sum of its
     own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
     over the episodes that reached the same turn; the divisor the root mean square. All of this is
     about trained turns: a retry or an auxiliary call is no turn here, and has the advantage 0.
+
+    Raises ConfigError for a negative reward with scale `mean`.
 
     Failed episodes and those without a trained turn count nowhere. A group without any spread has
     no signal, and neither has one with fewer than two episodes that count, unless it is compared
@@ -97,7 +103,10 @@ def step_advantages(
     if baseline == "batch":
         centred = _divided(_centred(_joined(values)), values)
     else:
-        centred = [_centred(each, alone=baseline == "leave_one_out") for each in values]
+        centred = [
+            _centred(each, alone=baseline == "leave_one_out", over_mean=scale == "mean")
+            for each in values
+        ]
     ddof = 0 if by_turn else 1
     if scale == "batch":
         centred = _divided(_scaled(_joined(centred), ddof=ddof), centred)
@@ -152,10 +161,11 @@ def _turn_values(episode: Episode, discount: float) -> list[float]:
     return values[::-1]
 
 
-def _centred(values_G: Values, *, alone: bool = False) -> Values:
+def _centred(values_G: Values, *, alone: bool = False, over_mean: bool = False) -> Values:
     """Subtract from each value the mean over the episodes that have one for the same turn.
 
     alone: subtract the mean of the others instead, which only multiplies by n / (n - 1).
+    over_mean: divide by the mean; raises ConfigError for a negative value.
     """
     columns = [
         [value for value in column if value is not None] for column in zip_longest(*values_G)
@@ -163,6 +173,14 @@ def _centred(values_G: Values, *, alone: bool = False) -> Values:
     means = [fmean(column) for column in columns]
     spreads = [max(column) - min(column) for column in columns]
     factors = [len(column) / max(1, len(column) - 1) if alone else 1.0 for column in columns]
+    if over_mean:
+        if (lowest := min(map(min, columns), default=0.0)) < 0.0:
+            raise ConfigError(
+                "trainer.advantage.scale=mean divides by the mean of a group's rewards, and an "
+                f"episode has the reward {lowest:.3g}, expected at least 0; set "
+                "trainer.advantage.scale=group, or change the reward (reward.transforms clips it)"
+            )
+        factors = [1.0 / mean if mean else 0.0 for mean in means]
     return [
         [
             (value - mean) * factor if spread > ZERO_SPREAD else 0.0

@@ -17,9 +17,15 @@ from openenv_pipe.algorithms.losses.importance_weights import (
 )
 from openenv_pipe.algorithms.losses.kl import kl_estimate, kl_loss
 from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
-from openenv_pipe.algorithms.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.algorithms.losses.policy import (
+    PolicyLoss,
+    cispo_loss,
+    grpo_loss,
+    gspo_loss,
+    sapo_loss,
+)
 from openenv_pipe.algorithms.losses.ratios import ratios
-from openenv_pipe.config.schema import LossConfig, PythonLossConfig
+from openenv_pipe.config.schema import LossConfig, PythonLossConfig, SapoLossConfig
 from openenv_pipe.learner.accumulator import MetricAccumulator
 
 
@@ -124,8 +130,12 @@ class Objective:
                     sample_index=tokens.sample_index,
                 )
             )
-        low, high, largest = config.clip_low, config.clip_high, config.max_ratio
         given = (tokens.logprobs, old_N, tokens.advantages)
+        if isinstance(config, SapoLossConfig):
+            return sapo_loss(
+                *given, tau_positive=config.tau_positive, tau_negative=config.tau_negative
+            )
+        low, high, largest = config.clip_low, config.clip_high, config.max_ratio
         match config.type:
             case "grpo":
                 return grpo_loss(*given, clip_low=low, clip_high=high, max_ratio=largest)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
-from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_loss, sapo_loss
 from openenv_pipe.algorithms.losses.ratios import sample_means
 from openenv_pipe.config.compose import compose
 
@@ -58,6 +58,8 @@ def test_weights_of_tokens(normaliser, expected):
         ("cispo", ("token", "all")),
         ("rloo", ("constant", "all")),
         ("reinforce_pp", ("token", "all")),
+        ("sapo", ("sample", "all")),
+        ("maxrl", ("constant", "all")),
     ],
 )
 def test_presets_have_the_means_of_their_papers(preset, expected):
@@ -147,6 +149,29 @@ def test_cispo_without_a_lower_bound():
     assert not policy.clipped_low.any()
 
 
+# --- sapo ---------------------------------------------------------------------------------------
+
+
+def test_sapo_is_the_papers_gate():
+    """Equations 5 and 6 of arXiv:2511.20347, with math alone: the weight of a token's gradient is
+    4 p (1 - p) times its ratio, where p = sigmoid(tau (ratio - 1))."""
+    taus = {1.0: 0.5, -1.0: 2.0}
+    gradients, policy = gradient(
+        lambda logprobs: sapo_loss(
+            logprobs, torch.zeros(5), ADVANTAGES, tau_positive=0.5, tau_negative=2.0
+        ),
+        RATIOS.log(),
+    )
+    for number, (ratio, advantage) in enumerate(
+        zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True)
+    ):
+        tau = taus[math.copysign(1.0, advantage)]
+        p = 1.0 / (1.0 + math.exp(-tau * (ratio - 1.0)))
+        assert policy.loss[number].item() == pytest.approx(-4.0 / tau * p * advantage)
+        assert gradients[number] == pytest.approx(-4.0 * p * (1.0 - p) * ratio * advantage)
+    assert not policy.clipped_low.any() and not policy.clipped_high.any()
+
+
 # --- gspo ---------------------------------------------------------------------------------------
 
 GSPO_ROWS = torch.tensor([0, 0, 1, 1])
@@ -209,6 +234,7 @@ def test_extreme_ratios_stay_finite(gaps, sign):
         lambda logprobs: grpo_loss(logprobs, old, advantages, **CLIPS),
         lambda logprobs: gspo_loss(logprobs, old, advantages, rows, **CLIPS),
         lambda logprobs: cispo_loss(logprobs, old, advantages, **CLIPS),
+        lambda logprobs: sapo_loss(logprobs, old, advantages, tau_positive=1.0, tau_negative=2.0),
     ):
         gradients, policy = gradient(loss_of, torch.tensor(gaps))
         assert all(map(math.isfinite, gradients))

@@ -57,6 +57,10 @@ BROKEN = [
     ),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     ([NO_HOST], "host agent"),
+    (
+        ["trainer=maxrl", "trainer.advantage.baseline=leave_one_out"],
+        "trainer.advantage.scale trainer.advantage.baseline",
+    ),
     (["trainer=cispo", "trainer.loss.max_ratio=4.0"], "trainer.loss.max_ratio trainer.loss.type"),
     (
         ["trainer.loss.clip_high=0.5", "trainer.loss.max_ratio=1.5"],

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Group
 
 REWARDS = st.lists(st.lists(st.floats(-10.0, 10.0), min_size=2, max_size=5), min_size=1, max_size=4)
@@ -88,6 +89,22 @@ def test_step_wide_advantages_sum_to_zero_and_do_not_depend_on_the_order(rewards
     backwards = advantages(*rewards[::-1], baseline=baseline, scale=scale)[::-1]
     for seen, values in zip(backwards, found, strict=True):
         assert (seen or []) == pytest.approx(values or [])
+
+
+def test_maxrl_is_the_papers_estimator():
+    """Theorem 1 of arXiv:2602.02710, for N rollouts of which K succeed: the mean score of the
+    successes minus the mean score of all, so each rollout has the weight r / K - 1 / N."""
+    for rewards in ([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]):
+        (found,) = advantages(rewards, baseline="group", scale="mean")
+        num_all, num_solved = len(rewards), sum(rewards)
+        expected = [reward / num_solved - 1 / num_all for reward in rewards]
+        assert [value / num_all for value in found] == pytest.approx(expected)
+
+
+def test_maxrl_has_no_signal_without_a_success_and_rejects_negative_rewards():
+    assert advantages([0.0, 0.0], [1.0, 1.0], baseline="group", scale="mean") == [None, None]
+    with pytest.raises(ConfigError, match="expected at least 0"):
+        advantages([1.0, -0.5], baseline="group", scale="mean")
 
 
 def test_a_failed_episode_is_not_among_those_compared_with():

@@ -43,6 +43,10 @@ KL_COEF = 0.3
 ENTROPY_COEF = 0.2
 CLIP_LOW, CLIP_HIGH = 0.1, 0.4
 
+TAUS = {"tau_positive": 0.7, "tau_negative": 1.4}
+SAPO = run_config().trainer.loss.model_dump(exclude={"clip_low", "clip_high", "max_ratio"})
+SAPO |= {"type": "sapo", **TAUS}
+
 # TRL's names of losses, and our settings for them.
 LOSSES = {
     "grpo": {"loss.type": "grpo", "loss.normalise": "sample"},
@@ -52,6 +56,7 @@ LOSSES = {
     "bnpo": {"loss.type": "grpo", "loss.normalise": "token"},
     "cispo": {"loss.type": "cispo", "loss.normalise": "token"},
     "gspo": {"loss.type": "gspo", "loss.normalise": "sample"},
+    "sapo": {"loss": SAPO},
 }
 
 
@@ -79,6 +84,8 @@ class StandIn:
         self.current_gradient_accumulation_steps = 1
         self.args = SimpleNamespace(
             delta=extras.get("delta"),
+            sapo_temperature_pos=TAUS["tau_positive"],
+            sapo_temperature_neg=TAUS["tau_negative"],
             use_bias_correction_kl=extras.get("weighted_kl", False),
             steps_per_generation=1,
             report_to=[],
@@ -169,13 +176,19 @@ def trl_loss_and_gradients(
     return loss.item(), gradients
 
 
+def given_loss(name):
+    """Return our settings for a loss of TRL's, with the clips of the stand-in."""
+    if name == "sapo":
+        return LOSSES[name]
+    clip_low = 1.0 if name == "cispo" else CLIP_LOW
+    return LOSSES[name] | {"loss.clip_low": clip_low, "loss.clip_high": CLIP_HIGH}
+
+
 def our_loss_and_gradients(policy, samples, name, temperature, uncomputed=NOTHING, **changes):
     """Return the learner's loss and gradients, with the policy's own reference."""
-    clip_low = 1.0 if name == "cispo" else CLIP_LOW
-    clips = {"loss.clip_low": clip_low, "loss.clip_high": CLIP_HIGH}
     keep, policy.keep_reference = policy.keep_reference, lambda: None
     try:
-        given = LOSSES[name] | clips | {"temperature": temperature} | changes
+        given = given_loss(name) | {"temperature": temperature} | changes
         return loss_and_gradients(policy, samples, given, uncomputed)
     finally:
         policy.keep_reference = keep
@@ -298,8 +311,7 @@ class Mover(GradientKeeper):
 def test_each_of_two_passes_has_the_gradients_of_trls_iterations(name):
     """With num_iterations=2, TRL takes both ratios to the logprobs of before the first."""
     policy, samples = moved_policy(2), samples_of_turns(one_advantage=True)
-    changes = LOSSES[name] | {"passes_per_step": 2, "temperature": 0.7}
-    changes |= {"loss.clip_low": 1.0 if name == "cispo" else CLIP_LOW, "loss.clip_high": CLIP_HIGH}
+    changes = given_loss(name) | {"passes_per_step": 2, "temperature": 0.7}
     trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
     theirs = copy.deepcopy(policy)
     learner = Learner(policy, trainer, max_episode_tokens=MAX_TOKENS, seed=0)

@@ -83,6 +83,26 @@ def cispo_loss(
     )
 
 
+def sapo_loss(
+    logprobs_N: torch.Tensor,
+    old_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    *,
+    tau_positive: float,
+    tau_negative: float,
+) -> PolicyLoss:
+    """A smooth gate in place of the clip (SAPO, Gao et al. 2025, arXiv:2511.20347).
+
+    The gate 4 / tau sigmoid(tau (ratio - 1)) has the slope 1 at a ratio of 1, as without a clip,
+    and falls on both sides, the faster the larger tau. tau_negative: of advantages up to 0.
+    """
+    ratio_N = ratios(logprobs_N - old_logprobs_N)
+    tau_N = torch.full_like(ratio_N, tau_negative).masked_fill(advantages_N > 0, tau_positive)
+    gate_N = torch.sigmoid(tau_N * (ratio_N - 1.0)) * 4.0 / tau_N
+    never_N = torch.zeros_like(advantages_N, dtype=torch.bool)
+    return PolicyLoss(-gate_N * advantages_N, ratio_N.detach(), never_N, never_N)
+
+
 def _clipped(
     ratio_N: torch.Tensor,
     advantages_N: torch.Tensor,

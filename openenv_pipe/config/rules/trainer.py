@@ -26,6 +26,15 @@ def _scales_by_another_population(config: "RunConfig") -> bool:
     )
 
 
+def _divides_by_another_mean(config: "RunConfig") -> bool:
+    advantage = config.trainer.advantage
+    return (
+        advantage.type == "group_relative"
+        and advantage.scale == "mean"
+        and advantage.baseline != "group"
+    )
+
+
 def _has_uneven_replicas(config: "RunConfig") -> bool:
     trainer = config.trainer
     return trainer.replicas > 1 and (
@@ -96,6 +105,12 @@ RULES = (
         breaks=_scales_by_another_population,
         advice="rewards would be compared over all groups and scaled group by group; set "
         "trainer.advantage.scale=batch or none",
+    ),
+    Rule(
+        keys=("trainer.advantage.scale", "trainer.advantage.baseline"),
+        breaks=_divides_by_another_mean,
+        advice="MaxRL subtracts the mean that it divides by; set trainer.advantage.baseline=group "
+        "or another trainer.advantage.scale",
     ),
     Rule(
         keys=("trainer.loss.type", "trainer.loss.normalise"),

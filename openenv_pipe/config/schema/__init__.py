@@ -40,7 +40,12 @@ from openenv_pipe.config.schema.judge import (
     JudgeConfig,
     NoJudgeConfig,
 )
-from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
+from openenv_pipe.config.schema.loss import (
+    ClippedLossConfig,
+    LossConfig,
+    PythonLossConfig,
+    SapoLossConfig,
+)
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.config.schema.reward import (
     ClipTransform,
@@ -154,6 +159,7 @@ __all__ = [
     "RubricTerm",
     "RunConfig",
     "SamplingConfig",
+    "SapoLossConfig",
     "ScriptedEngineConfig",
     "ScriptedSourceConfig",
     "ServingConfig",

@@ -100,6 +100,22 @@ class ClippedLossConfig(LossBlock):
         return self.type
 
 
+class SapoLossConfig(LossBlock):
+    """SAPO: a smooth gate in place of a clip (conf/trainer/loss/sapo.yaml)."""
+
+    type: Literal["sapo"]
+    tau_positive: Positive = Field(
+        description="how fast the gradient of a token with a positive advantage falls as its ratio "
+        "leaves 1; larger is faster"
+    )
+    tau_negative: Positive = Field(description="the same for all other tokens")
+
+    @property
+    def title(self) -> str:
+        """Return the loss's name for reports."""
+        return self.type
+
+
 class PythonLossConfig(LossBlock, PythonTarget):
     """An `openenv_pipe.algorithms.losses.custom.CustomLoss`: target(tokens, **options)."""
 
@@ -114,4 +130,6 @@ class PythonLossConfig(LossBlock, PythonTarget):
         return self.target
 
 
-LossConfig = Annotated[ClippedLossConfig | PythonLossConfig, Field(discriminator="type")]
+LossConfig = Annotated[
+    ClippedLossConfig | SapoLossConfig | PythonLossConfig, Field(discriminator="type")
+]

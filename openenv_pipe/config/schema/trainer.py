@@ -63,9 +63,9 @@ class GroupRelativeAdvantageConfig(Block):
         description="the mean reward that is subtracted: of the group (GRPO), of the group's other "
         "episodes (RLOO), or of all episodes of the step (REINFORCE++)"
     )
-    scale: Literal["group", "batch", "none"] = Field(
-        description="the standard deviation that the difference is divided by: of the group, of "
-        "all episodes of the step, or none (Dr. GRPO)"
+    scale: Literal["group", "batch", "mean", "none"] = Field(
+        description="what the difference is divided by: the standard deviation of the group or of "
+        "all episodes of the step, the group's mean reward (MaxRL), or nothing (Dr. GRPO)"
     )
     discount: Share = Field(
         description="discount of later turns' per-turn rewards; 0: each turn counts only its own"
