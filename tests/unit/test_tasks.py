@@ -512,6 +512,22 @@ def test_by_cost_a_curriculum_prefers_short_tasks():
 
 
 @pytest.mark.parametrize("name", ["curriculum", "curriculum_by_cost"])
+def test_a_curriculum_expects_of_new_tasks_what_their_labels_promise(tmp_path, name):
+    """Of 60 tasks one of each tier was played: only those of tier 1 were solved at times."""
+    rows = [{"q": number, "tier": number % 3} for number in range(60)]
+    block = file_block(write(tmp_path / "a.jsonl", *rows), labels=["tier"])
+    tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
+    order = build_order(name, tasks, 0)
+    for index, successes in ((0, [False, False]), (1, [True, False]), (2, [True, True])):
+        order.record([played(tasks[index], successes)])
+    taken = [index % 3 for start in range(0, 80, 8) for index in indices(order, start, 8)[:6]]
+    assert taken == [1] * 60
+    restored = build_order(name, tasks, 0)
+    restored.restore(json.loads(json.dumps(order.state())))
+    assert indices(restored, 80, 16) == indices(order, 80, 16)
+
+
+@pytest.mark.parametrize("name", ["curriculum", "curriculum_by_cost"])
 def test_a_curriculum_is_the_same_for_the_same_history(name):
     tasks = tasks_of(20)
 

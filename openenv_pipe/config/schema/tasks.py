@@ -42,7 +42,8 @@ class TaskRows(ListedTasks):
     )
     labels: list[str] = Field(
         description="columns that say what kind of task a row is, such as its difficulty or topic, "
-        "for tables of evaluations; reset does not get them, unless `columns` names them too"
+        "for tables of evaluations and curricula; reset does not get them, unless `columns` names "
+        "them too"
     )
 
     @model_validator(mode="after")

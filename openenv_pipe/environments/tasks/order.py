@@ -23,6 +23,7 @@ from openenv_pipe.types import Group, Task
 
 NUM_RECENT = 3  # groups per task over which the success rate is measured
 Number = TypeVar("Number", int, float)
+Kind = tuple[tuple[str, str], ...]  # all labels of a task
 EXPLORED_FRACTION = 0.25  # of a curriculum's tasks, chosen for being unseen the longest
 
 
@@ -134,6 +135,8 @@ class Curriculum:
     `by_cost` also to 1 / the tokens of their recent groups, so that a token buys the most signal.
     A fixed fraction, and all that is missing while too few rates are known, goes to tasks never
     played, then to those played longest ago. A group whose episodes all failed does not count.
+
+    A task without a rate, but with labels, is drawn by the mean of the tasks with the same labels.
     """
 
     def __init__(self, tasks: TaskSet, seed: int, *, by_cost: bool) -> None:
@@ -144,6 +147,8 @@ class Curriculum:
         self._num_tokens: dict[int, deque[int]] = {}  # of the same groups; only with `by_cost`
         self._last_played: dict[int, int] = {}  # task index -> number of its latest group
         self._num_groups = 0
+        labels = ((index, tasks.labels(index)) for index in range(len(tasks)))
+        self._kinds = {index: tuple(sorted(each.items())) for index, each in labels if each}
 
     def take(self, start: int, count: int) -> list[Task]:
         picked: list[int] = []
@@ -197,13 +202,26 @@ class Curriculum:
 
     def _weights(self) -> dict[int, float]:
         """Return the weights of the tasks with a signal, by their index."""
-        rates = {index: fmean(self._rates[index]) for index in sorted(self._rates)}
+        rates = self._means(self._rates)
         weights = {index: rate * (1.0 - rate) for index, rate in rates.items() if 0 < rate < 1}
         if not self._by_cost or not weights:
             return weights
-        costs = {index: fmean(self._num_tokens[index]) for index in weights}
-        usual = fmean(costs.values())
+        costs = self._means(self._num_tokens)
+        usual = fmean(costs[index] for index in weights)
         return {index: weight * usual / costs[index] for index, weight in weights.items()}
+
+    def _means(self, recent: Mapping[int, deque[Number]]) -> dict[int, float]:
+        """Return the mean of each task, in the order of tasks, or that of its labels."""
+        means = {index: fmean(recent[index]) for index in sorted(recent)}
+        by_kind: dict[Kind, list[float]] = {}
+        for index, mean in means.items():
+            if index in self._kinds:
+                by_kind.setdefault(self._kinds[index], []).append(mean)
+        of_kinds = {kind: fmean(values) for kind, values in by_kind.items()}
+        for index, kind in self._kinds.items():
+            if kind in of_kinds:
+                means.setdefault(index, of_kinds[kind])
+        return means
 
 
 def _append(recent: dict[int, deque[Number]], index: int, value: Number) -> None:

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
+from openenv_pipe.environments.tasks.sets import Labels
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.system.optional_packages import how_to_install
 
 Row = Mapping[str, Any]
-Labels = Mapping[str, str]
 
 
 class Rows(NamedTuple):

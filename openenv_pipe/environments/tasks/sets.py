@@ -9,6 +9,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.copies import copied
 from openenv_pipe.types import Task
 
+Labels = Mapping[str, str]  # from a column to what it says of the task
+
 
 class TaskSet(Protocol):
     """The tasks of a split."""
@@ -19,6 +21,9 @@ class TaskSet(Protocol):
 
     def __getitem__(self, index: int) -> Task:
         """Return task `index`. Raises IndexError, or ConfigError for an invalid row."""
+
+    def labels(self, index: int) -> Labels:
+        """Return the labels of task `index`, without making the task."""
 
 
 class RangeTasks:
@@ -41,6 +46,9 @@ class RangeTasks:
         name = f"{self._split}/{index}"
         return Task(id=name, split=self._split, index=index, seed=seed, reset=reset)
 
+    def labels(self, index: int) -> Labels:
+        return {}
+
 
 class ListedRows:
     """Tasks made from rows: each column is a reset keyword, `seed` is the task's seed."""
@@ -52,7 +60,7 @@ class ListedRows:
         rows: Sequence[Mapping[str, Any]],
         source: str,
         names: Sequence[str] | None = None,
-        labels: Sequence[Mapping[str, str]] = (),
+        labels: Sequence[Labels] = (),
     ) -> None:
         """
         names: of the tasks, for their ids; None: their numbers. labels: of each task; (): none.
@@ -94,8 +102,11 @@ class ListedRows:
             index=index,
             seed=seed,
             reset=reset,
-            labels=self._labels[index] if self._labels else {},
+            labels=self.labels(index),
         )
+
+    def labels(self, index: int) -> Labels:
+        return self._labels[index] if self._labels else {}
 
 
 class SelectedTasks:
@@ -115,3 +126,6 @@ class SelectedTasks:
         task = self._tasks[self._indices[index]]
         name = task.id.partition("/")[2]
         return replace(task, id=f"{self._split}/{name}", split=self._split, index=index)
+
+    def labels(self, index: int) -> Labels:
+        return self._tasks.labels(self._indices[index])
