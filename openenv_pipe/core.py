@@ -86,6 +86,9 @@ CORE = Extra(
         _type("reward.terms", "unusable", "reward_terms:UnusableTerm", _EPISODE_TERM),
         _type("reward.terms", "length", "reward_terms:LengthTerm", _EPISODE_TERM),
         _type("reward.terms", "overlong", "reward_terms:OverlongTerm", _EPISODE_TERM),
+        _type(
+            "reward.terms", "brevity", "reward_terms:BrevityTerm", "rewards.terms:BrevityOfGroup"
+        ),
         _type("reward.terms", "regex", "reward_terms:RegexTerm", _EPISODE_TERM),
         _type(
             "reward.terms", "python", "reward_terms:PythonTerm", "rewards.python_term:FunctionTerm"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from openenv_pipe.config.schema import (
+    BrevityTerm,
     EnvTerm,
     EpisodeTermConfig,
     LengthTerm,
@@ -90,6 +91,25 @@ class EpisodeTerm:
         by_turn = [check_number(self._name, value, episode) for value in self._function(episode)]
         total = math.fsum(by_turn)
         return TermValue(credits=by_turn if self._term.per_turn else [total], total=total)
+
+
+class BrevityOfGroup:
+    """The length reward of Kimi k1.5 (section 2.3.3 of arXiv:2501.12599); a `GroupTerm`."""
+
+    def __init__(self, name: str, term: BrevityTerm, sources: TermSources) -> None:
+        """Everything that it needs is in the episodes."""
+
+    async def values(self, group: Group) -> dict[int, TermValue]:
+        if len(group.scored) < 2:
+            return {}
+        lengths = [episode.num_completion_tokens for episode in group.scored]
+        shortest, spread = min(lengths), max(lengths) - min(lengths)
+        found = {}
+        for episode, length in zip(group.scored, lengths, strict=True):
+            value = 0.5 - (length - shortest) / spread if spread else 0.0
+            value = value if episode.success else min(0.0, value)
+            found[episode.member] = TermValue(credits=[value], total=value)
+        return found
 
 
 def _function(name: str, term: EpisodeTermConfig) -> TermFunction:

@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards import python_term as python_term_module
+from openenv_pipe.rewards.terms import BrevityOfGroup
 from openenv_pipe.types import Group, Status, Step, Task
 
 
@@ -75,6 +77,31 @@ def test_overlong_falls_from_the_buffer_to_the_limit(num_tokens, expected):
     turns = [made_up_turn([5] * 40, [6] * (num_tokens - 40))]
     term = {"type": "overlong", "limit_tokens": 100, "buffer_share": 0.2}
     assert scored({"it": term}, turns=turns).reward == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "successes", "expected"),
+    [
+        ([10, 20, 30, 15], [True, True, True, False], [0.5, 0.0, -0.5, 0.0]),
+        ([10, 20, 30, 25], [False, True, False, False], [0.0, 0.0, -0.5, -0.25]),
+        ([7, 7], [True, False], [0.0, 0.0]),
+        ([7], [True], []),
+    ],
+)
+async def test_brevity_is_relative_to_the_group(lengths, successes, expected):
+    """By hand, by section 2.3.3 of arXiv:2501.12599: 0.5 - (length - min) / (max - min)."""
+    episodes = []
+    for member, (length, success) in enumerate(zip(lengths, successes, strict=True)):
+        turns = [made_up_turn([5], [6] * (length - 3)), made_up_turn([5], [6] * 3)]
+        episodes.append(made_up_episode(member=member, turns=turns))
+        episodes[-1].success = success
+    failed = made_up_episode(member=9, turns=[made_up_turn([5], [6] * 99)], status=Status.ERROR)
+    group = Group(id="0", task=failed.task, episodes=[*episodes, failed])
+    config = compose(["conf=wordle", "reward=[wordle,brevity]"]).config.reward
+    assert config.relative == ["brevity"]
+    term = BrevityOfGroup("brevity", config.terms["brevity"], sources=None)
+    found = await term.values(group)
+    assert [found[member].total for member in sorted(found)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

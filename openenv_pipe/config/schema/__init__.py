@@ -64,6 +64,7 @@ from openenv_pipe.config.schema.reward_reported import (
     VerifierTerm,
 )
 from openenv_pipe.config.schema.reward_terms import (
+    BrevityTerm,
     EnvTerm,
     EpisodeTermConfig,
     LengthTerm,
@@ -110,6 +111,7 @@ __all__ = [
     "AgentConfig",
     "AttachHostConfig",
     "BestConfig",
+    "BrevityTerm",
     "CheckpointConfig",
     "ClipTransform",
     "ClippedLossConfig",

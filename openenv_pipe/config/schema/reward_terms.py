@@ -81,6 +81,18 @@ class OverlongTerm(Term):
         return (1.0 - self.buffer_share) * self.limit_tokens
 
 
+class BrevityTerm(Term):
+    """How short an episode is among those of its group (Kimi k1.5, arXiv:2501.12599).
+
+    From 0.5 for the fewest tokens to -0.5 for the most; without success at most 0. All are 0 if
+    they have the same length. An episode that is alone in its group has no value.
+    """
+
+    is_relative = True
+    type: Literal["brevity"]
+    per_turn: Literal[False] = Field(description="it compares whole episodes")
+
+
 class PythonTerm(Term):
     """A function `target(episode, **keywords)` that returns one number, or one number per turn.
 
