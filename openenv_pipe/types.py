@@ -248,6 +248,7 @@ class Episode:
     notes: list[str] = field(default_factory=list)  # what a program asked for and did not get
     duration_s: float = 0.0
     started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files
+    others: list["Episode"] = field(default_factory=list)  # of its game, until all have groups
 
     @property
     def observations(self) -> list[Observation]:

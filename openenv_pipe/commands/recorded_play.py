@@ -15,7 +15,7 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import ScriptedEngine, ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.client.session import EpisodeSession
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.rollout.context import EpisodeSpec
 from openenv_pipe.rollout.episode import Player
@@ -106,7 +106,7 @@ class RecordedPlayer(Player):
         super().__init__(context, adapter, spec)
         self._record = play
 
-    async def play_in(self, session: Session) -> Status:
+    async def play_in(self, session: EpisodeSession) -> Status:
         """See `Player.play_in`. A rejected step that fails the episode is in the record."""
         try:
             return await super().play_in(session)
@@ -115,10 +115,10 @@ class RecordedPlayer(Player):
                 raise
             return Status.ERROR
 
-    async def _reset(self, session: Session) -> StepResult:
+    async def _reset(self, session: EpisodeSession) -> StepResult:
         return await self._recorded(super()._reset(session))
 
-    async def _step(self, session: Session, action: Action) -> StepResult:
+    async def _step(self, session: EpisodeSession, action: Action) -> StepResult:
         try:
             result = await self._recorded(super()._step(session, action))
         except UnusableReply as mistake:
@@ -141,7 +141,11 @@ class RecordedPlayer(Player):
 
 
 async def play_scripted(
-    session: Session, play: PlayedEpisode, policy: ScriptedPolicy, adapter: Adapter, env: EnvConfig
+    session: EpisodeSession,
+    play: PlayedEpisode,
+    policy: ScriptedPolicy,
+    adapter: Adapter,
+    env: EnvConfig,
 ) -> Opening | None:
     """Play an episode by a scripted policy, as a warm start does, and record it in `play`.
 
@@ -156,6 +160,6 @@ async def play_scripted(
     return player.opening
 
 
-async def reset(session: Session, task: Task, env: EnvConfig) -> StepResult:
+async def reset(session: EpisodeSession, task: Task, env: EnvConfig) -> StepResult:
     """Reset the session to a task, as training does. Raises SessionError."""
     return await session.reset({**task.reset, "seed": task.seed}, env.reset_timeout_s)

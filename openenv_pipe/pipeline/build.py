@@ -29,7 +29,7 @@ from openenv_pipe.models.load import (
 )
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.pipeline.cluster import build_cluster
-from openenv_pipe.pipeline.components import Components
+from openenv_pipe.pipeline.components import Components, build_roles
 from openenv_pipe.pipeline.engines import EngineParts, opened_engine
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.registry import block_types, load
@@ -139,6 +139,7 @@ async def _opened_rollout(
                 engine=engine,
                 scorer=scorer,
                 agents=agents,
+                roles=build_roles(config, config.env.players.roles if config.env.players else {}),
             )
 
 

@@ -1,12 +1,13 @@
 """The components of a run, which its stages use. `build` creates and closes them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.policy import Policy
@@ -30,6 +31,19 @@ class Components:
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Run torch work in its thread, while sessions stay alive on the event loop."""
         return await in_thread(self.torch_thread, partial(function, *args, **kwargs))
+
+
+def build_roles(config: RunConfig, roles: Mapping[str, str]) -> dict[str, Engine | str]:
+    """Return the roles of a game with an engine in place of each name of `env.baselines`.
+
+    Raises ConfigError.
+    """
+    return {
+        player: role
+        if role in (POLICY, UNTRAINED)
+        else ScriptedEngine(load_callable(config.env.baselines[role]))
+        for player, role in roles.items()
+    }
 
 
 def with_scripted_policy(rollout: RolloutContext, policy: str) -> RolloutContext:

@@ -5,12 +5,13 @@ Episode k of a task has the same sampling seed for every policy, so that policie
 """
 
 import json
+from dataclasses import replace
 from functools import partial
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
-from openenv_pipe.pipeline.components import with_scripted_policy
+from openenv_pipe.pipeline.components import build_roles, with_scripted_policy
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import VOLATILE
@@ -172,15 +173,24 @@ async def _play(
     samples_per_task: int,
     temperature: float | None,
 ) -> Evaluation:
-    """Play the first `num_tasks` tasks of the eval split, each `samples_per_task` times."""
-    groups = await collect_groups(
-        rollout,
-        [rollout.splits.eval[index] for index in range(num_tasks)],
-        group_size=samples_per_task,
-        temperature=temperature or 0.0,
-        seed=config.seed,
-        label=SEEDS_LABEL,
-    )
+    """Play the first `num_tasks` tasks of the eval split, each `samples_per_task` times.
+
+    In a game of several players, the trained ones take turns in the tasks.
+    """
+    tasks = [rollout.splits.eval[index] for index in range(num_tasks)]
+    evaluated = _as_players(config, rollout) or [(rollout, SEEDS_LABEL)]
+    groups = [
+        group
+        for place, (context, seeds_label) in enumerate(evaluated[:num_tasks])
+        for group in await collect_groups(
+            context,
+            tasks[place :: len(evaluated)],
+            group_size=samples_per_task,
+            temperature=temperature or 0.0,
+            seed=config.seed,
+            label=seeds_label,
+        )
+    ]
     report = summarise(
         label,
         [episode for group in groups for episode in group.episodes],
@@ -193,3 +203,19 @@ async def _play(
         sampling=config.engine.distortions if temperature else None,
     )
     return Evaluation(report=report, groups=groups)
+
+
+def _as_players(config: RunConfig, rollout: RolloutContext) -> list[tuple[RolloutContext, str]]:
+    """Return a context and a label for each trained player of a game, against all others."""
+    players, opponent = config.env.players, config.eval.opponent
+    if players is None:
+        return []
+    found = []
+    for player in players.trained:
+        others = {
+            name: opponent or (UNTRAINED if role == POLICY else role)
+            for name, role in players.roles.items()
+        }
+        roles = build_roles(config, {**others, player: POLICY})
+        found.append((replace(rollout, roles=roles), f"{SEEDS_LABEL} {player}"))
+    return found

@@ -129,7 +129,7 @@ class PlayedGroups:
             missing = wanted - sum(
                 has_signal(group, discount=discount, mask_truncated=mask) for group in found
             )
-            if missing == 0:
+            if missing <= 0:  # a game has several groups
                 break
             found += await self._play(f"step {step} round {number}", missing)
         return found

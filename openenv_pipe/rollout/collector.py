@@ -4,12 +4,13 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.errors import FailureError, raise_first
-from openenv_pipe.rollout.context import EpisodeRunner, EpisodeSpec, RolloutContext
-from openenv_pipe.system.tasks import uncancelled
+from openenv_pipe.rollout.context import PLAYER, EpisodeRunner, EpisodeSpec, RolloutContext
+from openenv_pipe.system.tasks import run_all, uncancelled
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
 
@@ -60,12 +61,15 @@ async def play_groups(
     temperature: float,
     seed: int,
     label: str,
-    score: Callable[[Group], Awaitable[None]] | None = None,
+    score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of each task; the groups are in the order of the tasks.
 
     An episode's sampling seed is a hash of (seed, label, place of its group, member): the members
     of a group differ, equal calls are equal, and `label` (a step, for example) sets calls apart.
+
+    A task of a game of several players has a group for each player that is trained, whose episodes
+    are labelled with the player.
 
     score: called with each group as soon as its episodes have ended, while others are played.
 
@@ -88,6 +92,7 @@ async def play_groups(
             group=f"{label}/{index}",
             group_size=group_size,
             group_seed=group_seed(seed, label, index),
+            roles=context.roles,
         )
         for index, task in enumerate(tasks)
         for member in range(group_size)
@@ -121,33 +126,47 @@ class _RolloutBatch:
     def __init__(
         self,
         specs: Sequence[EpisodeSpec],
-        score: Callable[[Group], Awaitable[None]] | None,
+        score: Callable[[Group], Coroutine[Any, Any, None]] | None,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._episodes: dict[str, list[Episode]] = {spec.group: [] for spec in specs}
-        self._ended: dict[str, Group] = {}
+        # Of each member its episode, or in a game of several players one for each that is trained.
+        self._episodes: dict[str, list[list[Episode]]] = {spec.group: [] for spec in specs}
+        self._ended: dict[str, list[Group]] = {}
         self._score = score
         self._tasks = tasks
 
     def add(self, spec: EpisodeSpec, episode: Episode) -> None:
-        episodes = self._episodes[spec.group]
-        episodes.append(episode)
-        if len(episodes) < spec.group_size:
+        members = self._episodes[spec.group]
+        members.append([episode, *episode.others])
+        episode.others = []
+        if len(members) < spec.group_size:
             return
-        episodes.sort(key=lambda each: each.member)
-        task = episodes[0].task  # a client may have brought another one than the spec's
-        group = Group(id=spec.group, task=task, episodes=episodes, seed=spec.group_seed)
+        members.sort(key=lambda each: each[0].member)
+        groups = [
+            Group(
+                id=f"{spec.group}/{episodes[0].task.labels[PLAYER]}" if spec.roles else spec.group,
+                task=episodes[0].task,  # a client may have brought another one than the spec's
+                episodes=list(episodes),
+                seed=spec.group_seed,
+            )
+            for episodes in zip(*members, strict=True)
+        ]
         if self._score is None:
-            self._ended[group.id] = group
+            self._ended[spec.group] = groups
         else:
-            self._tasks.create_task(uncancelled(self._score_group(group, self._score)))
+            self._tasks.create_task(uncancelled(self._score_groups(spec, groups, self._score)))
 
-    async def _score_group(self, group: Group, score: Callable[[Group], Awaitable[None]]) -> None:
-        await score(group)
-        self._ended[group.id] = group
+    async def _score_groups(
+        self,
+        spec: EpisodeSpec,
+        groups: list[Group],
+        score: Callable[[Group], Coroutine[Any, Any, None]],
+    ) -> None:
+        await run_all(score(group) for group in groups)
+        self._ended[spec.group] = groups
 
     def groups(self) -> list[Group]:
-        """Return the groups in the order of their tasks.
+        """Return the groups in the order of their tasks, and of the players of a game.
 
         Raises FailureError if one was not played and scored to its end, whatever has stopped it.
         """
@@ -157,7 +176,7 @@ class _RolloutBatch:
                 "and scored to their end, although nothing stopped the run; user code may have "
                 "cancelled tasks of the run's event loop"
             )
-        return [self._ended[name] for name in self._episodes]
+        return [group for name in self._episodes for group in self._ended[name]]
 
 
 async def _has_lost_a_server(runner: EpisodeRunner, num_deaths: int) -> bool:

@@ -1,7 +1,7 @@
 """What episodes are played with, and the interface of what plays them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from pydantic import JsonValue
@@ -12,6 +12,8 @@ from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Task, Tool
+
+PLAYER = "player"  # the label of a task that says whose episode it is, in a game of several
 
 
 class Chat(Protocol):
@@ -66,6 +68,7 @@ class EpisodeSpec:
     group: str = ""  # the group's id
     group_size: int = 1  # G
     group_seed: int = 0  # for requests that sample for several members
+    roles: Mapping[str, Engine | str] = field(default_factory=dict)  # see `RolloutContext`
 
 
 class EpisodeRunner(Protocol):
@@ -149,6 +152,8 @@ class RolloutContext:
     engine: Engine
     scorer: Scorer
     agents: EpisodeRunner | None = None  # programs or clients that play in place of the loop
+    # Who plays each player of a game: POLICY, UNTRAINED or an engine of its own; empty: no game.
+    roles: Mapping[str, Engine | str] = field(default_factory=dict)
 
     @property
     def runner(self) -> EpisodeRunner:

@@ -3,27 +3,31 @@
 Training, evaluations, `env check` and `env play` all play by it; they differ in their engines.
 """
 
+import hashlib
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import POLICY, EnvConfig, RunConfig
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
-from openenv_pipe.environments.client.session import Session, step_aside
-from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.client.session import EpisodeSession, step_aside
+from openenv_pipe.environments.hosts.base import Host, SessionLender
 from openenv_pipe.environments.tasks import Splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.replies.reader import ReplyReader
-from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
+from openenv_pipe.rollout.context import PLAYER, Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.conversation import Conversation, conversation_class
+from openenv_pipe.rollout.game import Game
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
@@ -70,7 +74,45 @@ class LocalRunner:
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """See `EpisodeRunner.play`."""
-        return await Player(context, self.adapter, spec).play(self.host)
+        if not spec.roles or context.env.players is None:
+            return await Player(context, self.adapter, spec).play(self.host)
+        game = Game(context.env, context.env.players)
+        plays = {name: self._player(context, spec, name).play for name in spec.roles}
+        episodes = await game.play(self.host, spec.task, plays)
+        of_roles = zip(episodes, spec.roles.values(), strict=True)
+        first, *others = [episode for episode, role in of_roles if role == POLICY]
+        first.others = others
+        return first
+
+    def _player(self, context: PlayContext, spec: EpisodeSpec, name: str) -> "Player":
+        """Return what plays one player of a game."""
+        role, task = spec.roles[name], spec.task
+        spec = replace(
+            spec,
+            task=replace(task, labels={**task.labels, PLAYER: name}),
+            seed=player_seed(spec.seed, name),
+            group_seed=player_seed(spec.group_seed, name),
+        )
+        if not isinstance(role, str):
+            env = context.env.model_copy(update={"max_episode_tokens": sys.maxsize})
+            context = _OpponentContext(env=env, engine=role)
+        return Player(context, self.adapter, spec)
+
+
+def player_seed(seed: int, player: str) -> int:
+    """Return a seed below 2**62 for one player of a game."""
+    digest = hashlib.sha256(f"{seed}/{player}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OpponentContext:
+    """The `PlayContext` of a scripted policy in a game, whose replies nobody learns from."""
+
+    env: EnvConfig
+    engine: Engine
+    chat: None = None
+    reads_messages: bool = False
 
 
 class LocalLoop(LocalRunner):
@@ -116,7 +158,7 @@ class Player:
         turns = [replace(turn, steps=[*turn.steps]) for turn in self._episode.turns]
         return replace(self._episode, turns=turns)
 
-    async def play(self, host: Host) -> Episode:
+    async def play(self, host: SessionLender) -> Episode:
         """Play the episode in a session of the host. See `EpisodeRunner.play`."""
         episode, started = self._episode, time.perf_counter()
         episode.started_s = time.time()
@@ -130,7 +172,7 @@ class Player:
             episode.duration_s = time.perf_counter() - started
         return episode
 
-    async def play_in(self, session: Session) -> Status:
+    async def play_in(self, session: EpisodeSession) -> Status:
         """Play the episode in this session, and return why it ended. Raises SessionError."""
         episode = self._episode
         result = await self._reset(session)
@@ -141,7 +183,9 @@ class Player:
         self.opening = await self._adapter.open(result.observation, ask)
         return await self._converse(session, result, self.opening)
 
-    async def _converse(self, session: Session, first: StepResult, opening: Opening) -> Status:
+    async def _converse(
+        self, session: EpisodeSession, first: StepResult, opening: Opening
+    ) -> Status:
         """Play from the opening to the end, and return why it ended."""
         episode, env = self._episode, self._context.env
         conversation = self._conversation(opening, first.observation)
@@ -176,7 +220,7 @@ class Player:
         return conversation
 
     async def _act(
-        self, session: Session, turn: Turn, reader: ReplyReader, opening: Opening
+        self, session: EpisodeSession, turn: Turn, reader: ReplyReader, opening: Opening
     ) -> tuple[list[Message], Status | None]:
         """Take the steps of a reply; return the messages that follow, and the status at the end.
 
@@ -205,12 +249,12 @@ class Player:
             messages += await awaited(adapter.reject(turn.unusable))
         return messages, Status.ANSWERED if is_answer else None
 
-    async def _reset(self, session: Session) -> StepResult:
+    async def _reset(self, session: EpisodeSession) -> StepResult:
         task = self._episode.task
         keywords = {**task.reset, "seed": task.seed}
         return await session.reset(keywords, self._context.env.reset_timeout_s)
 
-    async def _step(self, session: Session, action: Action) -> StepResult:
+    async def _step(self, session: EpisodeSession, action: Action) -> StepResult:
         env = self._context.env
         try:
             return await session.step(action, env.step_timeout_s)

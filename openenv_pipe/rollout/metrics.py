@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
+from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
 
 # UUIDs, long hexadecimal ids, and times of day with the date before them.
@@ -30,7 +31,10 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "episodes/count": len(everyone),
         "episodes/failed": sum(episode.failed for episode in everyone),
         "episodes/truncated": sum(episode.truncated for episode in scored),
-        "episodes/untrained": sum(not trained_turns(episode) for episode in scored),
+        # A game may end before the first turn of one of its players.
+        "episodes/untrained": sum(
+            not trained_turns(episode) for episode in scored if PLAYER not in episode.task.labels
+        ),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
     }
     metrics |= _summarise_judging(everyone) | _summarise_clients(groups)
@@ -55,7 +59,7 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }
-    metrics |= _summarise_branches(scored)
+    metrics |= _summarise_branches(scored) | _summarise_players(scored)
     for name in dict.fromkeys(name for episode in scored for name in episode.reward_terms):
         values = [e.reward_terms[name] for e in scored if name in e.reward_terms]
         metrics[f"reward/{name}"] = fmean(values)
@@ -97,7 +101,8 @@ def count_unlike_prompts(groups: Sequence[Group], text_of: Callable[[list[int]],
     """Count the groups whose members were shown different first prompts, though of one task.
 
     Ids and clocks in a prompt, which differ by nature, are no difference. Images are compared by
-    their pixels. text_of: decodes token ids.
+    their pixels. Games are left out: what others did before a player's first turn may differ.
+    text_of: decodes token ids.
     """
 
     def shown(prompt_ids: Sequence[int]) -> tuple[str, list[int]]:
@@ -110,7 +115,7 @@ def count_unlike_prompts(groups: Sequence[Group], text_of: Callable[[list[int]],
         others = [each for each in prompts[1:] if each != prompts[0]]
         return any(shown(each) != shown(prompts[0]) for each in others)
 
-    return sum(map(differ, groups))
+    return sum(differ(group) for group in groups if PLAYER not in group.task.labels)
 
 
 def _summarise_branches(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -122,6 +127,19 @@ def _summarise_branches(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/branched": sum(len(episode.branches) > 1 for episode in episodes),
         "turns/untrained": fmean(turn.role is not TurnRole.AGENT for turn in turns),
     }
+
+
+def _summarise_players(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return how each trained player of a game does; nothing without a game."""
+    players: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if (player := episode.task.labels.get(PLAYER)) is not None:
+            players.setdefault(player, []).append(episode)
+    metrics = {}
+    for player, played in sorted(players.items()):
+        metrics[f"player/{player}/reward"] = fmean(episode.reward for episode in played)
+        metrics[f"player/{player}/success"] = fmean(episode.success for episode in played)
+    return metrics
 
 
 def _summarise_clients(groups: Sequence[Group]) -> dict[str, float]:

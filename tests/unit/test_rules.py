@@ -39,6 +39,12 @@ CLIENT = "agent=client"
 NO_HOST = "host=none"
 LISTED = "{type: server, split: a, seed_start: null, reset: {}}"
 STANDARDISED = "reward.transforms.win=[{type: standardise}]"
+PLAYERS, FIELDS = "env.players", "turn: turn, rewards: rewards"
+GAME = f"{PLAYERS}={{roles: {{x: policy, o: policy}}, {FIELDS}}}"
+TOOLS = (
+    "{type: tool, system: null, examples: [], first: null, following: null, unusable: why, "
+    "plain_reply: final}"
+)
 EVERY = "eval.during.every=1"
 
 
@@ -56,6 +62,15 @@ BROKEN = [
         "env.tasks.train env.tasks.eval",
     ),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
+    (
+        [f"{PLAYERS}={{roles: {{x: policy, o: nobody}}, {FIELDS}}}"],
+        "env.players.roles.o env.baselines",
+    ),
+    ([f"{PLAYERS}={{roles: {{x: untrained, o: untrained}}, {FIELDS}}}"], "env.players.roles"),
+    (["eval.opponent=perfect"], "eval.opponent env.players env.baselines"),
+    ([GAME, *PROGRAM], "env.players agent"),
+    ([GAME, RAY], "env.players cluster"),
+    ([GAME, f"env.adapter={TOOLS}"], "env.players env.adapter.type"),
     ([NO_HOST], "host agent"),
     (
         ["trainer=maxrl", "trainer.advantage.baseline=leave_one_out"],

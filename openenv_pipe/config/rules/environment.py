@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
+from openenv_pipe.config.schema.env import POLICY, UNTRAINED
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
@@ -60,12 +61,57 @@ def _evaluates_for_nothing(config: "RunConfig") -> bool:
     return best is not None and best.metric.startswith("eval/") and not config.eval.during.every
 
 
+def _roles_that_nobody_plays(config: "RunConfig") -> list[str]:
+    """Return the players whose role is no name of env.baselines."""
+    known = {POLICY, UNTRAINED, *config.env.baselines}
+    players = config.env.players
+    return [name for name, role in players.roles.items() if role not in known] if players else []
+
+
+def _has_unknown_opponent(config: "RunConfig") -> bool:
+    opponent, env = config.eval.opponent, config.env
+    return opponent is not None and (env.players is None or opponent not in env.baselines)
+
+
 NOT_MEASURED = (
     "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
     "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
 )
 
 RULES = (
+    Rule(
+        keys=("env.players.roles.*", "env.baselines"),
+        breaks=_roles_that_nobody_plays,
+        advice=f"a player is played by {POLICY}, by {UNTRAINED}, or by a policy of env.baselines; "
+        "name one of these, or add it there",
+    ),
+    Rule(
+        keys=("env.players.roles",),
+        breaks=lambda c: c.env.players is not None and not c.env.players.trained,
+        advice=f"nobody is trained; give a player the role {POLICY}",
+    ),
+    Rule(
+        keys=("eval.opponent", "env.players", "env.baselines"),
+        breaks=_has_unknown_opponent,
+        advice="an opponent is a policy of env.baselines, in a game with env.players; name one, or "
+        "set eval.opponent=null",
+    ),
+    Rule(
+        keys=("env.players", "agent"),
+        breaks=lambda c: c.env.players is not None and not c.agent.is_loop,
+        advice="programs and clients play alone; set agent=loop",
+    ),
+    Rule(
+        keys=("env.players", "cluster"),
+        breaks=lambda c: c.env.players is not None and c.cluster.type != "local",
+        advice="games are not played on other machines; set cluster=local",
+    ),
+    Rule(
+        keys=("env.players", "env.adapter.type"),
+        breaks=lambda c: c.env.players is not None and c.env.adapter.type == "tool",
+        advice="tools are listed by a step, which would be a move of the game; set "
+        "env.adapter.type=json or text",
+    ),
     Rule(
         keys=("env.tasks.train", "env.tasks.eval"),
         breaks=_splits_share_tasks,

@@ -28,7 +28,7 @@ from openenv_pipe.config.schema.engine import (
 )
 from openenv_pipe.config.schema.engine_base import EngineCapabilities, TruncationConfig
 from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
-from openenv_pipe.config.schema.env import EnvConfig
+from openenv_pipe.config.schema.env import POLICY, UNTRAINED, EnvConfig, PlayersConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
     AttachHostConfig,
@@ -106,6 +106,8 @@ from openenv_pipe.config.schema.trainer import (
 )
 
 __all__ = [
+    "POLICY",
+    "UNTRAINED",
     "AdapterConfig",
     "AdvantageConfig",
     "AgentConfig",
@@ -145,6 +147,7 @@ __all__ = [
     "OptimizerConfig",
     "OrderConfig",
     "OverlongTerm",
+    "PlayersConfig",
     "ProcessHostConfig",
     "PythonAdapterConfig",
     "PythonAdvantageConfig",

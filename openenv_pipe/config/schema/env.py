@@ -16,6 +16,28 @@ from openenv_pipe.config.schema.base import (
 )
 from openenv_pipe.config.schema.tasks import TasksConfig
 
+POLICY, UNTRAINED = "policy", "untrained"  # roles that the trained model plays
+
+
+class PlayersConfig(Block):
+    """A game of several players, who move one at a time."""
+
+    roles: dict[Annotated[str, Field(pattern=r"^[\w-]+$", examples=["x"])], str] = Field(
+        min_length=2,
+        description="who plays each player of the game; policy: the model, which is trained on it; "
+        "untrained: the model, which is not; otherwise a name of env.baselines",
+    )
+    turn: str = Field(description="the field of the observation that names who is to move")
+    rewards: str = Field(
+        description="the field with a mapping of players to what the step earned them, or "
+        "null; the rewards of the steps themselves are not used"
+    )
+
+    @property
+    def trained(self) -> list[str]:
+        """The players whose episodes are trained on."""
+        return [player for player, role in self.roles.items() if role == POLICY]
+
 
 class EnvConfig(Block):
     """An environment and the limits of its episodes (conf/env/base.yaml)."""
@@ -63,6 +85,9 @@ class EnvConfig(Block):
     )
     baselines: dict[str, DottedPath] = Field(
         description="scripted policies to evaluate beside the model, by name: expert, random, ..."
+    )
+    players: PlayersConfig | None = Field(
+        description="the players of a game of several, in turns; null: the model alone acts"
     )
     adapter: AdapterConfig
     tasks: TasksConfig

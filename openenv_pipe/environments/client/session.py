@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -60,6 +60,16 @@ class _Connect(connect):
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
+
+
+class EpisodeSession(Protocol):
+    """What an episode is played in: a session, or a player's seat in one (`rollout.game`)."""
+
+    async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult: ...
+    async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult: ...
+    async def ask(
+        self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]: ...
 
 
 class Session:
@@ -277,7 +287,9 @@ class Session:
         )
 
 
-async def step_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
+async def step_aside(
+    session: EpisodeSession, timeout_s: float, action: Mapping[str, Any]
+) -> Observation:
     """Take a step that is not the policy's, and return its observation without the reward.
 
     Environments whose action class has no `list_tools` are asked for their tools by an MCP

@@ -10,8 +10,15 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.client.session import EpisodeSession, Session
 from openenv_pipe.system.http import Access
+
+
+class SessionLender(Protocol):
+    """Lends what an episode is played in: a host, or a player's seat in a game."""
+
+    def session(self) -> AbstractAsyncContextManager[EpisodeSession]:
+        """See `Host.session`."""
 
 
 class Host(Protocol):

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.client.session import EpisodeSession, Session
 from openenv_pipe.extras.agents.calls import ModelCalls
 from openenv_pipe.extras.agents.gateway import Gateway, Rollout
 from openenv_pipe.extras.agents.hosted_calls import HostedCalls
@@ -37,12 +37,14 @@ class AgentPlayer(Player, ABC):
         self._gateway = gateway
         self._limits = config
 
-    async def _converse(self, session: Session, first: StepResult, opening: Opening) -> Status:
+    async def _converse(
+        self, session: EpisodeSession, first: StepResult, opening: Opening
+    ) -> Status:
         context, config = self._context, self._limits
         is_hosted = context.engine.capabilities.takes == "messages"
         calls = (HostedCalls if is_hosted else ModelCalls)(context, self._spec, config)
         steps = EnvironmentSteps(
-            session,
+            cast(Session, session),  # no seat: agents play no games
             context.env,
             first,
             opening=opening,

@@ -20,7 +20,7 @@ from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextRepl
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.adapters.base import Ask
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.client.session import EpisodeSession
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError
@@ -178,7 +178,7 @@ class ShownPlayer(RecordedPlayer):
         self._shown = adapter
         self._person = person
 
-    async def _step(self, session: Session, action: Action) -> StepResult:
+    async def _step(self, session: EpisodeSession, action: Action) -> StepResult:
         result = await super()._step(session, action)
         self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
         if result.done:

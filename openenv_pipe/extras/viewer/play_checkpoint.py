@@ -149,6 +149,11 @@ class CheckpointPlay:
                     f"the episodes of {model.name} are played by a program "
                     f"(agent={model.config.agent.type}), which a person cannot play with"
                 )
+            if model.config.env.players is not None:
+                raise ConfigError(
+                    f"{model.name} plays a game of several players (env.players), which a person "
+                    "cannot take a seat in; `openenv-pipe env play` plays all of them by hand"
+                )
             config = for_play(model.config)
             with tempfile.TemporaryDirectory(prefix="openenv-pipe-play-") as name:
                 folder = Path(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openenv_pipe.client import TOKEN_VARIABLE
 from openenv_pipe.config.schema import RewardConfig, RunConfig
-from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.base import SessionLender
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.clients.rollout_queue import OpenRollout, RolloutQueue
 from openenv_pipe.extras.agents.gateway import Gateway, Rollout
@@ -94,7 +94,7 @@ class ClientPlayer(AgentPlayer):
         )
         self._queued = self._queue.add(spec)
 
-    async def play(self, host: Host) -> Episode:
+    async def play(self, host: SessionLender) -> Episode:
         queued = self._queued
         try:
             await queued.until(lambda: queued.is_claimed or queued.is_late)
