@@ -131,6 +131,12 @@ ENVS = [
         needs="pyspiel",
     ),
     Env(
+        name="tic_tac_toe",
+        policy="random_move",
+        num_eval_tasks=1000,
+        bad_resets=({"random_moves": 5}, {"random_moves": "2"}, {"split": "test"}),
+    ),
+    Env(
         name="reasoning",
         policy="number_of_question",
         num_eval_tasks=1000,

@@ -115,7 +115,7 @@ def test_tasks_that_do_not_exist_are_named(arguments):
     assert repr(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("package", ["blackjack", "catch", "game2048", "reasoning"])
+@pytest.mark.parametrize("package", ["blackjack", "catch", "game2048", "reasoning", "tic_tac_toe"])
 def test_policies_load_neither_openenv_nor_the_games(package):
     heavy = "{'openenv', 'pyspiel', 'reasoning_gym'}"
     code = f"import sys, {package}.policies; assert not {heavy} & set(sys.modules)"

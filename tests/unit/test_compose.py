@@ -238,7 +238,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
             ['model="qwen"', "hub, llama3_2_1b, mistral_small, olmo3_7b", "./conf/model/"],
         ),
         ("model=7", ["model=7", "gemma3_4b, gpt_oss_20b, hub"]),
-        ("conf=wordl", ['conf="wordl"', "sums_tiers, wordle", "did you mean wordle"]),
+        ("conf=wordl", ['conf="wordl"', "tic_tac_toe, wordle", "did you mean wordle"]),
         ("model=hub", ["model.path", "model.path=<text>"]),
         ("trainer.optimizer.lr=fast", ['"fast"', "a number, more than 0"]),
         ("trainer.optimizer.lr=inf", ["trainer.optimizer.lr: inf", "a finite number"]),

@@ -91,6 +91,7 @@ FIELDS = {
     "echo": "message",
     "game2048": "action",
     "reasoning": "answer",
+    "tic_tac_toe": "action",
     "wordle": "guess",
 }
 
