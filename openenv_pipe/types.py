@@ -16,8 +16,7 @@ The sample of that episode is the four lists in a row; its loss mask is True on 
 
 The turns of an episode are a graph: a turn continues its `parent` if the parent's whole context and
 completion are a prefix of the turn's prompt, token for token, and otherwise begins a root with its
-whole prompt. A branch is a path from a root to a turn that no other continues. An episode like the
-one above, in which each turn continues the one before it, has a single branch.
+whole prompt. A branch is a path from a root to a turn that no other continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +134,7 @@ class Task:
     seed: int  # the environment's seed, the same for every member of a group
     reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
     labels: Mapping[str, str] = field(default_factory=dict)  # {"topic": "algebra"}: not for reset
+    env: str = ""  # the environment's name in `beside`; empty: the one of `env`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

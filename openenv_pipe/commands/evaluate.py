@@ -13,7 +13,7 @@ from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
-from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines, seed_warning
+from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines, seed_warnings
 from openenv_pipe.pipeline.requirements import check_agent, check_settings
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
@@ -175,7 +175,7 @@ async def _play(
         assert rollout is not None
         if is_new_run:
             subject.folder.update(**rollout.runner.facts())
-        if (warning := await seed_warning(rollout)) is not None:
+        for warning in await seed_warnings(rollout):
             progress.note(f"eval: {warning}")
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
             own = await evaluate_model(subject.config, rollout, subject.label, subject.step)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
 
 NO_EXPERIMENT = "conf=_none"  # composes the groups alone
 
+BESIDE_BLOCKS = {"env", "host", "reward", "judge", "eval"}  # of the experiment `beside.NAME.conf`
+
 _CORRECTION = "trainer.loss.correction.type"
 _MAX_MISMATCH = "trainer.max_mismatch"
 
@@ -136,7 +138,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         is_default = trainer["max_mismatch"] == saved.default_max_mismatch(config.model.autocast)
         if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
             trainer["max_mismatch"] = default_max_mismatch(values["engine"], values["model"])
-        return RunConfig.model_validate(values)
+        return RunConfig.model_validate(_with_experiments(loader, values))
 
 
 def parse_overrides(
@@ -252,7 +254,42 @@ def _values(
         raise ConfigError(explain_missing(sorted(missing)))
     values: Any = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
-    return {key: value for key, value in values.items() if key not in others}
+    kept = {key: value for key, value in values.items() if key not in others}
+    return _with_experiments(files.loader, kept)
+
+
+def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the blocks of the experiments that `beside.NAME.conf` names.
+
+    Raises ConfigError if one is not there, or names no experiment.
+    """
+    beside: Any = values.get("beside")
+    for name, given in beside.items() if isinstance(beside, dict) else ():
+        if not isinstance(given, dict) or ("conf" not in given and given.keys() >= BESIDE_BLOCKS):
+            continue  # The schema rejects what is no mapping; a saved run has all blocks.
+        experiment = given.pop("conf", None)
+        if not isinstance(experiment, str):
+            raise ConfigError(
+                f"beside.{name}.conf={experiment!r}: expected the name of an experiment, whose "
+                f"environment is trained beside the first, such as beside.{name}.conf=echo"
+            )
+        lines = [f"{EXPERIMENTS}={experiment}", f"model={values['model']['type']}"]
+        found = load_values(loader, lines, only={*BESIDE_BLOCKS, "trainer"}, saved=values)
+        found["advantage"] = found.pop("trainer")["advantage"]
+        _merge(found, {"weight": 1.0, **given})
+        beside[name] = found
+    return values
+
+
+def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Set the given keys. A mapping changes keys of one, unless it chooses another type."""
+    for key, value in given.items():
+        old: Any = values.get(key)
+        both = isinstance(old, dict) and isinstance(value, Mapping)
+        if both and ("type" not in value or value["type"] == old.get("type")):
+            _merge(old, value)
+        else:
+            values[key] = value
 
 
 def _literal(value: Any) -> Any:

@@ -127,7 +127,7 @@ def check_architecture(config: RunConfig) -> Any:
 
 def reject_long_episodes(config: RunConfig, model: Any) -> None:
     """Raise ConfigError if rows may have more tokens than the model computes as it was trained."""
-    max_length, max_tokens = find_max_length(model), config.env.max_episode_tokens
+    max_length, max_tokens = find_max_length(model), config.max_episode_tokens
     if max_length is not None and max_tokens > max_length:
         is_tiny = isinstance(config.model, TinyModelConfig)
         raise ConfigError(

@@ -181,10 +181,10 @@ def memory_bytes(
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
-    if num_sampled := engine.sampled_at_once(config.host.capacity):
+    if num_sampled := engine.sampled_at_once(config.capacity):
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
-        needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
+        needed["cache of the engine"] = num_cached * config.max_episode_tokens * per_cached
         if in_one_memory and model.dtype == "float32":
             needed["weights of the engine"] = _engine_weight_bytes(shape, config)
     return needed
@@ -221,7 +221,7 @@ def _rank_bytes(shape: Shape, config: RunConfig, logits_at_once: int) -> dict[st
         gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
         gathered_gradients = 0.0 if model.lora.rank else 1.0 - in_layers + of_a_layer
     num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
-    longest = config.env.max_episode_tokens  # is a batch of its own, if it exceeds the limit
+    longest = config.max_episode_tokens  # is a batch of its own, if it exceeds the limit
     tokens = max(longest, min(trainer.tokens_per_batch, num_episodes * longest))
     held = weights * (share + gathered) + _adapter_bytes(shape, config) * share
     needed = {
@@ -312,11 +312,16 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     checkpoints = weights * num_kept + moments * num_resumable
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
     num_episodes += _num_eval_episodes(config)
-    episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
+    episodes = num_episodes * config.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
     return checkpoints + episodes
 
 
 def _num_eval_episodes(config: RunConfig) -> int:
+    """Count the episodes of all environments' evaluations."""
+    return sum(map(_num_eval_episodes_of, config.environments.values()))
+
+
+def _num_eval_episodes_of(config: RunConfig) -> int:
     """Count the episodes of the three stages' evaluations, greedy rows, baselines, and between."""
     settings, during = config.eval, config.eval.during
     num_players = len(config.env.baselines) if settings.baselines else 0

@@ -114,7 +114,7 @@ def give_teacher(policy: Policy, config: RunConfig) -> None:
     """
     if (found := teacher_config(config)) is None or policy.teacher is not None:
         return
-    max_tokens = config.env.max_episode_tokens
+    max_tokens = config.max_episode_tokens
     with _naming_key():
         there = found.model_copy(update={"path": str(_find_folder(found))})
         teacher = load_policy(there, seed=0, device=policy.device, max_tokens=max_tokens)

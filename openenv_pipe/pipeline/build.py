@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.learner.distributed.build import (
@@ -28,7 +30,7 @@ from openenv_pipe.models.load import (
     select_device,
 )
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.pipeline.cluster import build_cluster
+from openenv_pipe.pipeline.cluster import Cluster, build_cluster
 from openenv_pipe.pipeline.components import Components, build_roles
 from openenv_pipe.pipeline.engines import EngineParts, opened_engine
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
@@ -37,9 +39,10 @@ from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.context import EpisodeLoop
 from openenv_pipe.rollout.episode import LocalLoop
+from openenv_pipe.rollout.mixture import mixed
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, reporting_long_waits
-from openenv_pipe.system.tasks import in_thread
+from openenv_pipe.system.tasks import in_thread, run_all
 
 _log = logging.getLogger(__name__)
 
@@ -67,19 +70,22 @@ async def assembled(
     """
     device = select_device(config.device)
     num_threads = config.num_threads or len(usable_cores())
-    known_sets = await asyncio.to_thread(known_splits, config)
+    known_sets = {
+        name: await asyncio.to_thread(known_splits, each)
+        for name, each in config.environments.items()
+    }
     servers = servers or OwnServers()
     cluster = build_cluster(config)
-    loop = cluster.loop(logs) or LocalLoop(config, servers.host(config, logs))
+    loops = _build_loops(config, cluster, servers, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = build_workers(config, device, logs, num_threads, cluster.ranks(device, logs))
-    async with _closed_at_the_end(loop, workers, torch_thread):
+    async with _closed_at_the_end(loops, workers, torch_thread):
         with ExitStack() as starting:
             starting.enter_context(progress.phase("starting the servers and loading the model"))
             loading = in_thread(
                 torch_thread, _load_checked, config, device, workers, checkpoint, progress.note
             )
-            policy, _ = await asyncio.gather(loading, _start(loop, logs, progress.note))
+            policy, _ = await asyncio.gather(loading, _start(loops, logs, progress.note))
             parts = EngineParts(
                 config=config,
                 policy=policy,
@@ -91,7 +97,7 @@ async def assembled(
                 servers=servers,
                 cluster=cluster,
             )
-            async with _opened_rollout(parts, loop, known_sets, verdicts) as rollout:
+            async with _opened_rollout(parts, loops, known_sets, verdicts) as rollout:
                 starting.close()
                 yield Components(
                     config=config,
@@ -102,29 +108,57 @@ async def assembled(
                 )
 
 
+def _build_loops(
+    config: RunConfig, cluster: Cluster, servers: ServerProvider, logs: Path
+) -> Mapping[str, EpisodeLoop]:
+    """Build what plays in each environment, by its name."""
+    return {
+        name: cluster.loop(logs) or LocalLoop(each, servers.host(each, logs / name))
+        for name, each in config.environments.items()
+    }
+
+
 @asynccontextmanager
 async def _closed_at_the_end(
-    loop: EpisodeLoop, workers: Workers | None, torch_thread: ThreadPoolExecutor
+    loops: Mapping[str, EpisodeLoop], workers: Workers | None, torch_thread: ThreadPoolExecutor
 ) -> AsyncIterator[None]:
     try:
         yield
     finally:
         if workers:
             await asyncio.shield(asyncio.to_thread(workers.close))
-        await asyncio.shield(loop.close())
+        await asyncio.shield(run_all(loop.close() for loop in loops.values()))
         torch_thread.shutdown(wait=True, cancel_futures=True)
 
 
 @asynccontextmanager
 async def _opened_rollout(
-    parts: EngineParts, loop: EpisodeLoop, known_sets: KnownSets, verdicts: Sequence[Path]
+    parts: EngineParts,
+    loops: Mapping[str, EpisodeLoop],
+    known_sets: Mapping[str, KnownSets],
+    verdicts: Sequence[Path],
 ) -> AsyncIterator[RolloutContext]:
-    """Open what episodes are played with; the tasks may depend on the environment's servers."""
+    """Open what the episodes of all environments are played with."""
+    async with opened_engine(parts) as engine, AsyncExitStack() as stack:
+        contexts = {}
+        for name, config in parts.config.environments.items():
+            own = replace(parts, config=config, logs=parts.logs / name)
+            opened = _opened_environment(own, engine, loops[name], known_sets[name], verdicts)
+            contexts[name] = await stack.enter_async_context(opened)
+        yield mixed(contexts) if len(contexts) > 1 else contexts[""]
+
+
+@asynccontextmanager
+async def _opened_environment(
+    parts: EngineParts,
+    engine: Engine,
+    loop: EpisodeLoop,
+    known_sets: KnownSets,
+    verdicts: Sequence[Path],
+) -> AsyncIterator[RolloutContext]:
+    """Open what an environment is played with; the tasks may depend on its servers."""
     config, logs = parts.config, parts.logs
-    async with (
-        opened_engine(parts) as engine,
-        open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
-    ):
+    async with open_scorer(config, *verdicts, log=logs / "judge.log") as scorer:
         chat = parts.policy.chat if parts.policy else None
         await loop.prepare(chat, reads_messages=scorer.reads_messages)
         splits = await loop.open_splits(known_sets)
@@ -143,9 +177,11 @@ async def _opened_rollout(
             )
 
 
-async def _start(loop: EpisodeLoop, logs: Path, notify: Callable[[str], None]) -> None:
+async def _start(
+    loops: Mapping[str, EpisodeLoop], logs: Path, notify: Callable[[str], None]
+) -> None:
     async with reporting_long_waits(f"the environment's servers (logs: {logs})", notify):
-        await loop.start()
+        await run_all(loop.start() for loop in loops.values())
 
 
 @asynccontextmanager

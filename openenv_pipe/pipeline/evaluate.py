@@ -16,7 +16,7 @@ from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import VOLATILE
 from openenv_pipe.runs.eval_report import EvalReport, summarise, unplayed
-from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
+from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation, label_in
 
 SEEDS_LABEL = "eval"  # sampling seeds are hashes of it; the same for all evaluations
 
@@ -26,34 +26,65 @@ async def evaluate_model(
 ) -> list[Evaluation]:
     """Evaluate the model on `eval.num_tasks` tasks, sampled, and with `eval.greedy` also greedily.
 
+    Each environment of the run has evaluations of its own, those of the first one first.
+
     step: the step of GRPO that produced the model; None: no run has trained it.
     """
-    variants = [(label, config.eval.samples_per_task, config.eval.temperature)]
-    if config.eval.greedy and config.engine.capabilities.samples:
-        variants.append((label + GREEDY, 1, 0.0))
+    evaluations = []
+    for env, each in config.environments.items():
+        variants = [(label, each.eval.samples_per_task, each.eval.temperature)]
+        if each.eval.greedy and config.engine.capabilities.samples:
+            variants.append((label + GREEDY, 1, 0.0))
+        evaluations += [
+            await _play(
+                each,
+                rollout.environments[env],
+                label_in(name, env),
+                model=describe_model(config),
+                step=step,
+                num_tasks=each.eval.num_tasks,
+                samples_per_task=samples_per_task,
+                temperature=temperature,
+            )
+            for name, samples_per_task, temperature in variants
+        ]
+    return evaluations
+
+
+async def evaluate_during(
+    config: RunConfig, rollout: RolloutContext, step: int
+) -> list[Evaluation]:
+    """Evaluate the model between two training steps, as `eval.during` configures it."""
     return [
         await _play(
-            config,
-            rollout,
-            name,
+            each,
+            rollout.environments[env],
+            label_in(f"{DURING}{step:06d}", env),
             model=describe_model(config),
             step=step,
-            num_tasks=config.eval.num_tasks,
-            samples_per_task=samples_per_task,
-            temperature=temperature,
+            num_tasks=each.eval.during.num_tasks or each.eval.num_tasks,
+            samples_per_task=each.eval.during.samples_per_task or each.eval.samples_per_task,
+            temperature=each.eval.temperature,
         )
-        for name, samples_per_task, temperature in variants
+        for env, each in config.environments.items()
     ]
 
 
-async def seed_warning(rollout: RolloutContext) -> str | None:
+async def seed_warnings(rollout: RolloutContext) -> list[str]:
+    """Return the warning of each environment whose tasks begin differently with equal seeds.
+
+    Raises:
+        ConfigError, HostError: as any evaluation.
+    """
+    warnings = [await _seed_warning(each) for each in rollout.environments.values()]
+    return [each for each in warnings if each is not None]
+
+
+async def _seed_warning(rollout: RolloutContext) -> str | None:
     """Reset the first eval task twice with its seed; return a warning if it begins differently.
 
     The first messages are compared, without ids and times of day. None also if a reset fails,
     which the evaluation shows, or if programs, clients or other machines play.
-
-    Raises:
-        ConfigError, HostError: as any evaluation.
     """
     loop, env, task = rollout.loop, rollout.env, rollout.splits.eval[0]
     if rollout.agents is not None or not isinstance(loop, LocalRunner):
@@ -81,21 +112,6 @@ async def seed_warning(rollout: RolloutContext) -> str | None:
     )
 
 
-async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int) -> Evaluation:
-    """Evaluate the model between two training steps, as `eval.during` configures it."""
-    during = config.eval.during
-    return await _play(
-        config,
-        rollout,
-        f"{DURING}{step:06d}",
-        model=describe_model(config),
-        step=step,
-        num_tasks=during.num_tasks or config.eval.num_tasks,
-        samples_per_task=during.samples_per_task or config.eval.samples_per_task,
-        temperature=config.eval.temperature,
-    )
-
-
 async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
@@ -105,18 +121,30 @@ async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Eva
     Raises:
         EngineError, HostError: as any evaluation.
     """
-    if not config.eval.baselines or not config.engine.capabilities.needs_tokenizer:
-        return []
     return [
-        await _play_baseline(config, rollout, name, policy)
-        for name, policy in config.env.baselines.items()
+        await _play_baseline(each, rollout.environments[env], baseline_label(name, env), policy)
+        for env, each in config.environments.items()
+        if each.eval.baselines and config.engine.capabilities.needs_tokenizer
+        for name, policy in each.env.baselines.items()
     ]
 
 
+def baseline_labels(config: RunConfig) -> list[str]:
+    """Return the labels of all baselines of all environments, played or not."""
+    return [
+        baseline_label(name, env)
+        for env, each in config.environments.items()
+        for name in each.env.baselines
+    ]
+
+
+def baseline_label(name: str, env: str) -> str:
+    return label_in(f"{BASELINE}{name}", env)
+
+
 async def _play_baseline(
-    config: RunConfig, rollout: RolloutContext, name: str, policy: str
+    config: RunConfig, rollout: RolloutContext, label: str, policy: str
 ) -> Evaluation:
-    label = f"{BASELINE}{name}"
     try:
         return await _play(
             config,
@@ -132,9 +160,9 @@ async def _play_baseline(
         raise
     except (ConfigError, FailureError) as error:
         why = (
-            f"the baseline {name!r} ({policy}) could not be played: {error}; if it is its actions "
-            "that raise on the server, set env.step_exception=unusable; eval.baselines=false "
-            "leaves all baselines out"
+            f"the baseline {label.removeprefix(BASELINE)!r} ({policy}) could not be played: "
+            f"{error}; if it is its actions that raise on the server, set "
+            "env.step_exception=unusable; eval.baselines=false leaves all baselines out"
         )
         return Evaluation(report=unplayed(label, policy, why), groups=[])
 

@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.pipeline.evaluate import (
+    baseline_labels,
     evaluate_during,
     evaluate_model,
     play_baselines,
-    seed_warning,
+    seed_warnings,
     stop_reason,
 )
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
@@ -17,6 +18,7 @@ from openenv_pipe.runs.evals import (
     BASELINE,
     DURING,
     Evaluation,
+    env_of,
     read_during,
     read_reports,
     read_stages,
@@ -47,18 +49,19 @@ class Evaluations:
         self._folder = folder.path
         self._progress = progress
         self._during = config.eval.during
-        self._num_warnings = 0  # of the evaluation before; those during training repeat none
+        # Of the evaluation before, by environment; those during training repeat none.
+        self._num_warnings: dict[str, int] = {}
 
     async def check_seed(self) -> None:
         """Show a warning if a task does not begin the same twice."""
-        if (warning := await seed_warning(self._rollout)) is not None:
+        for warning in await seed_warnings(self._rollout):
             self._progress.note(f"eval: {warning}")
 
     async def baselines(self) -> None:
         """Evaluate the scripted policies."""
-        names = {f"{BASELINE}{name}" for name in self._config.env.baselines}
-        if not names <= set(read_reports(self._folder)):
-            shown = ", ".join(self._config.env.baselines)
+        labels = baseline_labels(self._config)
+        if not {*labels} <= set(read_reports(self._folder)):
+            shown = ", ".join(each.removeprefix(BASELINE) for each in labels)
             with self._progress.phase(f"playing the baselines: {shown}"):
                 self._keep(await play_baselines(self._config, self._rollout))
 
@@ -78,9 +81,9 @@ class Evaluations:
         if not done:
             with self._progress.phase(f"evaluating step {step}"):
                 await self._clear_engine()
-                evaluation = await evaluate_during(self._config, self._rollout, step)
-                self._keep([evaluation])
-            done = [evaluation.report]
+                evaluations = await evaluate_during(self._config, self._rollout, step)
+                self._keep(evaluations)
+            done = [evaluations[0].report]
         return stop_reason(self._config, done[-1])
 
     def _keep(self, evaluations: list[Evaluation]) -> None:
@@ -94,11 +97,11 @@ class Evaluations:
 
     def _notify(self, report: EvalReport) -> None:
         self._progress.note(f"eval {report.label}: {report.error or scores_text(report)}")
-        warnings = eval_warnings(report, self._folder)
-        is_repeated = report.label.startswith(DURING) and len(warnings) == self._num_warnings
-        for warning in () if is_repeated else warnings:
+        warnings, env = eval_warnings(report, self._folder), env_of(report.label)
+        is_known = len(warnings) == self._num_warnings.get(env, 0)
+        for warning in () if is_known and report.label.startswith(DURING) else warnings:
             self._progress.note(f"eval {report.label}: {warning}")
-        self._num_warnings = len(warnings)
+        self._num_warnings[env] = len(warnings)
 
 
 class NoEvaluations:

@@ -22,22 +22,23 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.base import Block
-from openenv_pipe.environments.tasks import Splits, TaskSet
+from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
 from openenv_pipe.system.resources import load_callable
 
 
-def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, JsonValue]:
+def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> dict[str, JsonValue]:
     """Collect the facts. Call it in torch's thread, before the policy is trained."""
-    return {
-        **policy_facts(policy),
-        "tasks": {
-            "train": _task_facts(config.env.tasks.train, splits.train),
-            "eval": _task_facts(config.env.tasks.eval, splits.eval),
-        },
-        "callables": _callables(config),
-    }
+    tasks: dict[str, JsonValue] = {}
+    for name, each in config.environments.items():
+        splits = rollout.environments[name].splits
+        tasks[f"{name}/train" if name else "train"] = _task_facts(
+            each.env.tasks.train, splits.train
+        )
+        tasks[f"{name}/eval" if name else "eval"] = _task_facts(each.env.tasks.eval, splits.eval)
+    return {**policy_facts(policy), "tasks": tasks, "callables": _callables(config)}
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:

@@ -10,6 +10,7 @@ from typing import Protocol
 from openenv_pipe.algorithms.advantages import has_signal
 from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
+from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
@@ -83,16 +84,29 @@ class PlayedGroups:
         self._rollout = rollout
         self._engine = rollout.engine
         self._is_published = True  # False: `version` is not published to the engine yet
-        self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
+        self._environments = config.environments
+        orders = {
+            name: build_order(
+                each.env.tasks.order, rollout.environments[name].splits.train, config.seed
+            )
+            for name, each in self._environments.items()
+        }
+        weights = {name: each.weight for name, each in config.beside.items()}
+        self._first_order = orders[""]
+        self._order = MixedOrder(orders, {"": 1.0, **weights}) if weights else orders[""]
         self._num_taken: int | None = None  # see `OrderState`
         self._batches: dict[int, _StepGroups] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
 
     async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
+        """See `GroupSource`. With several environments, they are of the first one."""
         return await find_demonstrations(
             SourceSetup(
-                config=self._config, rollout=self._rollout, order=self._order, notify=notify
+                config=self._config,
+                rollout=self._rollout.environments[""],
+                order=self._first_order,
+                notify=notify,
             )
         )
 
@@ -124,15 +138,17 @@ class PlayedGroups:
             self._num_taken = (step - 1) * wanted
         found = await self._play(f"step {step}", wanted)
         for number in range(2, trainer.max_sampling_rounds + 1):
-            assert isinstance(trainer.advantage, GroupRelativeAdvantageConfig)
-            discount, mask = trainer.advantage.discount, trainer.loss.mask_truncated
-            missing = wanted - sum(
-                has_signal(group, discount=discount, mask_truncated=mask) for group in found
-            )
+            missing = wanted - sum(map(self._has_signal, found))
             if missing <= 0:  # a game has several groups
                 break
             found += await self._play(f"step {step} round {number}", missing)
         return found
+
+    def _has_signal(self, group: Group) -> bool:
+        trainer = self._environments[group.task.env].trainer
+        assert isinstance(trainer.advantage, GroupRelativeAdvantageConfig)
+        discount, mask = trainer.advantage.discount, trainer.loss.mask_truncated
+        return has_signal(group, discount=discount, mask_truncated=mask)
 
     async def _play(self, label: str, count: int) -> list[Group]:
         """Play groups of the order's next tasks."""

@@ -61,7 +61,10 @@ class GrpoStage:
         self._config = context.components.config
         self._trainer = self._config.trainer
         self._stop_after = stop_after
-        self._advantages = build_advantages(self._trainer.advantage)
+        environments = self._config.environments
+        self._advantages = {
+            name: build_advantages(each.trainer.advantage) for name, each in environments.items()
+        }
 
     def is_done(self, at: StageStep | None) -> bool:
         is_stopped_before = at is not None and at.stage == "warm_start"
@@ -196,7 +199,7 @@ class GrpoStage:
         what these say."""
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
-        advantages = await asyncio.to_thread(self._advantages, groups)
+        advantages = await asyncio.to_thread(self._advantages_of, groups)
         if self._trainer.loss.mask_truncated:
             advantages = [each.without_truncated() for each in advantages]
         path = episodes_path(context.folder, step)
@@ -208,7 +211,7 @@ class GrpoStage:
         )
         self._warn_of_untrained(step, metrics["episodes/untrained"])
         metrics["episodes/masked"] = sum(len(each.masked) for each in advantages)
-        metrics |= summarise_reported(groups, self._config.env.metrics)
+        metrics |= self._summarise_environments(groups)
         skipped = [each.group for each in advantages if not each.has_signal]
         metrics |= summarise_signal(len(advantages) - len(skipped), len(advantages), metrics)
         metrics |= summarise_skipped(skipped)
@@ -241,6 +244,29 @@ class GrpoStage:
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
         context.metrics_log.write("grpo", step, metrics, started, groups)
         await self._go_back_if_collapsed()
+
+    def _advantages_of(self, groups: Sequence[Group]) -> list[GroupAdvantages]:
+        """Compute the advantages of each environment's groups, in the order of the groups."""
+        by_group = {
+            each.group.id: each
+            for env, compute in self._advantages.items()
+            for each in compute([group for group in groups if group.task.env == env])
+        }
+        return [by_group[group.id] for group in groups]
+
+    def _summarise_environments(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the numbers that environments report; of several, also each one's own metrics."""
+        metrics: dict[str, float] = {}
+        for name, each in self._config.environments.items():
+            own = [group for group in groups if group.task.env == name]
+            reported = summarise_reported(own, each.env.metrics)
+            if self._config.beside:
+                prefix = name or each.env.name
+                found = summarise_groups(own) | reported
+                metrics |= {f"{prefix}/{key}": value for key, value in found.items()}
+            else:
+                metrics = reported
+        return metrics
 
     def _distance_from_start(self, step: int) -> dict[str, float]:
         """Measure every few steps how far the policy has moved from the one that played the run's

@@ -333,6 +333,21 @@ def _variables(config: RunConfig) -> str:
     return ""
 
 
+def _of_each(check: Requirement) -> Requirement:
+    """Return the requirement of every environment of a run."""
+
+    def checked(config: RunConfig) -> str:
+        found = [check(config)]
+        for name, each in config.environments.items():
+            try:
+                found += [f"{name}: {text}"] if name and (text := check(each)) else []
+            except ConfigError as error:
+                raise ConfigError(f"beside.{name}: {error}") from error
+        return "; ".join(filter(None, found))
+
+    return checked
+
+
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "settings": lambda config: check_settings(config, "train"),
     "device": _device,
@@ -348,15 +363,15 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "settings": lambda config: check_settings(config, "train", "play"),
-    "variables": _variables,
+    "variables": _of_each(_variables),
     "engine": _engine,
-    "judge": _judge,
-    PORTS: _ports,
+    "judge": _of_each(_judge),
+    PORTS: _of_each(_ports),
     "cluster": _cluster,
-    "environment": _environment,
-    "adapter": _adapter,
-    "tasks": _tasks,
-    "rewards": _rewards,
-    "policies": _policies,
+    "environment": _of_each(_environment),
+    "adapter": _of_each(_adapter),
+    "tasks": _of_each(_tasks),
+    "rewards": _of_each(_rewards),
+    "policies": _of_each(_policies),
     "agent": check_agent,
 }

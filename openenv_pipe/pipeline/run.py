@@ -121,7 +121,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         facts = {
             **rollout.runner.facts(),
             **rollout.engine.facts(),
-            **await components.compute(find_facts, config, components.policy, rollout.splits),
+            **await components.compute(find_facts, config, components.policy, rollout),
         }
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))

@@ -15,7 +15,13 @@ from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
-from openenv_pipe.reports.sections import clients_text, model_rows, parts_table, signal_text
+from openenv_pipe.reports.sections import (
+    clients_text,
+    environments_table,
+    model_rows,
+    parts_table,
+    signal_text,
+)
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
@@ -64,6 +70,7 @@ def write_report(folder: RunFolder) -> Path:
         clients_text(records),
         _scores_table(folder.path, config, reports),
         _plots(folder.path, config, records, stages),
+        environments_table(config, records),
         parts_table(config.reward, records),
         signal_text(records),
         _what_was_run(folder, config),
@@ -232,8 +239,12 @@ def _title(name: str) -> str:
     """Return a row's title: of a stage, of a scripted policy, or the file's name."""
     if name.startswith(BASELINE):
         return f"baseline: {name.removeprefix(BASELINE)}"
-    stage = name.removesuffix(GREEDY)
-    return TITLES.get(stage, stage) + (", greedy" if stage != name else "")
+    label, _, env = name.partition(".")
+    stage = label.removesuffix(GREEDY)
+    if stage not in TITLES:
+        return name
+    greedy = ", greedy" if stage != label else ""
+    return f"{TITLES[stage]}{greedy}{f' in {env}' if env else ''}"
 
 
 def _failures(report: EvalReport) -> str:
@@ -255,7 +266,7 @@ def _plots(path: Path, config: RunConfig, records: Records, reports: Reports) ->
 
 
 def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
-    env, trainer, warm = config.env, config.trainer, config.trainer.warm_start
+    trainer, warm = config.trainer, config.trainer.warm_start
     record = folder.record
     terms = ", ".join(
         f"{term.weight:g} × {for_markdown(name)}" for name, term in config.reward.terms.items()
@@ -271,7 +282,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     plays = trainer.steps > 0 or config.host.has_environment  # clients bring their own environment
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {
-        **(_environment_rows(env) if plays else {}),
+        **(_environment_rows(config.env) if plays else {}),
         **model_rows(config, record.facts),
         **({"reward": terms} if trainer.steps else {}),
         "warm start": warm_start,

@@ -9,6 +9,7 @@ from openenv_pipe.system.markdown import UNKNOWN, table
 from openenv_pipe.system.untrusted_text import for_markdown
 
 REWARD = "reward/"
+REWARD_MEAN = f"{REWARD}mean"
 END_SHARE = 0.1  # of the steps, at an end, which are shown beside the others
 LOST_EPISODES = {
     "clients/failed": "failed at their clients",
@@ -54,6 +55,34 @@ def _forward(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     return {"forward passes": for_markdown(f"{text} ({why})" if why else text)}
 
 
+def environments_table(config: RunConfig, records: Records) -> str:
+    """Return how training went in each of several environments; nothing for one alone."""
+    steps = [record for record in records if record.get("stage") == "grpo"]
+    if not config.beside or not steps:
+        return ""
+    num_shown = max(1, round(END_SHARE * len(steps)))
+    ends = (steps[:num_shown], steps[-num_shown:])
+    rows = [
+        [
+            for_markdown(name),
+            f"{config.beside[name].weight:g}" if name in config.beside else "1",
+            f"{sum(step.get(f'{name}/episodes/count', 0) for step in steps):g}",
+            *(_mean(f"{name}/{key}", end) for key in ("success/rate", REWARD_MEAN) for end in ends),
+        ]
+        for name in (config.env.name, *config.beside)
+    ]
+    titles = [
+        "environment",
+        "weight",
+        "episodes",
+        "success, first steps",
+        "last",
+        "reward, first",
+        "last",
+    ]
+    return "## Environments\n\n" + table(titles, rows)
+
+
 def parts_table(config: RewardConfig, records: Records) -> str:
     """Return a table with a row for each term of the reward and each of its parts.
 
@@ -67,12 +96,12 @@ def parts_table(config: RewardConfig, records: Records) -> str:
     num_shown = max(1, round(END_SHARE * len(steps)))
     rows = [
         [
-            for_markdown(name.removeprefix(REWARD)) if name != "reward/mean" else "**all**",
+            for_markdown(name.removeprefix(REWARD)) if name != REWARD_MEAN else "**all**",
             _role(config, name.removeprefix(REWARD)),
             _mean(name, steps[:num_shown]),
             _mean(name, steps[-num_shown:]),
         ]
-        for name in sorted(names, key=lambda name: (name == "reward/mean", name))
+        for name in sorted(names, key=lambda name: (name == REWARD_MEAN, name))
     ]
     noun = "step" if num_shown == 1 else f"{num_shown} steps"
     titles = ["part of the reward", "counts", f"first {noun}", f"last {noun}"]

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ async def play_groups(
             fails is data instead: it has the status ERROR.
     """
     num_episodes = len(tasks) * group_size
-    limit = min(num_episodes, context.runner.capacity, context.engine.max_episodes)
+    limit = min(_num_sessions(context, tasks, group_size), context.engine.max_episodes)
     started_s = time.monotonic()
     _log.debug("%s: playing %d episodes, %d at a time", label, num_episodes, limit)
     first_number = context.engine.begin_rollouts(num_episodes, limit)
@@ -92,7 +93,7 @@ async def play_groups(
             group=f"{label}/{index}",
             group_size=group_size,
             group_seed=group_seed(seed, label, index),
-            roles=context.roles,
+            roles=context.environments.get(task.env, context).roles,
         )
         for index, task in enumerate(tasks)
         for member in range(group_size)
@@ -108,6 +109,17 @@ async def play_groups(
     groups = batch.groups()
     _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
     return groups
+
+
+def _num_sessions(context: RolloutContext, tasks: Sequence[Task], group_size: int) -> int:
+    """Return how many of the episodes find a session at once, whichever of them are played.
+
+    The engine decodes this many together, so none of them may wait for a session of another's.
+    """
+    num_episodes = Counter(group_size * [task.env for task in tasks])
+    limits = {env: context.environments.get(env, context).runner.capacity for env in num_episodes}
+    too_few = [limits[env] for env, count in num_episodes.items() if count > limits[env]]
+    return min([num_episodes.total(), *too_few])
 
 
 async def _play_in_turn(

@@ -154,6 +154,13 @@ class RolloutContext:
     agents: EpisodeRunner | None = None  # programs or clients that play in place of the loop
     # Who plays each player of a game: POLICY, UNTRAINED or an engine of its own; empty: no game.
     roles: Mapping[str, Engine | str] = field(default_factory=dict)
+    # With several environments: the context of each, by the name that its tasks have.
+    parts: Mapping[str, "RolloutContext"] = field(default_factory=dict)
+
+    @property
+    def environments(self) -> Mapping[str, "RolloutContext"]:
+        """The contexts by environment, as `RunConfig.environments` names them."""
+        return self.parts or {"": self}
 
     @property
     def runner(self) -> EpisodeRunner:

@@ -206,8 +206,9 @@ def last_episodes_path(folder: Path) -> Path | None:
 
 def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
     task = asdict(episode.task)
-    if not episode.task.labels:
-        del task["labels"]
+    for name in ("labels", "env"):
+        if not task[name]:
+            del task[name]
     row = {
         "group": group,
         "task": task,

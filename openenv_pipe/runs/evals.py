@@ -41,6 +41,16 @@ class Evaluation:
     groups: Sequence[Group]
 
 
+def label_in(label: str, env: str) -> str:
+    """Return the label of an evaluation in an environment of `beside`: `trained.echo`."""
+    return f"{label}.{env}" if env else label
+
+
+def env_of(label: str) -> str:
+    """Return the environment that a label names; an empty text for the first one's."""
+    return label.partition(".")[2]
+
+
 def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """Write an evaluation under its label and return the report's path.
 
@@ -105,8 +115,12 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
 
 
 def read_during(folder: Path) -> list[EvalReport]:
-    """Read the newest report of each evaluation between steps, by step."""
-    reports = [report for path, report in _read_sound(folder) if _is_during(path)]
+    """Read the newest report of each evaluation of `env` between steps, by step."""
+    reports = [
+        report
+        for path, report in _read_sound(folder)
+        if _is_during(path) and not env_of(report.label)
+    ]
     return list({report.step: report for report in reports}.values())
 
 
@@ -135,7 +149,8 @@ def _place(name: str) -> tuple[int, int, str, int]:
     # A number with fewer digits than a step's six counts the reports of one label.
     if numbered := re.fullmatch(r"(.*\D|.*_\d{6})_(\d{1,5})", name):
         label, number = numbered[1], int(numbered[2])
-    stage = label.removesuffix(GREEDY)
+    first = label.removesuffix(f".{env_of(label)}")
+    stage = first.removesuffix(GREEDY)
     if stage in STAGES:
-        return 0, 2 * STAGES.index(stage) + (stage != label), label, number
+        return 0, 2 * STAGES.index(stage) + (stage != first), label, number
     return (2 if label.startswith(BASELINE) else 1), 0, label, number

@@ -119,7 +119,7 @@ class Run:
             seed=config.seed,
             device=select_device(device),
             checkpoint=self.checkpoint(which),
-            max_tokens=config.env.max_episode_tokens,
+            max_tokens=config.max_episode_tokens,
         )
 
     @property

@@ -22,19 +22,23 @@ from openenv_pipe.system.secrets import MARK
 from openenv_pipe.system.user_key import NoKeyError, is_signed, sign
 
 # Keys whose values are functions or classes, as module:name.
-TARGETS = r"env\.baselines\..+|engine\.policy|trainer\.warm_start\.source\.policy|(?:.+\.)?target"
+BESIDE = r"(?:beside\.[^.]+\.)?"
+TARGETS = (
+    rf"{BESIDE}env\.baselines\..+|engine\.policy|trainer\.warm_start\.source\.policy"
+    r"|(?:.+\.)?target"
+)
 # Keys whose values are programs, code, servers, or arguments of these.
 CODE = re.compile(
     rf"(?s){TARGETS}|.+\.(?:options|keywords)(?:\..+)?"
-    r"|env\.(?:command|package|python|variables\..+)"
+    rf"|{BESIDE}(?:env\.(?:command|package|python|variables\..+|tasks\.(?:train|eval)\.path)"
     r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
-    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)"
+    r"\..+)|judge\.(?:base_url|model|arguments|variables\..+)"
+    r"|reward\.terms\..+\.source\.(?:url|headers\..+))"
+    r"|engine\.(?:image|arguments|variables\..+|url|base_url)"
     r"|trainer\.warm_start\.source\.(?:path|engine\.base_url)"
-    r"|judge\.(?:base_url|model|arguments|variables\..+)"
-    r"|reward\.terms\..+\.source\.(?:url|headers\..+)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
     r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
-    r"|model\.path|trainer\.loss\.kl\.reference|env\.tasks\.(?:train|eval)\.path"
+    r"|model\.path|trainer\.loss\.kl\.reference"
 )
 FUNCTION = re.compile(r"[\w.]+:\w+")  # that an environment may load, by a variable
 MAX_LENGTH = 200  # characters of a value in a message
@@ -43,23 +47,28 @@ MAX_LINES = 50
 
 def local_code(config: RunConfig) -> list[str]:
     """Return the paths in the current folder from which code of this configuration is loaded."""
-    env = config.env
     found: set[Path | None] = set()
     for key, value in flat(config.model_dump(mode="json")).items():
         if re.fullmatch(TARGETS, key, re.DOTALL) and value:
             found.add(module_in_current_folder(str(value)))
+    for each in config.environments.values():
+        found.update(_code_of_environment(each))
+    return sorted(str(path.resolve()) for path in found if path is not None)
+
+
+def _code_of_environment(config: RunConfig) -> Iterator[Path | None]:
+    env = config.env
     for value in env.variables.values():
         if value and FUNCTION.fullmatch(value):
-            found.add(module_in_current_folder(value))
+            yield module_in_current_folder(value)
     if env.package is not None:
         with suppress(ConfigError):  # A package that does not exist is rejected elsewhere.
-            found.add(env_in_current_folder(env.package))
+            yield env_in_current_folder(env.package)
     elif env.command is not None and config.host.type == "process":
-        found.add(Path.cwd())  # where the command is started
+        yield Path.cwd()  # where the command is started
     for program in (env.python, getattr(config.host, "kubeconfig", None)):
         if program and "/" in program and not Path(program).expanduser().is_absolute():
-            found.add(Path(program))
-    return sorted(str(path.resolve()) for path in found if path is not None)
+            yield Path(program)
 
 
 def signed_text(config_digest: str, paths: Sequence[str]) -> str:

@@ -46,6 +46,12 @@ RUN = (
     "trainer.checkpoint.every=2",
     "trainer.checkpoint.num_resumable=2",
 )
+BESIDE = (
+    "beside.catch.conf=catch",
+    "beside.catch.weight=0.5",
+    "beside.catch.env.tasks.order=curriculum",
+    "beside.catch.eval.num_tasks=4",
+)
 EVERY_STEP = "trainer.checkpoint.every_minutes=1e-9"
 METRICS = "metrics.jsonl"
 
@@ -79,16 +85,22 @@ def test_killed_in_every_stage_and_resumed_until_it_ends(whole, tmp_path):
     assert (trial.folder / "logs" / "latest").resolve().name == f"attempt_{len(attempts)}"
 
 
-def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_path):
+def test_two_environments_killed_and_resumed_while_groups_are_played_ahead(
+    tmp_path_factory, tmp_path
+):
     """With a staleness of one version, checkpoints hold the groups that older weights played
-    ahead. The killed run also saves a checkpoint by time after each step."""
-    ahead = (*RUN, "trainer.max_staleness=1", "trainer.checkpoint.every_minutes=null")
+    ahead, and the order of each environment's tasks. The killed run also saves a checkpoint by
+    time after each step."""
+    ahead = (*RUN, *BESIDE, "trainer.max_staleness=1", "trainer.checkpoint.every_minutes=null")
     whole = uninterrupted(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
     assert {record.get("staleness/max") for record in records} == {None, 0, 1}
+    played = [[r["wordle/episodes/count"], r["catch/episodes/count"]] for r in records[3:]]
+    assert played == [[8, 4], [8, 4], [8, 4], [8, 4]]
     timed = (*ahead[:-1], EVERY_STEP)
-    trial = killed_and_resumed(tmp_path, timed, "smoke", [(4, 0.0), (6, 0.0)])
-    assert len(trial.kills) == 2
+    kills = [(1, 0.0), (3, 0.0), (4, 0.0), (5, 0.0), (6, 0.0)]
+    trial = killed_and_resumed(tmp_path, timed, "smoke", kills)
+    assert len(trial.kills) == len(kills)
     assert not any(trial.codes), trial.said
     assert_same_run(trial.folder, whole.folder)
 

@@ -42,6 +42,7 @@ class Rollout:
             changes["engine"] = {"type": "scripted", "policy": "a:b"}
         self.config = run_config(changes)
         self.splits = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
+        self.environments = {"": self}
         self.calls = []
         self.engine = engine or Engine(in_flight=False)
         self._dull = dull

@@ -37,6 +37,7 @@ ON_NODES = (RAY, "cluster.vllm_on_nodes=true")
 PROGRAM = ("agent=program", "agent.command=[sh]")
 CLIENT = "agent=client"
 NO_HOST = "host=none"
+BESIDE = "beside.catch.conf=catch"
 LISTED = "{type: server, split: a, seed_start: null, reset: {}}"
 STANDARDISED = "reward.transforms.win=[{type: standardise}]"
 PLAYERS, FIELDS = "env.players", "turn: turn, rewards: rewards"
@@ -61,6 +62,9 @@ BROKEN = [
         ["env.tasks.eval.seed_start=0", "env.tasks.eval.reset.split=train"],
         "env.tasks.train env.tasks.eval",
     ),
+    ([BESIDE, *PROGRAM], "beside agent"),
+    ([BESIDE, RAY], "beside cluster"),
+    (["beside.wordle.conf=echo"], "beside env.name"),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     (
         [f"{PLAYERS}={{roles: {{x: policy, o: nobody}}, {FIELDS}}}"],
@@ -292,7 +296,7 @@ def violations(overrides: list[str]) -> list[str]:
     choices, keys = [], []
     for override in parse_overrides(overrides):
         key = override.key_or_group
-        is_choice = "." not in key or "/" in key or key in REQUIRED
+        is_choice = "." not in key or "/" in key or key in REQUIRED or key.endswith(".conf")
         (choices if is_choice else keys).append(override)
     values = deepcopy(composed(tuple(each.input_line for each in choices)))
     for override in keys:

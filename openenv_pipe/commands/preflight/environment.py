@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,19 @@ class _Played:
 
 
 def check_environment(config: RunConfig) -> Iterator[Line]:
-    """Start the environment's servers, play on them, and stop them.
+    """Start each environment's servers, play on them, and stop them.
 
     Raises:
         ConfigError: a template or pattern of the adapter does not fit the environment.
         HostError: a server did not start.
     """
-    if not config.host.has_environment:
-        return
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as log_dir:
-        yield from asyncio.run(_try_servers(config, Path(log_dir)))
+    for name, each in config.environments.items():
+        if each.host.has_environment:
+            with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as log_dir:
+                lines = asyncio.run(_try_servers(each, Path(log_dir)))
+            yield from (
+                replace(line, name=f"{line.name} of {name}") if name else line for line in lines
+            )
 
 
 async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:

@@ -68,7 +68,7 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
         text = "not tried: the model is large or quantized; the run chooses when it has loaded it"
         yield Line("forward", Result.OK, text)
         return
-    max_tokens = config.env.max_episode_tokens
+    max_tokens = config.max_episode_tokens
     policy = load_policy(
         config.model, seed=config.seed, device=torch.device("cpu"), max_tokens=max_tokens
     )

@@ -36,6 +36,11 @@ def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
     blocks = set(type(config).model_fields)
     rules = [rule for rule in all_rules() if rule.when in moments and rule.blocks <= blocks]
     whole = cast("RunConfig", config)  # as far as these rules look
-    if messages := [message for rule in rules for message in rule.violations(whole)]:
+    messages = [message for rule in rules for message in rule.violations(whole)]
+    if "beside" in blocks:
+        for name, part in whole.environments.items():
+            found = (message for rule in rules for message in rule.violations(part) if name)
+            messages += [f"beside.{name}: {each}" for each in found if each not in messages]
+    if messages:
         raise BrokenRulesError(messages)
     return rules

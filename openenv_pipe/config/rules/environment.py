@@ -80,6 +80,21 @@ NOT_MEASURED = (
 
 RULES = (
     Rule(
+        keys=("beside", "agent"),
+        breaks=lambda c: bool(c.beside) and not c.agent.is_loop,
+        advice="programs and clients play one environment; set agent=loop, or leave beside out",
+    ),
+    Rule(
+        keys=("beside", "cluster"),
+        breaks=lambda c: bool(c.beside) and c.cluster.plays_on_nodes,
+        advice="the workers of a cluster play one environment; set cluster=local",
+    ),
+    Rule(
+        keys=("beside", "env.name"),
+        breaks=lambda c: c.env.name in c.beside,
+        advice="metrics could not tell the two apart; give the one in beside another name",
+    ),
+    Rule(
         keys=("env.players.roles.*", "env.baselines"),
         breaks=_roles_that_nobody_plays,
         advice=f"a player is played by {POLICY}, by {UNTRAINED}, or by a policy of env.baselines; "

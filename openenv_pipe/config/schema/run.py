@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from openenv_pipe.config.rules import check_rules
 from openenv_pipe.config.schema.agent import AgentConfig
 from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
+from openenv_pipe.config.schema.beside import BesideConfig
 from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
@@ -60,6 +61,44 @@ class RunConfig(_Composed):
     trainer: TrainerConfig
     eval: EvalConfig
     tracker: TrackerConfigs = Field(description="the trackers, by name")
+    beside: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], BesideConfig] = Field(
+        description="further environments of the run, by name; each has its own tasks, host, "
+        "reward and evaluation, and `conf` names the experiment that these are from"
+    )
+
+    @property
+    def environments(self) -> dict[str, "RunConfig"]:
+        """The run of each environment alone, by the name that its tasks have: "" for `env`.
+
+        Only the first one has a warm start.
+        """
+        no_warm_start = self.trainer.warm_start.model_copy(update={"steps": 0})
+        first = self.model_copy(update={"beside": {}}) if self.beside else self
+        return {"": first} | {
+            name: first.model_copy(
+                update={
+                    "env": each.env,
+                    "host": each.host,
+                    "reward": each.reward,
+                    "judge": each.judge,
+                    "eval": each.eval,
+                    "trainer": self.trainer.model_copy(
+                        update={"advantage": each.advantage, "warm_start": no_warm_start}
+                    ),
+                }
+            )
+            for name, each in self.beside.items()
+        }
+
+    @property
+    def capacity(self) -> int:
+        """How many episodes all environments play at once."""
+        return sum(each.host.capacity for each in self.environments.values())
+
+    @property
+    def max_episode_tokens(self) -> int:
+        """The tokens of the longest episode of all environments."""
+        return max(each.env.max_episode_tokens for each in self.environments.values())
 
     @property
     def ranks_per_node(self) -> int:

@@ -97,7 +97,7 @@ def num_episodes(config: RunConfig) -> int:
 
 def reply_tokens(config: RunConfig) -> int:
     """Return the tokens of an episode that the model writes, at most."""
-    return min(config.env.max_turns * config.env.max_reply_tokens, config.env.max_episode_tokens)
+    return min(config.env.max_turns * config.env.max_reply_tokens, config.max_episode_tokens)
 
 
 def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
@@ -262,7 +262,7 @@ def _servers(
 
 def length(config: RunConfig) -> int:
     """Return the tokens of the longest episode."""
-    return config.env.max_episode_tokens
+    return config.max_episode_tokens
 
 
 def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, servers: Servers) -> Part:

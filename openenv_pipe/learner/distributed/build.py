@@ -47,7 +47,7 @@ def load_checked_policy(
     Raises:
         ConfigError: the model cannot be read, trained or sharded.
     """
-    max_tokens = config.env.max_episode_tokens
+    max_tokens = config.max_episode_tokens
     if workers and config.trainer.is_sharded:
         policy = load_sharded_policy(
             config.model,

@@ -131,7 +131,7 @@ def build_rank(
     learner = Learner(
         policy,
         config.trainer,
-        max_episode_tokens=config.env.max_episode_tokens,
+        max_episode_tokens=config.max_episode_tokens,
         seed=config.seed,
         ranks=ranks,
     )

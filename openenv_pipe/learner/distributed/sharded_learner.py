@@ -21,7 +21,7 @@ class ShardedLearner(Learner):
         super().__init__(
             policy,
             trainer,
-            max_episode_tokens=config.env.max_episode_tokens,
+            max_episode_tokens=config.max_episode_tokens,
             seed=config.seed,
             ranks=ranks,
             optimizer=ShardedOptimizer(

@@ -108,7 +108,7 @@ class Worker:
             config.model,
             seed=config.seed,
             device=self._device,
-            max_tokens=config.env.max_episode_tokens,
+            max_tokens=config.max_episode_tokens,
         )
 
     def receive_state(self, layout: StateLayout) -> None:

@@ -22,11 +22,14 @@ def messages_reader(config: RunConfig) -> Callable[[Episode], Messages]:
     `env.adapter.type=text` are rendered again from the observations, as they were in the run.
     Otherwise observations are the user's messages, as JSON.
     """
-    adapter: TextAdapter | None = None
-    if isinstance(config.env.adapter, TextAdapterConfig):
-        adapter = TextAdapter(config.env.adapter)
+    adapters = {
+        name: TextAdapter(each.env.adapter)
+        for name, each in config.environments.items()
+        if isinstance(each.env.adapter, TextAdapterConfig)
+    }
 
     def read(episode: Episode) -> Messages:
+        adapter = adapters.get(episode.task.env)
         if any(turn.messages for turn in episode.turns):
             return _recorded(episode)
         try:

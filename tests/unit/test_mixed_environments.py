@@ -1,0 +1,225 @@
+"""Several environments in one run: their configuration, their tasks' order, and who plays them."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
+from openenv_pipe.environments.tasks.mixed import MixedOrder, NamedTasks
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.rollout.mixture import mixed
+from openenv_pipe.runs.trust import CODE
+from openenv_pipe.types import Episode, Group, Status
+
+BESIDE = ("conf=smoke", "beside.catch.conf=catch")
+
+
+def composed(*overrides):
+    return compose([*BESIDE, *overrides]).config
+
+
+# --- configuration -----------------------------------------------------------------------------
+
+
+def test_an_experiment_brings_its_blocks_and_given_keys_win():
+    config = composed("beside.catch.weight=0.5", "beside.catch.env.max_turns=3")
+    own, catch = config.environments[""], config.environments["catch"]
+    alone = compose(["conf=catch"]).config
+    assert own.env == compose(["conf=smoke"]).config.env
+    assert catch.env == alone.env.model_copy(update={"max_turns": 3})
+    assert (catch.reward, catch.eval, catch.host) == (alone.reward, alone.eval, alone.host)
+    assert catch.trainer.advantage == alone.trainer.advantage
+    assert (own.trainer.warm_start.steps, catch.trainer.warm_start.steps) == (2, 0)
+    assert config.beside["catch"].weight == 0.5
+    assert config.max_episode_tokens == max(own.env.max_episode_tokens, 64)
+
+
+def test_the_prompts_are_those_of_the_runs_own_model():
+    hub = composed("model=hub", "model.path=some/model").beside["catch"].env
+    assert hub.adapter != composed().beside["catch"].env.adapter
+
+
+def test_a_saved_run_is_amended():
+    saved = composed()
+    changed = amend(saved, ["beside.catch.weight=3", "beside.echo.conf=echo"])
+    assert changed.beside["catch"] == saved.beside["catch"].model_copy(update={"weight": 3.0})
+    assert changed.beside["echo"].env.name == "echo"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["beside.other.conf=nothing"], "there is no such experiment"),
+        (["beside.other.weight=1"], "beside.other.conf=None: expected the name of an experiment"),
+        (["beside.other.conf=[echo,catch]"], "expected the name of an experiment"),
+        (["beside.catch.weight=0"], "beside.catch.weight=0: expected a number, more than 0"),
+        (["beside.catch.nothing=1"], "beside.catch.nothing=1: no such key"),
+        (["beside=3"], "beside=3: expected a mapping"),
+        (
+            ["beside.catch.eval.num_tasks=100000"],
+            r"beside.catch: eval.num_tasks=100000 with env.tasks.eval.num_tasks=.*: there are not",
+        ),
+        (["beside.wordle.conf=echo"], "beside=.* with env.name=wordle: metrics could not tell"),
+        (["agent=codex"], "programs and clients play one environment"),
+    ],
+)
+def test_what_does_not_go_together_names_the_environment(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        composed(*overrides)
+
+
+def test_code_of_every_environment_needs_trust():
+    for key in ("env.command", "env.package", "host.image", "judge.base_url", "env.variables.A"):
+        assert CODE.fullmatch(key) and CODE.fullmatch(f"beside.other.{key}")
+    assert CODE.fullmatch("beside.other.env.baselines.expert")
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def tasks_of(config, env=""):
+    tasks = RangeTasks("train", config.environments[env].env.tasks.train)
+    return NamedTasks(tasks, env) if env else tasks
+
+
+def order_of(config, weights, kind="seed"):
+    orders = {env: build_order(kind, tasks_of(config, env), 0) for env in weights}
+    return MixedOrder(orders, weights)
+
+
+def test_the_tasks_of_a_stretch_have_the_shares_of_the_weights():
+    order = order_of(composed(), {"": 1.0, "catch": 0.5})
+    taken = order.take(0, 30)
+    assert Counter(task.env for task in taken) == {"": 20, "catch": 10}
+    assert [task.id for task in taken[:3]] == ["train/0", "train/1", "catch/train/0"]
+    for start in range(0, 28, 3):
+        assert [task.env for task in taken[start : start + 3]].count("catch") == 1
+    again = order_of(composed(), {"": 1.0, "catch": 0.5})
+    assert again.take(20, 10) == taken[20:]
+
+
+def test_each_environment_has_the_state_of_its_own_order():
+    weights = {"": 1.0, "catch": 1.0}
+    order, other = (order_of(composed(), weights, "curriculum") for _ in range(2))
+    played = [
+        Group(id=task.id, task=task, episodes=[Episode(task=task, member=0, seed=0)])
+        for task in order.take(0, 4)
+    ]
+    order.record(played)
+    assert {*order.state()} == {"", "catch"}
+    assert [each["num_groups"] for each in order.state().values()] == [2, 2]
+    other.restore(order.state())
+    assert other.take(4, 6) == order.take(4, 6)
+
+
+# --- playing -----------------------------------------------------------------------------------
+
+
+class Runner:
+    """Notes which context each episode came with, and how many play at once."""
+
+    num_deaths = 0
+
+    def __init__(self, name, capacity):
+        self.name, self.capacity = name, capacity
+        self.num_playing = self.most = 0
+
+    def facts(self):
+        return {"name": self.name}
+
+    async def play(self, context, spec):
+        self.num_playing += 1
+        self.most = max(self.most, self.num_playing)
+        await context.engine.turn()
+        self.num_playing -= 1
+        assert context.env.name == self.name
+        return Episode(task=spec.task, member=spec.member, seed=spec.seed, status=Status.DONE)
+
+
+class Scorer:
+    reads_messages = False
+
+    def __init__(self):
+        self.scored, self.accepted = [], []
+
+    async def score(self, group):
+        self.scored.append(group.task.env)
+
+    def accept(self, groups):
+        self.accepted += groups
+
+
+class TogetherEngine:
+    """Answers only when all episodes that may play at once have asked, as `engine=local` does."""
+
+    max_episodes = 100
+
+    def begin_rollouts(self, num_episodes, limit):
+        self.num_left, self.limit, self.waiting = num_episodes, limit, []
+        return 0
+
+    async def turn(self):
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        if len(self.waiting) == min(self.limit, self.num_left):
+            waiting, self.waiting = self.waiting, []
+            for each in waiting:
+                each.set_result(None)
+            self.num_left -= len(waiting)
+        else:
+            await self.waiting[-1]
+
+    def end_episode(self, number):
+        pass
+
+
+def context_of(config, env, capacity, engine):
+    one = config.environments[env]
+    splits = Splits(
+        train=RangeTasks("train", one.env.tasks.train), eval=RangeTasks("eval", one.env.tasks.eval)
+    )
+    runner = Runner(one.env.name, capacity)
+    return RolloutContext(
+        env=one.env, loop=runner, splits=splits, chat=None, engine=engine, scorer=Scorer()
+    )
+
+
+@pytest.mark.parametrize("capacities", [(8, 1), (1, 8), (2, 3), (50, 50), (1, 1)])
+async def test_each_episode_is_played_and_scored_by_its_own_environment(capacities):
+    """Whatever the sessions of each are, no episode waits for one while the engine waits for it."""
+    config, engine = composed(), TogetherEngine()
+    contexts = {
+        env: context_of(config, env, capacity, engine)
+        for env, capacity in zip(("", "catch"), capacities, strict=True)
+    }
+    context = mixed(contexts)
+    parts = context.environments
+    tasks = [parts[env].splits.train[number] for number in range(3) for env in ("", "catch")]
+    async with asyncio.timeout(60.0):
+        groups = await play_groups(
+            *(context, tasks),
+            group_size=2,
+            temperature=1.0,
+            seed=0,
+            label="step 1",
+            score=context.scorer.score,
+        )
+    assert [group.task for group in groups] == tasks
+    assert context.runner.facts() == {"name": "wordle", "beside": {"catch": {"name": "catch"}}}
+    for (env, part), capacity in zip(parts.items(), capacities, strict=True):
+        assert part.scorer.scored == 3 * [env]
+        assert part.loop.most <= capacity
+    context.scorer.accept(groups)
+    assert [group.task.env for group in parts["catch"].scorer.accepted] == 3 * ["catch"]
+
+
+async def test_an_environment_alone_plays_its_named_tasks():
+    engine = TogetherEngine()
+    part = mixed({env: context_of(composed(), env, 4, engine) for env in ("", "catch")}).parts[
+        "catch"
+    ]
+    tasks = [part.splits.eval[0], part.splits.eval[1]]
+    groups = await play_groups(part, tasks, group_size=1, temperature=1.0, seed=0, label="eval")
+    assert [group.task.id for group in groups] == ["catch/eval/0", "catch/eval/1"]
