@@ -1,8 +1,11 @@
 """Gymnasium's environments behind OpenEnv's types, without a server."""
 
 import json
+import os
 import random
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from gymnasium_env.server.gymnasium_environment import GymnasiumEnvironment
 from gymnasium_env.source import Source, without_colors
 from gymnasium_env.spaces import SpaceError, action_model, as_text, plain
 
+ENVS = Path(__file__).parents[2] / "envs"
 MODULE = '''
 """Registers environments, as a module of a user does."""
 import gymnasium
@@ -188,6 +192,15 @@ def test_an_action_space_without_a_text_is_named(space):
 def test_what_cannot_be_served_is_named_by_its_variable(folder, env_id, keywords, expected):
     with pytest.raises(ValueError, match=expected):
         Source(env_id, keywords, folder)
+
+
+def test_a_server_that_cannot_start_says_why_without_a_traceback():
+    code = "import gymnasium_env.server.app"
+    variables = {**os.environ, "GYM_ID": "FrozenPond-v1", "PYTHONPATH": str(ENVS)}
+    ended = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True)
+    assert ended.returncode == 1
+    assert ended.stderr.decode().startswith("GYM_ID='FrozenPond-v1' with GYM_KWARGS={}: ")
+    assert b"Traceback" not in ended.stderr
 
 
 def test_values_of_all_spaces_are_plain():
