@@ -469,6 +469,15 @@ WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is 
 }
 
 
+def numbers_of(metrics: dict[str, object]) -> dict[str, object]:
+    """Return the metrics of an update that do not depend on the clock or the number of processes.
+
+    A group that is split over two ranks shares fewer prefixes, so more tokens are computed.
+    """
+    others = ("stage", "tokens/computed")
+    return {k: v for k, v in metrics.items() if not k.startswith("time/") and k not in others}
+
+
 def loss_and_gradients(
     policy: Policy,
     samples: Sequence[Sample],

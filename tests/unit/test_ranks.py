@@ -1,4 +1,4 @@
-"""How the samples of an update are split over ranks. integration/test_devices tests their
+"""How the samples of an update are split over ranks. integration/test_sharding tests their
 results."""
 
 import pytest
