@@ -17,6 +17,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "delta": "trainer.loss.max_ratio",
     "loss_type": "trainer.loss.type",
     "mask_truncated_completions": "trainer.loss.mask_truncated",
+    "off_policy_mask_threshold": "trainer.loss.off_policy_limit",
     "scale_rewards": "trainer.advantage.scale",
     "num_iterations": "trainer.passes_per_step",
     "max_completion_length": "env.max_reply_tokens",

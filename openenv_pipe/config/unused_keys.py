@@ -131,13 +131,13 @@ RULES = (
         keys=("trainer.loss.correction.high",),
         because=("trainer.loss.correction.type",),
         applies=lambda config: config.trainer.loss.correction.type == "none",
-        advice="set trainer.loss.correction.type to truncate, mask or geometric",
+        advice="set trainer.loss.correction.type, to truncate for example",
     ),
     IneffectiveKeys(
         keys=("trainer.loss.correction.low",),
         because=("trainer.loss.correction.type",),
-        applies=lambda config: config.trainer.loss.correction.type != "mask",
-        advice="only trainer.loss.correction.type=mask has a lower bound",
+        applies=lambda config: "mask" not in config.trainer.loss.correction.type,
+        advice="only trainer.loss.correction.type=mask and geometric_mask have a lower bound",
     ),
     IneffectiveKeys(
         keys=_keys("trainer.loss", "clip_low", "clip_high", "max_ratio"),

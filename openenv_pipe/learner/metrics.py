@@ -44,6 +44,8 @@ def step_metrics(
     }
     if accumulator.has("router_balance"):
         metrics["loss/router_balance"] = mean("router_balance")
+    if accumulator.has("off_policy"):
+        metrics["clip/off_policy"] = mean("off_policy")
     if accumulator.has("num_echo"):
         num_echo = accumulator.sum("num_echo")
         metrics["loss/echo"] = accumulator.sum("echo") / num_echo

@@ -11,7 +11,9 @@ import torch
 from openenv_pipe.algorithms.losses.custom import LossTokens, UserLoss
 from openenv_pipe.algorithms.losses.importance_weights import (
     Correction,
+    geometric_masks,
     geometric_weights,
+    is_far_off_policy,
     masked_weights,
     truncated_weights,
 )
@@ -92,6 +94,16 @@ class Objective:
             correction = self._correction(old_N, tokens)
         policy = self._policy_loss(tokens, old_N)
         loss_N = policy.loss if correction is None else policy.loss * correction.weight
+        if self._config.off_policy_limit is not None:
+            left_out_N = is_far_off_policy(
+                tokens.logprobs,
+                tokens.sampled_logprobs,
+                tokens.advantages,
+                tokens.sample_index,
+                limit=self._config.off_policy_limit,
+            )
+            loss_N = loss_N.masked_fill(left_out_N, 0.0)
+            accumulator.add(off_policy=left_out_N)
         weights_N = token_weights(
             tokens.episode_tokens, normaliser=self._config.normalise, counts=counts
         )
@@ -154,6 +166,9 @@ class Objective:
                 return masked_weights(old_N, sampled_N, low=config.low, high=config.high)
             case "geometric":
                 return geometric_weights(old_N, sampled_N, tokens.sample_index, high=config.high)
+            case "geometric_mask":
+                index = tokens.sample_index
+                return geometric_masks(old_N, sampled_N, index, low=config.low, high=config.high)
         raise AssertionError(config.type)
 
     def _kl_part(

@@ -1,5 +1,7 @@
 """Corrections for a sampler that differs from the old policy. Trap numbers: tests/README.md."""
 
+import math
+
 import pytest
 import torch
 from fakes import run_config
@@ -7,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.losses.importance_weights import (
+    geometric_masks,
     geometric_weights,
+    is_far_off_policy,
     masked_weights,
     truncated_weights,
 )
@@ -35,11 +39,27 @@ def test_geometric_by_hand():
     assert seen.bounded.tolist() == [False, False, True, True]
 
 
+def test_geometric_masks_by_hand():
+    seen = geometric_masks(OLD, SAMPLED, ROWS, low=0.6, high=2.5)
+    assert seen.weight.tolist() == pytest.approx([0.0, 0.0, 2.0, 2.0])
+    assert seen.bounded.tolist() == [True, True, False, False]
+
+
+def test_the_off_policy_mask_leaves_out_what_has_become_unlikely_and_is_pushed_down():
+    """Rows have lost log 4 / 2 and gained log 4 / 2 nats a token."""
+    logprobs, advantages = OLD, torch.tensor([-1.0, 1.0, -1.0, -1.0])
+    lost = math.log(4.0) / 2
+    for limit, expected in ((lost - 0.01, True), (lost + 0.01, False)):
+        seen = is_far_off_policy(logprobs, SAMPLED, advantages, ROWS, limit=limit)
+        assert seen.tolist() == [expected, False, False, False]
+
+
 def every(old, sampled, rows):
     return [
         truncated_weights(old, sampled, high=2.0),
         masked_weights(old, sampled, low=0.5, high=2.0),
         geometric_weights(old, sampled, rows, high=2.0),
+        geometric_masks(old, sampled, rows, low=0.5, high=2.0),
     ]
 
 

@@ -31,6 +31,7 @@ async def test_what_a_step_says_is_documented():
     changes = {
         "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
         "trainer.loss.entropy_coef": 0.1,
+        "trainer.loss.off_policy_limit": 0.1,
         "trainer.loss.kl": {
             "coef": 0.1,
             "reference": None,

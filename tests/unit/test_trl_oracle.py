@@ -64,6 +64,7 @@ class StandIn:
     """The attributes of a trainer that `_compute_loss` reads: one process, no accumulation, no
     extras."""
 
+    get_off_policy_mask = staticmethod(GRPOTrainer.get_off_policy_mask)
     _get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
 
     def __init__(self, model: torch.nn.Module, name: str, **extras: float | bool) -> None:
@@ -76,7 +77,7 @@ class StandIn:
             self.epsilon_high = 1.0 + CLIP_HIGH
         self.max_completion_length = MAX_TOKENS
         self.top_entropy_quantile = 1.0
-        self.off_policy_mask_threshold = None
+        self.off_policy_mask_threshold = extras.get("off_policy_limit")
         self.aux_loss_enabled = self.use_adaptive_entropy = False
         self.entropy_coef = extras.get("entropy_coef", 0.0)
         self._entropy_bonus_enabled = self.entropy_coef > 0
@@ -271,6 +272,7 @@ def test_with_an_entropy_bonus_loss_and_gradients_are_trls(name):
         *itertools.product(["grpo", "dr_grpo", "dapo", "cispo"], ["truncate", "mask"]),
         ("grpo", "geometric"),
         ("gspo", "geometric"),  # TRL averages per-token weights, we apply them per token
+        ("grpo", "geometric_mask"),
     ],
 )
 def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
@@ -279,21 +281,41 @@ def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
     batch = pack(samples, share=False)
     with torch.no_grad():
         old = policy.logprobs(batch, 0.7)[0]
-    low, high = (0.5, 2.0) if kind != "geometric" else (0.5, 1.2)
+    low, high = (0.9, 1.2) if kind.startswith("geometric") else (0.5, 2.0)
     differences = old - batch.logprobs
-    if kind == "geometric":
+    if kind.startswith("geometric"):
         lengths = [sum(sample.loss_mask) for sample in samples]
         parts = differences.split(lengths)
         differences = torch.cat([part.mean().expand(len(part)) for part in parts])
     weights = torch.exp(differences)
     outside = (weights < low) | (weights > high)
-    weights = weights.masked_fill(outside, 0.0) if kind == "mask" else weights.clamp(max=high)
+    weights = weights.masked_fill(outside, 0.0) if "mask" in kind else weights.clamp(max=high)
     assert 0 < outside.sum() < len(outside)
     correction = {"type": kind, "low": low, "high": high}
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.correction": correction})
     flat = {"old_per_token_logps": old, "importance_sampling_ratio": weights}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, corrected=True)
     assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
+def test_with_an_off_policy_mask_loss_and_gradients_are_trls(name):
+    policy, samples = moved_policy(0), samples_of_turns(one_advantage=True)
+    batch = pack(samples, share=False)
+    with torch.no_grad():
+        drift = batch.logprobs - policy.logprobs(batch, 0.7)[0]
+    lengths = [sum(sample.loss_mask) for sample in samples]
+    down = [each.mean().item() for each in drift.split(lengths)]
+    for sample, change in zip(samples, down, strict=True):  # the one that lost most goes down
+        size = -1.0 if change == max(down) else 0.7
+        sample.advantages = [size * chosen for chosen in sample.loss_mask]
+    limit = max(down) - 0.01
+    assert limit > 0.0
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.off_policy_limit": limit})
+    theirs = trl_loss_and_gradients(policy, samples, name, 0.7, off_policy_limit=limit)
+    assert_close(ours, theirs)
+    plain = our_loss_and_gradients(policy, samples, name, 0.7)
+    assert abs(plain[0] - ours[0]) > 1e-3
 
 
 class Mover(GradientKeeper):

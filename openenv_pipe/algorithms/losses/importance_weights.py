@@ -55,3 +55,35 @@ def geometric_weights(
     mean_N = sample_means(old_logprobs_N - sampled_logprobs_N, sample_index_N)
     ratio_N = ratios(mean_N)
     return Correction(ratio_N.clamp(max=high), ratio_N > high)
+
+
+def geometric_masks(
+    old_logprobs_N: torch.Tensor,
+    sampled_logprobs_N: torch.Tensor,
+    sample_index_N: torch.Tensor,
+    *,
+    low: float,
+    high: float,
+) -> Correction:
+    """Geometric sequence masks: samples whose weight is outside [low, high] are left out."""
+    mean_N = sample_means(old_logprobs_N - sampled_logprobs_N, sample_index_N)
+    ratio_N = ratios(mean_N)
+    outside_N = (ratio_N < low) | (ratio_N > high)
+    return Correction(ratio_N.masked_fill(outside_N, 0.0), outside_N)
+
+
+def is_far_off_policy(
+    logprobs_N: torch.Tensor,
+    sampled_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    sample_index_N: torch.Tensor,
+    *,
+    limit: float,
+) -> torch.Tensor:
+    """Return which tokens DeepSeek-V3.2's off-policy sequence mask leaves out (arXiv:2512.02556).
+
+    These are tokens with a negative advantage, [N] bool, of samples whose mean log ratio of sampler
+    to policy is more than `limit`, in nats: the policy has left them already.
+    """
+    drift_N = sample_means(sampled_logprobs_N - logprobs_N.detach(), sample_index_N)
+    return (advantages_N < 0) & (drift_N > limit)

@@ -39,11 +39,12 @@ class CorrectionConfig(Block):
     """Importance weights, old policy / sampler, where weights, kernels or precision differ. With
     `none`, the sampler's logprobs serve as the old ones, and the clip acts on the whole ratio."""
 
-    type: Literal["none", "truncate", "mask", "geometric"] = Field(
+    type: Literal["none", "truncate", "mask", "geometric", "geometric_mask"] = Field(
         description="truncate: per token, at most `high`; mask: tokens outside [low, high] are "
-        "left out; geometric: one weight per sample, the geometric mean, at most `high`"
+        "left out; geometric: one weight per sample, the geometric mean, at most `high`; "
+        "geometric_mask: samples whose geometric mean is outside [low, high] are left out"
     )
-    low: Positive = Field(description="smallest weight with type mask")
+    low: Positive = Field(description="smallest weight with type mask or geometric_mask")
     high: Positive
 
 
@@ -60,6 +61,11 @@ class LossBlock(Block):
     mask_truncated: bool = Field(
         description="episodes whose last reply a limit of tokens cut off have no loss; rewards are "
         "still compared with theirs"
+    )
+    off_policy_limit: Positive | None = Field(
+        description="nats; what is trained with a negative advantage is left out in samples whose "
+        "tokens have become less likely by more than that in the mean since they were sampled "
+        "(DeepSeek-V3.2); null: none is"
     )
     policy_coef: NonNegative = Field(
         description="weight of the policy loss, which follows the rewards; 0: only the other terms"
