@@ -118,6 +118,40 @@ def step_advantages(
     ]
 
 
+def gdpo_advantages(
+    groups: Sequence[Group], *, weights: Mapping[str, float]
+) -> list[GroupAdvantages]:
+    """Compute GDPO's advantages (Liu et al. 2026, arXiv:2601.05242), one for all turns.
+
+    Each term of the reward is centred and scaled within its group as GRPO does with their sum, so
+    that terms whose values differ little count as much as others. Their weighted sums are centred
+    and scaled over the step. Which episodes count is as in `step_advantages`.
+
+    weights: of the terms that count, by name. An episode without a value for one does without it.
+    """
+    counted = [[episode for episode in group.scored if trained_turns(episode)] for group in groups]
+    compared = [episodes if len(episodes) >= 2 else [] for episodes in counted]
+    values = [_sums_of_terms(episodes, weights) for episodes in compared]
+    sums = _scaled(_centred(_joined(values)), ddof=1)
+    return [
+        GroupAdvantages(group=group, compared=episodes, by_member=_by_member(episodes, each))
+        for group, episodes, each in zip(groups, compared, _divided(sums, values), strict=True)
+    ]
+
+
+def _sums_of_terms(episodes: Sequence[Episode], weights: Mapping[str, float]) -> Values:
+    """Return the weighted sum over the terms, each centred and scaled over the episodes."""
+    sums = [0.0] * len(episodes)
+    for name, weight in weights.items():
+        terms = [each.reward_terms for each in episodes]
+        found = [terms_of.get(f"{name}/transformed", terms_of.get(name)) for terms_of in terms]
+        known = [index for index, value in enumerate(found) if value is not None]
+        values = [[value] for value in found if value is not None]
+        for index, (value,) in zip(known, _scaled(_centred(values), ddof=1), strict=True):
+            sums[index] += weight * value
+    return [[each] for each in sums]
+
+
 def has_signal(group: Group, *, discount: float, mask_truncated: bool) -> bool:
     """Whether members of the group have different advantages when compared with each other."""
     (found,) = step_advantages([group], baseline="group", scale="none", discount=discount)

@@ -7,11 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
+from openenv_pipe.algorithms.advantages import GroupAdvantages, gdpo_advantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.samples import build_samples, count_uncomputed, few_samples
-from openenv_pipe.config.schema import AdvantageConfig, LossConfig, PythonAdvantageConfig
+from openenv_pipe.config.schema import (
+    AdvantageConfig,
+    LossConfig,
+    PythonAdvantageConfig,
+    RewardConfig,
+)
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup
@@ -61,9 +66,9 @@ class GrpoStage:
         self._config = context.components.config
         self._trainer = self._config.trainer
         self._stop_after = stop_after
-        environments = self._config.environments
         self._advantages = {
-            name: build_advantages(each.trainer.advantage) for name, each in environments.items()
+            name: build_advantages(each.trainer.advantage, each.reward)
+            for name, each in self._config.environments.items()
         }
 
     def is_done(self, at: StageStep | None) -> bool:
@@ -296,7 +301,7 @@ class GrpoStage:
 
 
 def build_advantages(
-    config: AdvantageConfig,
+    config: AdvantageConfig, reward: RewardConfig
 ) -> Callable[[Sequence[Group]], list[GroupAdvantages]]:
     """Build the function from a step's groups to their advantages.
 
@@ -304,6 +309,9 @@ def build_advantages(
     """
     if isinstance(config, PythonAdvantageConfig):
         return UserAdvantages(config)
+    if config.scale == "terms":
+        weights = {name: reward.terms[name].weight for name in reward.counted}
+        return partial(gdpo_advantages, weights=weights)
     return partial(
         step_advantages, baseline=config.baseline, scale=config.scale, discount=config.discount
     )

@@ -46,7 +46,8 @@ def given(groups, *, name):
 
 def build(name, /, **options):
     own = {"type": "python", "target": f"{__name__}:{name}", "options": options}
-    return build_advantages(run_config({"trainer.advantage": own}).trainer.advantage)
+    config = run_config({"trainer.advantage": own})
+    return build_advantages(config.trainer.advantage, config.reward)
 
 
 def test_numbers_belong_to_the_scored_episodes_in_their_order():
@@ -122,9 +123,9 @@ def test_options_that_it_does_not_take_are_rejected_before_the_run():
 
 
 def test_the_built_in_ones_are_built_from_their_keys():
-    config = run_config({"trainer.advantage.scale": "none"}).trainer.advantage
+    config = run_config({"trainer.advantage.scale": "none"})
     expected = step_advantages(GROUPS, baseline="group", scale="none", discount=1.0)
-    assert build_advantages(config)(GROUPS) == expected
+    assert build_advantages(config.trainer.advantage, config.reward)(GROUPS) == expected
 
 
 def test_the_group_chooses_ones_own_and_keeps_no_other_keys():

@@ -60,6 +60,7 @@ def test_weights_of_tokens(normaliser, expected):
         ("reinforce_pp", ("token", "all")),
         ("sapo", ("sample", "all")),
         ("maxrl", ("constant", "all")),
+        ("gdpo", ("sample", "all")),
     ],
 )
 def test_presets_have_the_means_of_their_papers(preset, expected):

@@ -80,6 +80,14 @@ BROKEN = [
         ["trainer=maxrl", "trainer.advantage.baseline=leave_one_out"],
         "trainer.advantage.scale trainer.advantage.baseline",
     ),
+    (
+        ["trainer=gdpo", "+reward.transforms.win=[{type: multiply}]"],
+        "reward.transforms.win trainer.advantage.scale",
+    ),
+    (
+        ["trainer=gdpo", "trainer.max_sampling_rounds=2"],
+        "trainer.max_sampling_rounds trainer.advantage.scale",
+    ),
     (["trainer=cispo", "trainer.loss.max_ratio=4.0"], "trainer.loss.max_ratio trainer.loss.type"),
     (
         ["trainer.loss.clip_high=0.5", "trainer.loss.max_ratio=1.5"],

@@ -26,7 +26,7 @@ from fakes import (
     trained_tensors,
 )
 
-from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.advantages import gdpo_advantages, step_advantages
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.learner.learner import NOTHING, Learner
@@ -447,3 +447,27 @@ def test_group_advantages_are_trls(scale, num_generations):
         assert [ours.by_member[member][0] for member in range(num_generations)] == pytest.approx(
             values, abs=1e-4
         )
+
+
+def test_gdpo_advantages_are_trls():
+    """The formula is that of `multi_objective_aggregation="normalize_then_sum"`; a group in which
+    all terms are equal, and a term that is equal in a group, give nothing."""
+    rewards = torch.rand(4, 3, 2, generator=torch.Generator().manual_seed(0))  # group, member, term
+    rewards[..., 1] *= 100.0
+    rewards[1, :, 0], rewards[3] = 0.25, 0.5
+    weights = {"small": 2.0, "large": 0.5}
+    scaled = (rewards - rewards.nanmean(dim=1, keepdim=True)) / (nanstd(rewards, 1)[:, None] + 1e-4)
+    sums = (scaled * torch.tensor(list(weights.values()))).nansum(dim=2)
+    expected = (sums - sums.nanmean()) / (nanstd(sums) + 1e-4)
+    groups = []
+    for number, rows in enumerate(rewards.tolist()):
+        group = made_up_group([0.0] * 3, id=str(number))
+        for episode, (small, large) in zip(group.episodes, rows, strict=True):
+            episode.reward_terms = {"small": 9.0, "small/transformed": small, "large": large}
+        groups.append(group)
+    for each, values in zip(
+        gdpo_advantages(groups, weights=weights), expected.tolist(), strict=True
+    ):
+        ours = [each.by_member[member][0] for member in sorted(each.by_member)]
+        assert ours == pytest.approx(values if each.has_signal else [], abs=1e-5)
+    assert expected[3].abs().max() < 1e-5

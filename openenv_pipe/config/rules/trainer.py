@@ -26,13 +26,18 @@ def _scales_by_another_population(config: "RunConfig") -> bool:
     )
 
 
-def _divides_by_another_mean(config: "RunConfig") -> bool:
+def _needs_groups_mean(config: "RunConfig") -> bool:
     advantage = config.trainer.advantage
     return (
         advantage.type == "group_relative"
-        and advantage.scale == "mean"
+        and advantage.scale in ("mean", "terms")
         and advantage.baseline != "group"
     )
+
+
+def _compares_terms(config: "RunConfig") -> bool:
+    advantage = config.trainer.advantage
+    return advantage.type == "group_relative" and advantage.scale == "terms"
 
 
 def _has_uneven_replicas(config: "RunConfig") -> bool:
@@ -107,10 +112,26 @@ RULES = (
         "trainer.advantage.scale=batch or none",
     ),
     Rule(
+        keys=("reward.transforms.*", "trainer.advantage.scale"),
+        breaks=lambda c: [
+            name
+            for name, transforms in c.reward.transforms.items()
+            if _compares_terms(c) and any(each.type == "multiply" for each in transforms)
+        ],
+        advice="GDPO adds up terms, and a gate multiplies them; remove the transform multiply, or "
+        "set another trainer.advantage.scale",
+    ),
+    Rule(
+        keys=("trainer.max_sampling_rounds", "trainer.advantage.scale"),
+        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _compares_terms(c),
+        advice="rounds replace groups whose rewards are all equal, and their terms may differ; set "
+        "trainer.max_sampling_rounds=1",
+    ),
+    Rule(
         keys=("trainer.advantage.scale", "trainer.advantage.baseline"),
-        breaks=_divides_by_another_mean,
-        advice="MaxRL subtracts the mean that it divides by; set trainer.advantage.baseline=group "
-        "or another trainer.advantage.scale",
+        breaks=_needs_groups_mean,
+        advice="MaxRL and GDPO subtract the group's mean; set trainer.advantage.baseline=group or "
+        "another trainer.advantage.scale",
     ),
     Rule(
         keys=("trainer.loss.type", "trainer.loss.normalise"),

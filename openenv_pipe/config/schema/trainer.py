@@ -63,9 +63,11 @@ class GroupRelativeAdvantageConfig(Block):
         description="the mean reward that is subtracted: of the group (GRPO), of the group's other "
         "episodes (RLOO), or of all episodes of the step (REINFORCE++)"
     )
-    scale: Literal["group", "batch", "mean", "none"] = Field(
+    scale: Literal["group", "batch", "terms", "mean", "none"] = Field(
         description="what the difference is divided by: the standard deviation of the group or of "
-        "all episodes of the step, the group's mean reward (MaxRL), or nothing (Dr. GRPO)"
+        "all episodes of the step; terms: of each term of the reward in the group, and of their "
+        "sum in the step, with one advantage for all turns (GDPO); the group's mean reward "
+        "(MaxRL); or nothing (Dr. GRPO)"
     )
     discount: Share = Field(
         description="discount of later turns' per-turn rewards; 0: each turn counts only its own"
