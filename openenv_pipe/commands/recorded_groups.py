@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.rollout.collector import group_seed
+from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.runs.episodes import all_episodes_paths, episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.types import Episode, Group
@@ -45,7 +46,8 @@ def recorded_groups(folder: RunFolder, step: int) -> list[Group]:
         )
     groups, seed = read_episodes(path), folder.written_config.seed
     for group in groups:
-        label, _, place = group.id.rpartition("/")
+        of_game = group.id.removesuffix(f"/{group.task.labels.get(PLAYER)}")  # of all its players
+        label, _, place = of_game.rpartition("/")
         if place.isdecimal():
             group.seed = group_seed(seed, label, int(place))
     return groups
