@@ -29,6 +29,7 @@ from openenv_pipe.reports.alarms import check_mismatch
 from openenv_pipe.rewards.reported_numbers import summarise_reported
 from openenv_pipe.rollout.metrics import (
     count_unlike_prompts,
+    summarise_environment,
     summarise_groups,
     summarise_signal,
     summarise_skipped,
@@ -216,7 +217,7 @@ class GrpoStage:
         )
         self._warn_of_untrained(step, metrics["episodes/untrained"])
         metrics["episodes/masked"] = sum(len(each.masked) for each in advantages)
-        metrics |= self._summarise_environments(groups)
+        metrics |= self._summarise_environments(advantages)
         skipped = [each.group for each in advantages if not each.has_signal]
         metrics |= summarise_signal(len(advantages) - len(skipped), len(advantages), metrics)
         metrics |= summarise_skipped(skipped)
@@ -259,18 +260,18 @@ class GrpoStage:
         }
         return [by_group[group.id] for group in groups]
 
-    def _summarise_environments(self, groups: Sequence[Group]) -> dict[str, float]:
+    def _summarise_environments(self, step: Sequence[GroupAdvantages]) -> dict[str, float]:
         """Return the numbers that environments report; of several, also each one's own metrics."""
         metrics: dict[str, float] = {}
         for name, each in self._config.environments.items():
-            own = [group for group in groups if group.task.env == name]
-            reported = summarise_reported(own, each.env.metrics)
+            own = [given for given in step if given.group.task.env == name]
+            groups = [given.group for given in own]
+            found = summarise_reported(groups, each.env.metrics)
             if self._config.beside:
-                prefix = name or each.env.name
-                found = summarise_groups(own) | reported
-                metrics |= {f"{prefix}/{key}": value for key, value in found.items()}
-            else:
-                metrics = reported
+                num_signals = sum(given.has_signal for given in own)
+                found |= summarise_environment(groups, num_signals)
+                found = {f"{name or each.env.name}/{key}": found[key] for key in found}
+            metrics |= found
         return metrics
 
     def _distance_from_start(self, step: int) -> dict[str, float]:

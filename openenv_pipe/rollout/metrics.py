@@ -17,6 +17,13 @@ VOLATILE = re.compile(
     r"|\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 
+# Metrics of `summarise_groups` that each of several environments has beside those of all.
+OF_AN_ENVIRONMENT = (
+    *("reward/mean", "reward/std", "success/rate", "turns/mean", "replies/unusable"),
+    *("episodes/count", "episodes/failed", "episodes/truncated", "tokens/sampled"),
+    *("reply/tokens_mean", "sampling/entropy"),
+)
+
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Return counts and means over the scored episodes; failed ones are only counted.
@@ -64,6 +71,16 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         values = [e.reward_terms[name] for e in scored if name in e.reward_terms]
         metrics[f"reward/{name}"] = fmean(values)
     return metrics
+
+
+def summarise_environment(groups: Sequence[Group], num_signals: int) -> dict[str, float]:
+    """Return what is of interest about one of several environments, whose groups these are.
+
+    num_signals: of how many groups the rewards differ.
+    """
+    found = summarise_groups(groups)
+    kept = {name: found[name] for name in OF_AN_ENVIRONMENT if name in found}
+    return {**kept, "groups/trained": num_signals}
 
 
 def _summarise_sampling(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -29,6 +29,16 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Judge's tokens": ("judge/tokens",),
         "Judge's cost": ("judge/cost",),
     },
+    "Environments and players": {
+        "Reward by environment": ("*/reward/mean",),
+        "Success by environment": ("*/success/rate",),
+        "Groups with a signal, by environment": ("*/groups/trained",),
+        "Turns by environment": ("*/turns/mean",),
+        "Unusable replies by environment": ("*/replies/unusable",),
+        "Sampled tokens by environment": ("*/tokens/sampled",),
+        "Reward by player": ("player/*/reward",),
+        "Success by player": ("player/*/success",),
+    },
     "Learning": {
         "Loss": ("loss/total", "loss/policy"),
         "Supervised loss": ("loss/supervised",),

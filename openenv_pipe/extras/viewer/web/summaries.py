@@ -48,7 +48,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         "success_trained": _success(reports.get("trained")),
         "num_tokens": sum(int(record.get("tokens/sampled") or 0) for record in records),
         "tokens_per_s": _mean(steps, "time/tokens_per_s"),
-        "env": _value(config, "env", "name"),
+        "env": _environments(config),
         "model": _value(config, "model", "path") or _value(config, "model", "type"),
         "loss": _value(config, "trainer", "loss", "type"),
         "seed": _value(config, "seed"),
@@ -56,6 +56,13 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         "tags": read_tags(folder.path),
         "lineage": folder.record.lineage and folder.record.lineage.model_dump(mode="json"),
     }
+
+
+def _environments(config: Mapping[str, Any]) -> str | None:
+    """Return the names of all environments."""
+    first, beside = _value(config, "env", "name"), config.get("beside")
+    others = beside if isinstance(beside, dict) else {}
+    return " + ".join(map(str, (first, *others))) if first else None
 
 
 def _progress(config: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, int, int | None]:

@@ -19,6 +19,7 @@ from openenv_pipe.extras.viewer.play_checkpoint import CheckpointPlay
 from openenv_pipe.extras.viewer.view import find_target
 from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.answers import as_json
+from openenv_pipe.extras.viewer.web.panels import panels_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.evals import DURING
 
@@ -358,3 +359,15 @@ def test_the_command_names_a_folder_that_is_missing(tmp_path, monkeypatch, capsy
         main(["view"])
     assert ended.value.code == RunFolderError.exit_code
     assert "there is no folder 'runs'" in capsys.readouterr().err
+
+
+def test_environments_and_players_are_curves_of_common_plots():
+    environments = ["echo/reward/mean", "wordle/reward/mean"]
+    names = ["reward/mean", *environments, "player/x/reward", "echo/env/a"]
+    found = {panel["title"]: panel["names"] for panel in panels_of(names)}
+    assert found == {
+        "Reward": ["reward/mean"],
+        "Reward by environment": environments,
+        "Reward by player": ["player/x/reward"],
+        "echo": ["echo/env/a"],
+    }
