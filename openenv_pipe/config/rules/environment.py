@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
-from openenv_pipe.config.schema.env import POLICY, UNTRAINED
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
 
+POLICY, UNTRAINED = "policy", "untrained"  # roles that the trained model plays
 MAX_RESAMPLED = 10**8  # tasks of all resamples of the bootstrap
 
 

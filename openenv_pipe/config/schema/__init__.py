@@ -4,6 +4,7 @@ No field has a default: the values are in `conf/`. Models are frozen and reject 
 Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
 """
 
+from openenv_pipe.config.rules.environment import POLICY, UNTRAINED
 from openenv_pipe.config.schema.adapter import (
     AdapterConfig,
     ExampleExchange,
@@ -28,7 +29,7 @@ from openenv_pipe.config.schema.engine import (
 )
 from openenv_pipe.config.schema.engine_base import EngineCapabilities, TruncationConfig
 from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
-from openenv_pipe.config.schema.env import POLICY, UNTRAINED, EnvConfig, PlayersConfig
+from openenv_pipe.config.schema.env import EnvConfig, PlayersConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
     AttachHostConfig,

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from openenv_pipe.config.rules.environment import POLICY
 from openenv_pipe.config.schema.adapter import AdapterConfig
 from openenv_pipe.config.schema.base import (
     Block,
@@ -15,8 +16,6 @@ from openenv_pipe.config.schema.base import (
     Variables,
 )
 from openenv_pipe.config.schema.tasks import TasksConfig
-
-POLICY, UNTRAINED = "policy", "untrained"  # roles that the trained model plays
 
 
 class PlayersConfig(Block):
