@@ -98,8 +98,9 @@ async def test_sampler_and_trainer_agree_on_images(served, model, tmp_path, lora
 def test_two_steps_on_images(served, model, tmp_path):
     """`train` samples from the server what it learns from, and publishes all weights to it."""
     path = next(each for each in model if each.startswith("model.path="))
-    changes = ("engine=vllm", *served.attach, "trainer.steps=2", "eval.num_tasks=2")
-    code, out, err = run(write_block(tmp_path), "train", *RUN, path, *changes)
+    changes = ("trainer.max_staleness=0", "trainer.steps=2", "eval.num_tasks=2")
+    given = (*RUN, path, "engine=vllm", *served.attach, *changes)
+    code, out, err = run(write_block(tmp_path), "train", *given)
     assert code == 0, out + err
     steps = read_metrics(tmp_path / "runs/colours/0001/metrics.jsonl")
     assert [each["step"] for each in steps] == [1, 2]
