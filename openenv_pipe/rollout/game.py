@@ -105,9 +105,10 @@ class Game:
             except SessionError as error:
                 self.fail(error)
         episodes = [each.result() for each in playing]
-        ends = {episode.status for episode in episodes} - {Status.DONE}
+        ends = (episode.status for episode in episodes if episode.status is not Status.DONE)
+        end = next(ends, Status.DONE)
         for episode in episodes:
-            episode.status = next(iter(ends), Status.DONE)
+            episode.status = end
         return episodes
 
     def pass_on(self, result: StepResult) -> None:

@@ -9,7 +9,7 @@ from fakes import FakeHost, all_episodes, local_engine, rollout_context, run_con
 
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import SessionClosedError, StepRejectedError
+from openenv_pipe.errors import ConfigError, SessionClosedError, StepRejectedError
 from openenv_pipe.pipeline.components import build_roles
 from openenv_pipe.pipeline.evaluate import evaluate_model
 from openenv_pipe.rollout import collect_groups
@@ -35,12 +35,16 @@ def always_a(observations, rng: random.Random) -> str:
     return "a"
 
 
+def fails(observations, rng: random.Random) -> str:
+    raise ValueError("no move is left")
+
+
 def game_config(roles: dict[str, str] | None = None, **changes):
     players = {"roles": roles or ROLES, "turn": "turn", "rewards": "rewards"}
     return run_config(
         {
             "env.players": players,
-            "env.baselines": {"fixed": f"{__name__}:always_a"},
+            "env.baselines": {"fixed": f"{__name__}:always_a", "fails": f"{__name__}:fails"},
             "env.max_turns": 8,
             "env.success_reward": 1.0,
             "env.max_episode_tokens": 400,
@@ -156,6 +160,11 @@ async def test_a_rejected_move_is_told_to_its_player_who_stays_to_move():
     x, o = (group.episodes[0] for group in (await games(game_config(), strict))[:2])
     assert x.turns[0].unusable and not x.turns[0].steps
     assert (len(x.turns), len(o.turns)) == (4, 2)
+
+
+async def test_an_opponent_that_raises_ends_the_run_with_its_name():
+    with pytest.raises(ConfigError, match=r"test_games:fails .*no move is left"):
+        await games(game_config({"x": "fails", "o": "policy"}))
 
 
 @pytest.mark.parametrize(
