@@ -5,19 +5,22 @@ import random
 from .rules import EMPTY, PLAYERS, has_won, legal_moves, other, put
 
 PLAYING, WON, DRAWN = "playing", "won", "drawn"
-MAX_RANDOM_MOVES = 4  # before the fifth move, nobody can have won
+MAX_RANDOM_MOVES = 7
 
 
 class Game:
     """The state of a game. `winner` is empty until somebody has won."""
 
     def __init__(self, chance: random.Random, random_moves: int = 0) -> None:
-        """random_moves: how many moves at most are drawn by chance before the first player's."""
+        """random_moves: how many moves at most chance draws first, of those that win nothing."""
         self.board = EMPTY
         self.turn = PLAYERS[0]
         self.winner = ""
         for _ in range(chance.randint(0, random_moves)):
-            self.play(chance.choice(self.legal_moves))
+            boards = [put(self.board, move, self.turn) for move in self.legal_moves]
+            if not (quiet := [board for board in boards if not has_won(board, self.turn)]):
+                break
+            self.board, self.turn = chance.choice(quiet), other(self.turn)
 
     def play(self, text: str) -> str:
         """Make the move of the player whose turn it is, and return the message to show.

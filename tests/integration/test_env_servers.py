@@ -134,7 +134,7 @@ ENVS = [
         name="tic_tac_toe",
         policy="random_move",
         num_eval_tasks=1000,
-        bad_resets=({"random_moves": 5}, {"random_moves": "2"}, {"split": "test"}),
+        bad_resets=({"random_moves": 8}, {"random_moves": "2"}, {"split": "test"}),
     ),
     Env(
         name="reasoning",
