@@ -7,17 +7,23 @@ into its own run's folder.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
-from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines, seed_warnings
+from openenv_pipe.pipeline.evaluate import (
+    baseline_labels,
+    evaluate_model,
+    play_baselines,
+    seed_warnings,
+)
 from openenv_pipe.pipeline.requirements import check_agent, check_settings
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation
+from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 
@@ -122,19 +128,29 @@ def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
 
 
 def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
-    ours, theirs = first.config, other.config
-    for key in ("name", "package", "command"):
-        expected, seen = getattr(ours.env, key), getattr(theirs.env, key)
+    """Raises ConfigError if the two are of different environments."""
+    ours, theirs = first.config.environments, other.config.environments
+    differ = f"{other.folder.path} cannot be compared with {first.folder.path}: its"
+    if ours.keys() != theirs.keys():
+        raise ConfigError(
+            f"{differ} beside has {[*other.config.beside]}, not {[*first.config.beside]}; evaluate "
+            "runs of the same environments"
+        )
+    for env, key in product(ours, ("name", "package", "command")):
+        expected, seen = getattr(ours[env].env, key), getattr(theirs[env].env, key)
         if seen != expected:
+            prefix = f"beside.{env}." if env else ""
             raise ConfigError(
-                f"{other.folder.path} cannot be compared with {first.folder.path}: its "
-                f"env.{key} is {seen!r}, not {expected!r}; evaluate runs of one environment"
+                f"{differ} {prefix}env.{key} is {seen!r}, not {expected!r}; evaluate runs of the "
+                "same environments"
             )
-    values = theirs.model_dump()
-    wanted = ours.model_dump()
-    values["eval"], values["reward"] = wanted["eval"], wanted["reward"]
-    values["env"]["tasks"]["eval"] = wanted["env"]["tasks"]["eval"]
-    values["env"]["success_reward"] = wanted["env"]["success_reward"]
+    values, wanted = other.config.model_dump(), first.config.model_dump()
+    pairs = [(values, wanted)]
+    pairs += [(values["beside"][name], wanted["beside"][name]) for name in values["beside"]]
+    for each, given in pairs:
+        each["eval"], each["reward"] = given["eval"], given["reward"]
+        each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
+        each["env"]["success_reward"] = given["env"]["success_reward"]
     return replace(other, config=RunConfig.model_validate(values))
 
 
@@ -182,8 +198,9 @@ async def _play(
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
         baselines: list[Evaluation] = []
-        if with_baselines and (names := subject.config.env.baselines):
-            with progress.phase(f"playing the baselines: {', '.join(names)}"):
+        if with_baselines and (labels := baseline_labels(subject.config)):
+            names = ", ".join(each.removeprefix(BASELINE) for each in labels)
+            with progress.phase(f"playing the baselines: {names}"):
                 baselines = await play_baselines(subject.config, rollout)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)

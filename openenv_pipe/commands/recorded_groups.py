@@ -14,15 +14,7 @@ STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    """Return the steps of GRPO whose episodes are recorded.
-
-    Raises RunFolderError without any, and for a run of several environments.
-    """
-    if beside := folder.written_config.beside:
-        raise RunFolderError(
-            f"{folder.path} has several environments, each with a reward of its own (beside: "
-            f"{', '.join(beside)}); only runs of one environment can be scored again"
-        )
+    """Return the steps of GRPO whose episodes are recorded. Raises RunFolderError without any."""
     names = [path.name for path in all_episodes_paths(folder.path)]
     steps = [int(found[1]) for name in names if (found := STEP_FILE.fullmatch(name))]
     if not any(steps):
@@ -36,8 +28,13 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 def recorded_groups(folder: RunFolder, step: int) -> list[Group]:
     """Read the groups of a step, with the seeds that they were played with.
 
-    Raises RunFolderError.
+    Raises RunFolderError, also for a run of several environments.
     """
+    if beside := folder.written_config.beside:
+        raise RunFolderError(
+            f"{folder.path} has several environments, each with a reward of its own (beside: "
+            f"{', '.join(beside)}); only runs of one environment can be scored again"
+        )
     path = episodes_path(folder.path, step)
     if not path.exists():
         first, *_, last = [*recorded_steps(folder)] * 2

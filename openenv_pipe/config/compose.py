@@ -1,7 +1,7 @@
 """Compose YAML groups and overrides into one validated RunConfig."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
+from openenv_pipe.config.beside import BESIDE_BLOCKS, forget_replaced, merge
 from openenv_pipe.config.composed_files import ComposedFiles, open_loader
 from openenv_pipe.config.error_messages import (
     MAX_KEY_LENGTH,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra.core.override_parser.types import Override
 
 NO_EXPERIMENT = "conf=_none"  # composes the groups alone
-
-BESIDE_BLOCKS = {"env", "host", "reward", "judge", "eval"}  # of the experiment `beside.NAME.conf`
 
 _CORRECTION = "trainer.loss.correction.type"
 _MAX_MISMATCH = "trainer.max_mismatch"
@@ -106,6 +105,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         loader = open_loader()
         parsed = _parse(overrides)
         groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
+        forget_replaced(values["beside"], [each.key_or_group for each in parsed])
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":
                 raise ConfigError(
@@ -238,9 +238,12 @@ def load_values(
 
 
 def _values(
-    files: ComposedFiles, only: Collection[str] = (), saved: Mapping[str, Any] | None = None
+    files: ComposedFiles,
+    only: Collection[str] = (),
+    saved: Mapping[str, Any] | None = None,
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return what `load_values` describes."""
+    """Return what `load_values` describes. change: of all values, before they are resolved."""
     from omegaconf import OmegaConf, flag_override
 
     tree = files.merged()
@@ -250,6 +253,9 @@ def _values(
             del tree[key]
             if saved and key in saved:
                 tree[key] = _literal(saved[key])
+    if change is not None:
+        unresolved: Any = OmegaConf.to_container(tree, resolve=False)
+        tree = OmegaConf.create(change(unresolved))
     if missing := OmegaConf.missing_keys(tree):
         raise ConfigError(explain_missing(sorted(missing)))
     values: Any = OmegaConf.to_container(tree, resolve=True)
@@ -274,22 +280,35 @@ def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dic
                 f"environment is trained beside the first, such as beside.{name}.conf=echo"
             )
         lines = [f"{EXPERIMENTS}={experiment}", f"model={values['model']['type']}"]
-        found = load_values(loader, lines, only={*BESIDE_BLOCKS, "trainer"}, saved=values)
-        found["advantage"] = found.pop("trainer")["advantage"]
-        _merge(found, {"weight": 1.0, **given})
-        beside[name] = found
+        try:
+            found = _experiment_blocks(loader, lines, given, values)
+        except ConfigError as error:
+            raise ConfigError(f"beside.{name}: {error}") from None
+        beside[name] = {"weight": 1.0, **given, **found}
     return values
 
 
-def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Set the given keys. A mapping changes keys of one, unless it chooses another type."""
-    for key, value in given.items():
-        old: Any = values.get(key)
-        both = isinstance(old, dict) and isinstance(value, Mapping)
-        if both and ("type" not in value or value["type"] == old.get("type")):
-            _merge(old, value)
-        else:
-            values[key] = value
+def _experiment_blocks(
+    loader: "ConfigLoaderImpl",
+    lines: list[str],
+    given: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the blocks of an experiment, changed by the keys given in `beside`.
+
+    values: the run's own, for the blocks that are not the experiment's.
+    """
+
+    def changed(tree: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: tree[key] for key in BESIDE_BLOCKS} | {
+            "advantage": tree["trainer"]["advantage"]
+        }
+        merge(kept, _literal(given))
+        return {**tree, **kept, "trainer": _literal(values["trainer"])}
+
+    own = {*BESIDE_BLOCKS, "trainer", "advantage"}
+    found = _values(ComposedFiles(loader, lines), own, values, changed)
+    return {key: found[key] for key in own - {"trainer"}}
 
 
 def _literal(value: Any) -> Any:

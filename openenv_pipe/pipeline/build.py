@@ -113,9 +113,14 @@ def _build_loops(
 ) -> Mapping[str, EpisodeLoop]:
     """Build what plays in each environment, by its name."""
     return {
-        name: cluster.loop(logs) or LocalLoop(each, servers.host(each, logs / name))
+        name: cluster.loop(logs) or LocalLoop(each, servers.host(each, _folder_of(name, logs)))
         for name, each in config.environments.items()
     }
+
+
+def _folder_of(env: str, folder: Path) -> Path:
+    """Return where the files of an environment go; those of the first one need no name."""
+    return folder / "beside" / env if env else folder
 
 
 @asynccontextmanager
@@ -142,8 +147,9 @@ async def _opened_rollout(
     async with opened_engine(parts) as engine, AsyncExitStack() as stack:
         contexts = {}
         for name, config in parts.config.environments.items():
-            own = replace(parts, config=config, logs=parts.logs / name)
-            opened = _opened_environment(own, engine, loops[name], known_sets[name], verdicts)
+            own = replace(parts, config=config, logs=_folder_of(name, parts.logs))
+            answers = [_folder_of(name, each) for each in verdicts]
+            opened = _opened_environment(own, engine, loops[name], known_sets[name], answers)
             contexts[name] = await stack.enter_async_context(opened)
         yield mixed(contexts) if len(contexts) > 1 else contexts[""]
 

@@ -256,7 +256,8 @@ class GrpoStage:
         by_group = {
             each.group.id: each
             for env, compute in self._advantages.items()
-            for each in compute([group for group in groups if group.task.env == env])
+            if (own := [group for group in groups if group.task.env == env])
+            for each in compute(own)
         }
         return [by_group[group.id] for group in groups]
 

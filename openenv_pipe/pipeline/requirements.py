@@ -240,18 +240,24 @@ def _environment(config: RunConfig) -> str:
 def _reject_too_many_sessions(config: RunConfig) -> None:
     """Raise ConfigError if this process may not open a socket for each session."""
     host = config.host
-    needed = host.capacity + OTHER_FILES
+    needed = config.capacity + OTHER_FILES
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise ConfigError(
-            f"host.sessions_per_server={host.sessions_per_server}, {host.capacity} in all, needs "
+            f"host.sessions_per_server={host.sessions_per_server}, {config.capacity} in all, needs "
             f"about {needed} open files, and this process may have {allowed}; lower it, or raise "
             f"the limit with `ulimit -n {needed}`"
         )
 
 
 def _ports(config: RunConfig) -> str:
-    """Check that the fixed ports of servers that the run starts are free."""
+    """Check that the fixed ports of servers that the run starts are free, and differ."""
+    fixed = [port for each in config.environments.values() for port in each.host.fixed_ports]
+    if twice := {port for port in fixed if fixed.count(port) > 1}:
+        raise ConfigError(
+            f"several environments have the port {min(twice)}; set host.port and "
+            "beside.NAME.host.port so that each has its own, or null to let free ports be picked"
+        )
     wanted = {"host.port": config.host.fixed_ports}
     if not config.cluster.serves_on_nodes:
         wanted["engine.port"] = config.engine.fixed_ports
@@ -363,6 +369,7 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "settings": lambda config: check_settings(config, "train", "play"),
+    "advantage": _of_each(_advantage),
     "variables": _of_each(_variables),
     "engine": _engine,
     "judge": _of_each(_judge),

@@ -58,8 +58,8 @@ MAY_CHANGE = (
 RESUME_STATE = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
-    ("the order of tasks", (ORDER,), ("seed", "env.tasks")),
-    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer")),
+    ("the order of tasks", (ORDER,), ("seed", "env.tasks", "beside")),
+    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer", "beside")),
 )
 Changed = dict[str, list[JsonValue]]
 

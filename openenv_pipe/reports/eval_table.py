@@ -9,6 +9,7 @@ from openenv_pipe.errors import UserError
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.eval_difference import ReportDifference, TaskChange, compare_reports
 from openenv_pipe.runs.eval_report import EvalReport, in_order
+from openenv_pipe.runs.evals import env_of
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
 from openenv_pipe.system.resources import short_path
@@ -30,11 +31,20 @@ class Row:
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
     """Return the tables of scores, of success by label, and of differences to the first report.
 
-    Without labels, or other reports of the same tasks, some of them are missing.
+    Reports of an environment of `beside` are compared with the first of that environment. Without
+    labels, or other reports of the same tasks, some tables are missing.
     """
-    first, *others = rows
     columns = dict.fromkeys(column for row in rows for column in row.report.by_label)
     tables = [_scores(rows), *(_by_label(rows, column) for column in columns)]
+    for env in dict.fromkeys(env_of(row.report.label) for row in rows):
+        own = [row for row in rows if env_of(row.report.label) == env]
+        tables += _comparisons(own, config, seed)
+    return tables
+
+
+def _comparisons(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
+    first, *others = rows
+    tables = []
     compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
         tables.append(_differences(first.name, compared, config))

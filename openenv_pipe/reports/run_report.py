@@ -19,7 +19,7 @@ from openenv_pipe.reports.sections import (
     clients_text,
     environments_table,
     model_rows,
-    parts_table,
+    parts_tables,
     signal_text,
 )
 from openenv_pipe.reports.unscored import reason, unscored_text
@@ -71,7 +71,7 @@ def write_report(folder: RunFolder) -> Path:
         _scores_table(folder.path, config, reports),
         _plots(folder.path, config, records, stages),
         environments_table(config, records),
-        parts_table(config.reward, records),
+        parts_tables(config, records),
         signal_text(records),
         _what_was_run(folder, config),
         _time_table(folder, records),

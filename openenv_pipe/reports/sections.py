@@ -71,23 +71,32 @@ def environments_table(config: RunConfig, records: Records) -> str:
         ]
         for name in (config.env.name, *config.beside)
     ]
-    titles = [
-        "environment",
-        "weight",
-        "episodes",
-        "success, first steps",
-        "last",
-        "reward, first",
-        "last",
-    ]
+    measures = ("success, first steps", "last", "reward, first steps", "last")
+    titles = ["environment", "weight", "episodes", *measures]
     return "## Environments\n\n" + table(titles, rows)
 
 
-def parts_table(config: RewardConfig, records: Records) -> str:
-    """Return a table with a row for each term of the reward and each of its parts.
+def parts_tables(config: RunConfig, records: Records) -> str:
+    """Return the tables of all environments' rewards. Empty before the first step of GRPO."""
+    if not config.beside:
+        return _parts_table("Reward by parts", config.reward, records)
+    tables = []
+    for env, each in config.environments.items():
+        name = env or each.env.name
+        own = [_of_environment(name, record) for record in records]
+        tables.append(_parts_table(f"Reward by parts: {for_markdown(name)}", each.reward, own))
+    return "\n\n".join(filter(None, tables))
 
-    Empty before the first step of GRPO.
-    """
+
+def _of_environment(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment's own metrics of a step, by the names that they have in other runs."""
+    prefix = f"{name}/"
+    own = {key.removeprefix(prefix): record[key] for key in record if key.startswith(prefix)}
+    return {"stage": record.get("stage"), **own}
+
+
+def _parts_table(title: str, config: RewardConfig, records: Records) -> str:
+    """Return a table with a row for each term of the reward and each of its parts."""
     steps = [record for record in records if record.get("stage") == "grpo"]
     names = dict.fromkeys(key for step in steps for key in step if key.startswith(REWARD))
     names.pop("reward/std", None)
@@ -105,7 +114,7 @@ def parts_table(config: RewardConfig, records: Records) -> str:
     ]
     noun = "step" if num_shown == 1 else f"{num_shown} steps"
     titles = ["part of the reward", "counts", f"first {noun}", f"last {noun}"]
-    return "## Reward by parts\n\n" + table(titles, rows)
+    return f"## {title}\n\n" + table(titles, rows)
 
 
 def _role(config: RewardConfig, name: str) -> str:

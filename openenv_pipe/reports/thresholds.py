@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
+from openenv_pipe.runs.evals import env_of
 from openenv_pipe.system.intervals import Interval
 
 METRICS = ("success", "reward")
@@ -27,9 +28,14 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
 
 
 def below_thresholds(rows: Sequence[Row], thresholds: Mapping[str, float]) -> list[str]:
-    """Return a sentence for each mean that is below its threshold, or was not measured."""
+    """Return a sentence for each mean that is below its threshold, or was not measured.
+
+    Thresholds are about the first environment of a run.
+    """
     found = []
     for row in rows:
+        if env_of(row.report.label):
+            continue
         for metric, least in thresholds.items():
             seen: Interval | None = getattr(row.report, metric)
             if seen is None:

@@ -32,10 +32,11 @@ async def collect_groups(
     """Play groups of episodes as `play_groups` does, and score every episode.
 
     Raises:
-        FailureError: all episodes failed although no server died, or none had a single turn.
+        FailureError: all episodes of an environment failed although no server of it died, or none
+            had a single turn.
         EngineError, HostError, ConfigError: as `play_groups`.
     """
-    num_deaths = context.runner.num_deaths
+    num_deaths = {env: each.runner.num_deaths for env, each in context.environments.items()}
     groups = await play_groups(
         context,
         tasks,
@@ -46,11 +47,13 @@ async def collect_groups(
         score=context.scorer.score,
     )
     context.scorer.accept(groups)
-    episodes = [episode for group in groups for episode in group.episodes]
-    # When a server died, the host's budget of restarts decides whether the run goes on.
-    has_failed = bool(episodes) and all(episode.failed for episode in episodes)
-    if not (has_failed and await _has_lost_a_server(context.runner, num_deaths)):
-        _reject_total_failure(episodes)
+    for env, each in context.environments.items():
+        own = [group for group in groups if group.task.env == env or not context.parts]
+        episodes = [episode for group in own for episode in group.episodes]
+        # When a server died, the host's budget of restarts decides whether the run goes on.
+        has_failed = bool(episodes) and all(episode.failed for episode in episodes)
+        if not (has_failed and await _has_lost_a_server(each.runner, num_deaths[env])):
+            _reject_total_failure(episodes)
     return groups
 
 

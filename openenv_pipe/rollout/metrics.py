@@ -19,7 +19,7 @@ VOLATILE = re.compile(
 
 # Metrics of `summarise_groups` that each of several environments has beside those of all.
 OF_AN_ENVIRONMENT = (
-    *("reward/mean", "reward/std", "success/rate", "turns/mean", "replies/unusable"),
+    *("success/rate", "turns/mean", "replies/unusable", "groups/trained"),
     *("episodes/count", "episodes/failed", "episodes/truncated", "tokens/sampled"),
     *("reply/tokens_mean", "sampling/entropy"),
 )
@@ -78,9 +78,12 @@ def summarise_environment(groups: Sequence[Group], num_signals: int) -> dict[str
 
     num_signals: of how many groups the rewards differ.
     """
-    found = summarise_groups(groups)
-    kept = {name: found[name] for name in OF_AN_ENVIRONMENT if name in found}
-    return {**kept, "groups/trained": num_signals}
+    found = summarise_groups(groups) | {"groups/trained": num_signals}
+    return {
+        name: value
+        for name, value in found.items()
+        if name in OF_AN_ENVIRONMENT or name.startswith("reward/")
+    }
 
 
 def _summarise_sampling(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Find what changed since a run was made: code, versions, machine, data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import JsonValue
@@ -67,6 +67,15 @@ def find_other_facts(
     for key, kind in FACTS.items():
         if key in then and key in since:
             found += _unequal(kind, key, then[key], since[key])
+    others, others_now = before.get("beside"), now.get("beside")
+    if isinstance(others, Mapping) and isinstance(others_now, Mapping):
+        for env in sorted(others.keys() & others_now.keys()):
+            one, one_now = others[env], others_now[env]
+            assert isinstance(one, Mapping) and isinstance(one_now, Mapping)
+            found += [
+                replace(each, name=f"beside.{env}.{each.name}")
+                for each in find_other_facts(one, one_now)
+            ]
     return found
 
 

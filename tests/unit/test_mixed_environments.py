@@ -2,16 +2,27 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 
 import pytest
+import run_samples
 
+from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder, NamedTasks
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
+from openenv_pipe.reports.eval_table import Row
+from openenv_pipe.reports.thresholds import below_thresholds
+from openenv_pipe.rollout import RolloutContext, collect_groups, play_groups
 from openenv_pipe.rollout.mixture import mixed
+from openenv_pipe.runs.differences import find_other_facts
+from openenv_pipe.runs.find import SelectedModel
 from openenv_pipe.runs.trust import CODE
+from openenv_pipe.system.intervals import Interval
 from openenv_pipe.types import Episode, Group, Status
 
 BESIDE = ("conf=smoke", "beside.catch.conf=catch")
@@ -223,3 +234,97 @@ async def test_an_environment_alone_plays_its_named_tasks():
     tasks = [part.splits.eval[0], part.splits.eval[1]]
     groups = await play_groups(part, tasks, group_size=1, temperature=1.0, seed=0, label="eval")
     assert [group.task.id for group in groups] == ["catch/eval/0", "catch/eval/1"]
+
+
+# --- each environment by itself ------------------------------------------------------------------
+
+
+def test_given_keys_take_part_in_the_interpolations_of_their_experiment():
+    config = composed(
+        "beside.catch.env.max_episode_tokens=72",
+        "beside.catch.reward.terms.overlong={type: overlong, weight: 1.0, per_turn: false, "
+        "limit_tokens: 40, buffer_share: 0.5}",
+    ).beside["catch"]
+    assert config.env.max_episode_tokens == 72
+    assert config.reward.terms["overlong"].limit_tokens == 40
+    with pytest.raises(ConfigError, match=r"beside\.other: no value for env\.tasks\.eval\.path"):
+        composed("beside.other.conf=harbor")
+    with pytest.raises(ConfigError, match="host=none with agent=loop"):
+        paths = [f"beside.other.env.tasks.{split}.path={split}.csv" for split in ("train", "eval")]
+        composed("beside.other.conf=harbor", *paths)
+
+
+def test_another_experiment_takes_the_place_of_a_saved_one_and_keeps_its_weight():
+    saved = composed("beside.catch.weight=3", "beside.catch.env.max_turns=5")
+    changed = amend(saved, ["beside.catch.conf=echo"]).beside["catch"]
+    new = compose(["conf=smoke", "beside.catch.conf=echo", "beside.catch.weight=3"]).config
+    assert changed == new.beside["catch"]
+
+
+async def test_an_environment_that_fails_completely_ends_the_run():
+    class Talking(Runner):
+        async def play(self, context, spec):
+            episode = await super().play(context, spec)
+            episode.turns.append(run_samples.turn(Random(0)))
+            return episode
+
+    class Broken(Runner):
+        async def play(self, context, spec):
+            episode = await super().play(context, spec)
+            if spec.task.env:
+                episode.status, episode.error = Status.ERROR, "it lacks a key"
+            return episode
+
+    config, engine = composed(), TogetherEngine()
+    contexts = {env: context_of(config, env, 4, engine) for env in ("", "catch")}
+    contexts["catch"] = replace(contexts["catch"], loop=Broken("catch", 4))
+    contexts[""] = replace(contexts[""], loop=Talking("wordle", 4))
+    context = mixed(contexts)
+    tasks = [part.splits.train[0] for part in context.environments.values()]
+    with pytest.raises(FailureError, match="all 2 episodes failed, the first with: it lacks a key"):
+        await collect_groups(
+            *(context, tasks), group_size=2, temperature=1.0, seed=0, label="step 1"
+        )
+
+
+def test_runs_of_several_environments_are_compared_environment_by_environment(tmp_path):
+    def subject(*overrides):
+        return SelectedModel(
+            folder=SimpleNamespace(path=tmp_path),
+            config=composed(*overrides),
+            checkpoint=None,
+            label="trained",
+            step=1,
+        )
+
+    changes = ("beside.catch.eval.num_tasks=7", "beside.catch.env.success_reward=0.5")
+    first, other = on_the_same_tasks([subject(), subject(*changes)])
+    assert other.config.environments["catch"].eval == first.config.environments["catch"].eval
+    assert other.config.beside == first.config.beside
+    with pytest.raises(ConfigError, match="evaluate runs of the same environments"):
+        on_the_same_tasks([subject(), subject("beside.echo.conf=echo")])
+
+
+def test_changes_of_another_environments_code_are_found():
+    before = {"beside": {"catch": {"env_code": "a", "shared_servers": 1}}}
+    now = {"beside": {"catch": {"env_code": "b", "shared_servers": 2}}}
+    assert [each.name for each in find_other_facts(before, now)] == ["beside.catch.env_code"]
+
+
+def test_thresholds_are_about_the_first_environment(tmp_path):
+    reports = {
+        "trained": Interval(mean=0.9, low=0.8, high=1.0),
+        "trained.catch": Interval(mean=0.1, low=0.0, high=0.2),
+    }
+    rows = [
+        Row(name=label, report=SimpleNamespace(label=label, success=found), folder=tmp_path)
+        for label, found in reports.items()
+    ]
+    assert below_thresholds(rows, {"success": 0.8}) == []
+    assert len(below_thresholds(rows, {"success": 0.95})) == 1
+
+
+def test_fixed_ports_have_to_differ():
+    config = composed("host.port=7000", "beside.catch.host.port=7000")
+    with pytest.raises(ConfigError, match="several environments have the port 7000"):
+        REQUIREMENTS["ports"](config)

@@ -14,7 +14,7 @@ def row(name, success, reward):
         key: None if mean is None else Interval(mean=mean, low=None, high=None)
         for key, mean in (("success", success), ("reward", reward))
     }
-    return SimpleNamespace(name=name, report=SimpleNamespace(**means))
+    return SimpleNamespace(name=name, report=SimpleNamespace(label="trained", **means))
 
 
 def test_means_below_their_thresholds_are_named():

@@ -14,17 +14,19 @@ async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
         HostError: no daemon answers, or an image cannot be built or pulled.
     """
     programs = getattr(config.agent, "sandbox", None)
-    if not isinstance(config.host, DockerHostConfig) and not isinstance(
-        programs, DockerSandboxConfig
-    ):
+    environments = [
+        (each.env, each.host)
+        for each in config.environments.values()
+        if isinstance(each.host, DockerHostConfig)
+    ]
+    if not environments and not isinstance(programs, DockerSandboxConfig):
         return
     # Imported late, because Docker's SDK takes a while.
     from openenv_pipe.extras.containers.docker.image import image_recipe
     from openenv_pipe.extras.containers.docker.prepare import prepare_image
     from openenv_pipe.extras.containers.docker.program import program_recipe
 
-    if isinstance(config.host, DockerHostConfig):
-        recipe = image_recipe(config.env, config.host)
-        await prepare_image(recipe, config.host.build_timeout_s, notify)
+    for env, host in environments:
+        await prepare_image(image_recipe(env, host), host.build_timeout_s, notify)
     if isinstance(programs, DockerSandboxConfig):
         await prepare_image(program_recipe(programs), programs.build_timeout_s, notify)

@@ -252,6 +252,7 @@ def for_play(config: RunConfig) -> RunConfig:
         if not isinstance(term, VerifierTerm)
     }
     changes = {
+        "beside": {},
         "host": config.host.for_one_session(),
         "reward": config.reward.model_copy(update={"terms": terms}),
         "judge": NoJudgeConfig(type="none"),

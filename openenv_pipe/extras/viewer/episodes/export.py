@@ -68,7 +68,8 @@ class RowMaker:
                 return [self._trl(found)]
             case "verifiers":
                 messages = self._messages(found.recorded.episode)
-                return [verifiers_episode(self._run, self._env, self._model, found, messages)]
+                env = found.recorded.episode.task.env or self._env
+                return [verifiers_episode(self._run, env, self._model, found, messages)]
             case "atif":
                 return [self._atif(found)]
 
