@@ -132,11 +132,18 @@ def gdpo_advantages(
     counted = [[episode for episode in group.scored if trained_turns(episode)] for group in groups]
     compared = [episodes if len(episodes) >= 2 else [] for episodes in counted]
     values = [_sums_of_terms(episodes, weights) for episodes in compared]
-    sums = _scaled(_centred(_joined(values)), ddof=1)
-    return [
-        GroupAdvantages(group=group, compared=episodes, by_member=_by_member(episodes, each))
-        for group, episodes, each in zip(groups, compared, _divided(sums, values), strict=True)
-    ]
+    sums = _divided(_scaled(_centred(_joined(values)), ddof=1), values)
+    found = []
+    for group, episodes, own, scaled in zip(groups, compared, values, sums, strict=True):
+        # A group without a spread has no signal, though the mean of the step is not exactly 0.
+        by_member = _by_member(episodes, scaled) if _spread(own) > ZERO_SPREAD else {}
+        found.append(GroupAdvantages(group=group, compared=episodes, by_member=by_member))
+    return found
+
+
+def _spread(values: Values) -> float:
+    flat = [value for each in values for value in each if value is not None]
+    return max(flat) - min(flat) if flat else 0.0
 
 
 def _sums_of_terms(episodes: Sequence[Episode], weights: Mapping[str, float]) -> Values:

@@ -229,6 +229,7 @@ async def _play(
         step=step,
         temperature=temperature if config.engine.capabilities.samples else None,
         sampling=config.engine.distortions if temperature else None,
+        opponent=config.eval.opponent,
     )
     return Evaluation(report=report, groups=groups)
 

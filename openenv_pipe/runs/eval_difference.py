@@ -47,8 +47,13 @@ def compare_reports(
     """Compute paired differences over the tasks (id, seed and keywords) that both reports have.
 
     Raises:
-        UserError: They have no task in common.
+        UserError: They have no task in common, or were played against different opponents.
     """
+    if before.opponent != after.opponent:
+        raise UserError(
+            f"eval reports {before.label!r} and {after.label!r} were played against different "
+            f"opponents, {before.opponent} and {after.opponent} (eval.opponent)"
+        )
     old = {task.key: task for task in before.tasks}
     pairs = [(old[task.key], task) for task in after.tasks if task.key in old]
     if not pairs:
@@ -105,7 +110,7 @@ def _chances(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, floa
     """
     num_before, num_after = len(before), len(after)
     num_solved = sum(before) + sum(after)
-    rise = fall = 0.0
+    rise = fall = 0  # may be too large for floats
     for later in range(max(0, num_solved - num_before), min(num_solved, num_after) + 1):
         ways = math.comb(num_after, later) * math.comb(num_before, num_solved - later)
         change = later * num_before - (num_solved - later) * num_after

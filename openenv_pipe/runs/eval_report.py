@@ -82,6 +82,7 @@ class EvalReport(FrozenModel):
     model: str
     step: int | None  # GRPO steps that trained the model; None: not trained by a run
     temperature: float | None  # None: a scripted policy
+    opponent: str | None = None  # of games: `eval.opponent`
     sampling: dict[str, float] = {}  # what changed the sampled distribution, such as top_p
     num_tasks: int
     samples_per_task: int
@@ -142,6 +143,7 @@ def summarise(
     step: int | None,
     temperature: float | None,
     sampling: Mapping[str, float] | None = None,
+    opponent: str | None = None,
 ) -> EvalReport:
     """Group episodes by task and compute means with intervals. `seed` is the bootstrap's."""
     tasks = _scores_by_task(episodes, reward)
@@ -167,6 +169,7 @@ def summarise(
         model=model,
         step=step,
         temperature=temperature,
+        opponent=opponent,
         sampling=dict(sampling or {}),
         num_tasks=len(tasks),
         samples_per_task=samples_per_task,

@@ -40,7 +40,8 @@ CODE = re.compile(
     r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
     r"|model\.path|trainer\.loss\.kl\.reference"
 )
-FUNCTION = re.compile(r"[\w.]+:\w+")  # that an environment may load, by a variable
+# What an environment may load, by a variable: a function, or an environment such as module:Id-v0.
+FUNCTION = re.compile(r"[\w.]+:[\w./-]+")
 MAX_LENGTH = 200  # characters of a value in a message
 MAX_LINES = 50
 

@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 import run_samples
 
+from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row, eval_tables
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.eval_difference import compare_reports
@@ -69,3 +70,18 @@ def test_changes_by_chance_are_those_of_all_divisions(folder, num_before, num_so
     change = compare_reports(before, after, folder.config_to_run().eval, 0)
     assert change.fixed_by_chance == pytest.approx(expected)
     assert change.regressed_by_chance == pytest.approx(fmean(b > a for b, a in shares))
+
+
+def test_many_samples_of_a_task_are_compared(folder):
+    episodes = [run_samples.episode(Random(0), 0, member, member % 2) for member in range(600)]
+    reports = [_summary(folder, label, episodes) for label in ("start", "trained")]
+    change = compare_reports(*reports, folder.config_to_run().eval, 0)
+    assert 0.4 < change.fixed_by_chance < 0.5
+    assert change.fixed_by_chance == pytest.approx(change.regressed_by_chance)
+
+
+def test_evaluations_against_different_opponents_are_not_compared(folder):
+    report = _summary(folder, "start", _played())
+    other = report.model_copy(update={"opponent": "perfect"})
+    with pytest.raises(UserError, match="different opponents, None and perfect"):
+        compare_reports(report, other, folder.config_to_run().eval, 0)

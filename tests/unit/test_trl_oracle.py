@@ -471,3 +471,5 @@ def test_gdpo_advantages_are_trls():
         ours = [each.by_member[member][0] for member in sorted(each.by_member)]
         assert ours == pytest.approx(values if each.has_signal else [], abs=1e-5)
     assert expected[3].abs().max() < 1e-5
+    signals = [each.has_signal for each in gdpo_advantages(groups, weights=weights)]
+    assert signals == [True, True, True, False]

@@ -170,7 +170,12 @@ def test_code_of_the_current_folder_is_used_if_it_was_so_in_the_run(tmp_path, ev
 
 def test_a_function_that_a_variable_names_is_code_of_the_current_folder(tmp_path, monkeypatch):
     config = run_samples.config(tmp_path / "runs")
-    variables = {"QUESTIONS_SCORE": "my_scores:score", "OTHER": None, "URL": "http://x:80"}
+    variables = {
+        "QUESTIONS_SCORE": "my_scores:score",
+        "GYM_ID": "my_envs:Maze-v0",
+        "OTHER": None,
+        "URL": "http://x:80",
+    }
     env = config.env.model_copy(update={"variables": variables})
     folders = tmp_path / "own", tmp_path / "cloned"
     for folder in folders:

@@ -58,6 +58,11 @@ class TaskRows(ListedTasks):
             raise ValueError(
                 "labels names the column 'seed', which is each task's seed; remove it from labels"
             )
+        if "player" in self.labels:
+            raise ValueError(
+                "labels names the column 'player', and this label says who plays in games "
+                "(env.players); give the column another name"
+            )
         return self
 
 
