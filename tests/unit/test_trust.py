@@ -180,10 +180,12 @@ def test_a_function_that_a_variable_names_is_code_of_the_current_folder(tmp_path
     folders = tmp_path / "own", tmp_path / "cloned"
     for folder in folders:
         folder.mkdir()
-        (folder / "my_scores.py").write_text("raise AssertionError('it ran')")
+        for module in ("my_envs", "my_scores"):
+            (folder / f"{module}.py").write_text("raise AssertionError('it ran')")
     monkeypatch.chdir(folders[0])
     made = run_samples.create(tmp_path / "runs", config.model_copy(update={"env": env}))
-    assert made.record.local_code == [str(folders[0] / "my_scores.py")]
+    code = [str(folders[0] / name) for name in ("my_envs.py", "my_scores.py")]
+    assert made.record.local_code == code
     assert made.config_to_run()
     monkeypatch.chdir(folders[1])
     assert str(folders[1] / "my_scores.py") in rejected(made)
