@@ -81,7 +81,7 @@ def serve_run(
                 f"{extra[0]!r} is passed to vLLM, which --engine local does not start; leave it "
                 "out, or choose --engine vllm"
             )
-        max_tokens = max_model_len or subject.config.env.max_episode_tokens
+        max_tokens = max_model_len or subject.config.max_episode_tokens
         key = server_key(host, notify)
         serve_locally(subject, host=host, port=port, key=key, max_tokens=max_tokens, notify=notify)
         return
@@ -207,7 +207,7 @@ def _served(
             adapter=checkpoint if model.lora.rank else None,
             lora_rank=model.lora.rank,
             dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
-            max_model_len=max_model_len or config.env.max_episode_tokens,
+            max_model_len=max_model_len or config.max_episode_tokens,
             chat_template=template,
             call_format=(chat.reply_reader.form if chat.takes_tools else HERMES).name,
         )
