@@ -71,7 +71,7 @@ def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
     assert code == 0, said
     path = clone / "openenv_pipe" / "algorithms" / "losses" / "policy.py"
     text = path.read_text()
-    assert text.count("ratios(logprobs_N - old_logprobs_N)") == 1
+    assert "ratios(logprobs_N - old_logprobs_N)" in text
     path.write_text(text.replace("ratios(logprobs_N -", "1.001 * ratios(logprobs_N -"))
     try:
         code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay")
