@@ -84,7 +84,7 @@ def test_show_as_json_is_what_a_run_folder_keeps(openenv_pipe):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["show"], "sums_tiers, wordle"),
+        (["show"], "tic_tac_toe, wordle"),
         (["train", "conf=wordle", "trainer.stpes=1"], "did you mean trainer.steps"),
         (["check", "conf=wordle", "model=qwen"], "qwen3_0_6b"),
         (["eval", "runs/wordle/0007"], "'runs/wordle/0007' is not a folder"),

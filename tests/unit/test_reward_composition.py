@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
 
 import pytest
 from fakes import made_up_episode, made_up_turn
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.config.schema import RewardConfig
-from openenv_pipe.reports.sections import parts_table
+from openenv_pipe.reports.sections import parts_tables
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.composition import compose_rewards
 from openenv_pipe.rewards.values import NoValue, TermValue
@@ -161,7 +162,8 @@ def test_the_report_shows_every_part_with_its_beginning_and_end():
         | {"reward/safe": 1.0, "reward/good": 2.0}
         for step in range(20)
     ]
-    assert parts_table(config, [{"stage": "warm_start", "reward/x": 1.0}, *records]).split(
+    alone = SimpleNamespace(beside={}, reward=config)
+    assert parts_tables(alone, [{"stage": "warm_start", "reward/x": 1.0}, *records]).split(
         "\n"
     ) == [
         "## Reward by parts",
@@ -174,4 +176,12 @@ def test_the_report_shows_every_part_with_its_beginning_and_end():
         "| safe | multiplies | 1.000 | 1.000 |",
         "| **all** |  | 0.500 | 18.500 |",
     ]
-    assert parts_table(config, []) == ""
+    assert parts_tables(alone, []) == ""
+    environments = {
+        env: SimpleNamespace(env=SimpleNamespace(name="first"), reward=config)
+        for env in ("", "other")
+    }
+    both = SimpleNamespace(beside={"other": None}, environments=environments)
+    tables = parts_tables(both, [{"stage": "grpo", "other/reward/env": 0.5, "reward/env": 9.0}])
+    assert tables.startswith("## Reward by parts: other\n")
+    assert tables.endswith("| env | metric only | 0.500 | 0.500 |")
