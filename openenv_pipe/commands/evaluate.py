@@ -190,7 +190,7 @@ async def _play(
         rollout = components.rollout
         assert rollout is not None
         if is_new_run:
-            subject.folder.update(**rollout.runner.facts())
+            subject.folder.update(**rollout.facts())
         for warning in await seed_warnings(rollout):
             progress.note(f"eval: {warning}")
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):

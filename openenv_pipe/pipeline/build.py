@@ -39,7 +39,6 @@ from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.context import EpisodeLoop
 from openenv_pipe.rollout.episode import LocalLoop
-from openenv_pipe.rollout.mixture import mixed
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, reporting_long_waits
 from openenv_pipe.system.tasks import in_thread, run_all
@@ -150,8 +149,11 @@ async def _opened_rollout(
             own = replace(parts, config=config, logs=_folder_of(name, parts.logs))
             answers = [_folder_of(name, each) for each in verdicts]
             opened = _opened_environment(own, engine, loops[name], known_sets[name], answers)
-            contexts[name] = await stack.enter_async_context(opened)
-        yield mixed(contexts) if len(contexts) > 1 else contexts[""]
+            context = await stack.enter_async_context(opened)
+            if name:
+                context = replace(context, splits=context.splits.named(name))
+            contexts[name] = context
+        yield replace(contexts[""], parts=contexts) if len(contexts) > 1 else contexts[""]
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ from openenv_pipe.runs.episodes import (
     read_episodes,
     write_episodes,
 )
+from openenv_pipe.runs.metrics import ENVIRONMENT
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.types import Group, Sample
 
@@ -271,7 +272,8 @@ class GrpoStage:
             if self._config.beside:
                 num_signals = sum(given.has_signal for given in own)
                 found |= summarise_environment(groups, num_signals)
-                found = {f"{name or each.env.name}/{key}": found[key] for key in found}
+                prefix = f"{ENVIRONMENT}/{name or each.env.name}"
+                found = {f"{prefix}/{key}": value for key, value in found.items()}
             metrics |= found
         return metrics
 

@@ -119,7 +119,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         assert rollout is not None
         await components.compute(give_teacher, components.policy, config)
         facts = {
-            **rollout.runner.facts(),
+            **rollout.facts(),
             **rollout.engine.facts(),
             **await components.compute(find_facts, config, components.policy, rollout),
         }

@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RewardConfig, RunConfig
+from openenv_pipe.runs.metrics import ENVIRONMENT
 from openenv_pipe.system.markdown import UNKNOWN, table
 from openenv_pipe.system.untrusted_text import for_markdown
 
@@ -61,16 +62,14 @@ def environments_table(config: RunConfig, records: Records) -> str:
     if not config.beside or not steps:
         return ""
     num_shown = max(1, round(END_SHARE * len(steps)))
-    ends = (steps[:num_shown], steps[-num_shown:])
-    rows = [
-        [
-            for_markdown(name),
-            f"{config.beside[name].weight:g}" if name in config.beside else "1",
-            f"{sum(step.get(f'{name}/episodes/count', 0) for step in steps):g}",
-            *(_mean(f"{name}/{key}", end) for key in ("success/rate", REWARD_MEAN) for end in ends),
-        ]
-        for name in (config.env.name, *config.beside)
-    ]
+    rows = []
+    for name in (config.env.name, *config.beside):
+        own = [_of_environment(name, step) for step in steps]
+        ends = (own[:num_shown], own[-num_shown:])
+        weight = config.beside[name].weight if name in config.beside else 1.0
+        num_episodes = sum(step.get("episodes/count", 0) for step in own)
+        means = [_mean(key, end) for key in ("success/rate", REWARD_MEAN) for end in ends]
+        rows.append([for_markdown(name), f"{weight:g}", f"{num_episodes:g}", *means])
     measures = ("success, first steps", "last", "reward, first steps", "last")
     titles = ["environment", "weight", "episodes", *measures]
     return "## Environments\n\n" + table(titles, rows)
@@ -90,7 +89,7 @@ def parts_tables(config: RunConfig, records: Records) -> str:
 
 def _of_environment(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment's own metrics of a step, by the names that they have in other runs."""
-    prefix = f"{name}/"
+    prefix = f"{ENVIRONMENT}/{name}/"
     own = {key.removeprefix(prefix): record[key] for key in record if key.startswith(prefix)}
     return {"stage": record.get("stage"), **own}
 

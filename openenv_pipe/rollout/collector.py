@@ -44,11 +44,12 @@ async def collect_groups(
         temperature=temperature,
         seed=seed,
         label=label,
-        score=context.scorer.score,
+        score=lambda group: context.of(group.task).scorer.score(group),
     )
-    context.scorer.accept(groups)
     for env, each in context.environments.items():
         own = [group for group in groups if group.task.env == env or not context.parts]
+        if own:
+            each.scorer.accept(own)
         episodes = [episode for group in own for episode in group.episodes]
         # When a server died, the host's budget of restarts decides whether the run goes on.
         has_failed = bool(episodes) and all(episode.failed for episode in episodes)
@@ -96,7 +97,7 @@ async def play_groups(
             group=f"{label}/{index}",
             group_size=group_size,
             group_seed=group_seed(seed, label, index),
-            roles=context.environments.get(task.env, context).roles,
+            roles=context.of(task).roles,
         )
         for index, task in enumerate(tasks)
         for member in range(group_size)
@@ -120,7 +121,7 @@ def _num_sessions(context: RolloutContext, tasks: Sequence[Task], group_size: in
     The engine decodes this many together, so none of them may wait for a session of another's.
     """
     num_episodes = Counter(group_size * [task.env for task in tasks])
-    limits = {env: context.environments.get(env, context).runner.capacity for env in num_episodes}
+    limits = {task.env: context.of(task).runner.capacity for task in tasks}
     too_few = [limits[env] for env, count in num_episodes.items() if count > limits[env]]
     return min([num_episodes.total(), *too_few])
 
@@ -130,7 +131,8 @@ async def _play_in_turn(
 ) -> None:
     """Play one episode after another until none is left; several workers do so at once."""
     for spec in queue:
-        episode = await context.runner.play(context, spec)
+        own = context.of(spec.task)
+        episode = await own.runner.play(own, spec)
         context.engine.end_episode(spec.number)  # not after an error, which ends the rollout batch
         batch.add(spec, episode)
 

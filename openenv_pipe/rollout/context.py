@@ -162,6 +162,17 @@ class RolloutContext:
         """The contexts by environment, as `RunConfig.environments` names them."""
         return self.parts or {"": self}
 
+    def of(self, task: Task) -> "RolloutContext":
+        """Return the context of a task's environment, with this context's engine."""
+        part = self.parts.get(task.env)
+        return self if part is None else replace(part, engine=self.engine)
+
+    def facts(self) -> dict[str, JsonValue]:
+        """Return the facts about the servers of the first environment, and those of the others."""
+        facts = {env: part.runner.facts() for env, part in self.environments.items()}
+        first = facts.pop("")
+        return {**first, "beside": {**facts}} if facts else first
+
     @property
     def runner(self) -> EpisodeRunner:
         """What plays the episodes."""

@@ -27,6 +27,7 @@ from openenv_pipe.system.files import naming, open_file, parse_json
 
 Metric = float | int | str
 MAX_STEP = 10**9
+ENVIRONMENT = "environment"  # before the name, for metrics of one of several environments
 MEMORY = "time/memory_gib"  # of all processes of the run
 FIRST_KEYS = ("step", "stage")
 

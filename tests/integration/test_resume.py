@@ -95,7 +95,8 @@ def test_two_environments_killed_and_resumed_while_groups_are_played_ahead(
     whole = uninterrupted(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
     assert {record.get("staleness/max") for record in records} == {None, 0, 1}
-    played = [[r["wordle/episodes/count"], r["catch/episodes/count"]] for r in records[3:]]
+    counts = [f"environment/{name}/episodes/count" for name in ("wordle", "catch")]
+    played = [[record[name] for name in counts] for record in records[3:]]
     assert played == [[8, 4], [8, 4], [8, 4], [8, 4]]
     timed = (*ahead[:-1], EVERY_STEP)
     kills = [(1, 0.0), (3, 0.0), (4, 0.0), (5, 0.0), (6, 0.0)]

@@ -12,13 +12,13 @@ import run_samples
 from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
-from openenv_pipe.environments.tasks.mixed import MixedOrder, NamedTasks
+from openenv_pipe.environments.tasks.mixed import MixedOrder
+from openenv_pipe.environments.tasks.sets import NamedTasks
 from openenv_pipe.errors import ConfigError, FailureError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.reports.thresholds import below_thresholds
 from openenv_pipe.rollout import RolloutContext, collect_groups, play_groups
-from openenv_pipe.rollout.mixture import mixed
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.find import SelectedModel
 from openenv_pipe.runs.trust import CODE
@@ -147,7 +147,10 @@ class Runner:
         await context.engine.turn()
         self.num_playing -= 1
         assert context.env.name == self.name
-        return Episode(task=spec.task, member=spec.member, seed=spec.seed, status=Status.DONE)
+        turns = [run_samples.turn(Random(0))]
+        return Episode(
+            task=spec.task, member=spec.member, seed=spec.seed, status=Status.DONE, turns=turns
+        )
 
 
 class Scorer:
@@ -186,6 +189,15 @@ class TogetherEngine:
         pass
 
 
+def mixed(contexts):
+    """The context of a run of these environments, as the pipeline makes it."""
+    named = {
+        env: replace(each, splits=each.splits.named(env)) if env else each
+        for env, each in contexts.items()
+    }
+    return replace(named[""], parts=named)
+
+
 def context_of(config, env, capacity, engine):
     one = config.environments[env]
     splits = Splits(
@@ -209,21 +221,15 @@ async def test_each_episode_is_played_and_scored_by_its_own_environment(capaciti
     parts = context.environments
     tasks = [parts[env].splits.train[number] for number in range(3) for env in ("", "catch")]
     async with asyncio.timeout(60.0):
-        groups = await play_groups(
-            *(context, tasks),
-            group_size=2,
-            temperature=1.0,
-            seed=0,
-            label="step 1",
-            score=context.scorer.score,
+        groups = await collect_groups(
+            *(context, tasks), group_size=2, temperature=1.0, seed=0, label="step 1"
         )
     assert [group.task for group in groups] == tasks
-    assert context.runner.facts() == {"name": "wordle", "beside": {"catch": {"name": "catch"}}}
+    assert context.facts() == {"name": "wordle", "beside": {"catch": {"name": "catch"}}}
     for (env, part), capacity in zip(parts.items(), capacities, strict=True):
         assert part.scorer.scored == 3 * [env]
         assert part.loop.most <= capacity
-    context.scorer.accept(groups)
-    assert [group.task.env for group in parts["catch"].scorer.accepted] == 3 * ["catch"]
+        assert [group.task.env for group in part.scorer.accepted] == 3 * [env]
 
 
 async def test_an_environment_alone_plays_its_named_tasks():
@@ -262,12 +268,6 @@ def test_another_experiment_takes_the_place_of_a_saved_one_and_keeps_its_weight(
 
 
 async def test_an_environment_that_fails_completely_ends_the_run():
-    class Talking(Runner):
-        async def play(self, context, spec):
-            episode = await super().play(context, spec)
-            episode.turns.append(run_samples.turn(Random(0)))
-            return episode
-
     class Broken(Runner):
         async def play(self, context, spec):
             episode = await super().play(context, spec)
@@ -278,7 +278,6 @@ async def test_an_environment_that_fails_completely_ends_the_run():
     config, engine = composed(), TogetherEngine()
     contexts = {env: context_of(config, env, 4, engine) for env in ("", "catch")}
     contexts["catch"] = replace(contexts["catch"], loop=Broken("catch", 4))
-    contexts[""] = replace(contexts[""], loop=Talking("wordle", 4))
     context = mixed(contexts)
     tasks = [part.splits.train[0] for part in context.environments.values()]
     with pytest.raises(FailureError, match="all 2 episodes failed, the first with: it lacks a key"):

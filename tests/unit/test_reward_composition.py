@@ -182,6 +182,8 @@ def test_the_report_shows_every_part_with_its_beginning_and_end():
         for env in ("", "other")
     }
     both = SimpleNamespace(beside={"other": None}, environments=environments)
-    tables = parts_tables(both, [{"stage": "grpo", "other/reward/env": 0.5, "reward/env": 9.0}])
+    tables = parts_tables(
+        both, [{"stage": "grpo", "environment/other/reward/env": 0.5, "reward/env": 9.0}]
+    )
     assert tables.startswith("## Reward by parts: other\n")
     assert tables.endswith("| env | metric only | 0.500 | 0.500 |")

@@ -8,13 +8,6 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
 
 POLICY, UNTRAINED = "policy", "untrained"  # roles that the trained model plays
-# First words of metrics, which are no names of environments in `beside`.
-METRICS = (
-    *("advantage", "clients", "clip", "correction", "env", "episodes", "eval", "grad", "groups"),
-    *("judge", "kl", "logprob_check", "loss", "lr", "mismatch", "player", "ratio", "replies"),
-    *("reply", "reward", "rubric", "sampling", "signal", "skipped", "staleness", "stage", "step"),
-    *("success", "time", "tokens", "turns", "vllm"),
-)
 MAX_RESAMPLED = 10**8  # tasks of all resamples of the bootstrap
 
 
@@ -98,9 +91,8 @@ RULES = (
     ),
     Rule(
         keys=("beside", "env.name"),
-        breaks=lambda c: not {c.env.name, *METRICS}.isdisjoint(c.beside),
-        advice="metrics could not tell them apart from the first one's or their own; give the one "
-        "in beside another name",
+        breaks=lambda c: c.env.name in c.beside,
+        advice="metrics could not tell the two apart; give the one in beside another name",
     ),
     Rule(
         keys=("env.players.roles.*", "env.baselines"),
@@ -126,7 +118,7 @@ RULES = (
     ),
     Rule(
         keys=("env.players", "cluster"),
-        breaks=lambda c: c.env.players is not None and c.cluster.type != "local",
+        breaks=lambda c: c.env.players is not None and c.cluster.plays_on_nodes,
         advice="games are not played on other machines; set cluster=local",
     ),
     Rule(

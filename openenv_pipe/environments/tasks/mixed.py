@@ -1,31 +1,10 @@
 """The tasks of several environments in one sequence, in proportion to their weights."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from openenv_pipe.environments.tasks.order import TaskOrder
-from openenv_pipe.environments.tasks.sets import Labels, TaskSet
 from openenv_pipe.types import Group, Task
-
-
-class NamedTasks:
-    """The tasks of an environment of `beside`, which have its name in their ids."""
-
-    def __init__(self, tasks: TaskSet, env: str) -> None:
-        self.source = tasks.source
-        self._tasks = tasks
-        self._env = env
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, index: int) -> Task:
-        task = self._tasks[index]
-        return replace(task, id=f"{self._env}/{task.id}", env=self._env)
-
-    def labels(self, index: int) -> Labels:
-        return self._tasks.labels(index)
 
 
 class MixedOrder:

@@ -129,3 +129,22 @@ class SelectedTasks:
 
     def labels(self, index: int) -> Labels:
         return self._tasks.labels(self._indices[index])
+
+
+class NamedTasks:
+    """The tasks of an environment of `beside`, which have its name in their ids."""
+
+    def __init__(self, tasks: TaskSet, env: str) -> None:
+        self.source = tasks.source
+        self._tasks = tasks
+        self._env = env
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        task = self._tasks[index]
+        return replace(task, id=f"{self._env}/{task.id}", env=self._env)
+
+    def labels(self, index: int) -> Labels:
+        return self._tasks.labels(index)

@@ -23,7 +23,13 @@ from openenv_pipe.environments.tasks.rows import (
     require_sendable,
 )
 from openenv_pipe.environments.tasks.server import server_rows
-from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, SelectedTasks, TaskSet
+from openenv_pipe.environments.tasks.sets import (
+    ListedRows,
+    NamedTasks,
+    RangeTasks,
+    SelectedTasks,
+    TaskSet,
+)
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import Access
 from openenv_pipe.types import Task
@@ -37,6 +43,10 @@ class Splits:
 
     train: TaskSet
     eval: TaskSet
+
+    def named(self, env: str) -> "Splits":
+        """Return the same tasks as those of an environment of `beside`."""
+        return Splits(train=NamedTasks(self.train, env), eval=NamedTasks(self.eval, env))
 
 
 def known_splits(config: RunConfig) -> KnownSets:

@@ -362,12 +362,12 @@ def test_the_command_names_a_folder_that_is_missing(tmp_path, monkeypatch, capsy
 
 
 def test_environments_and_players_are_curves_of_common_plots():
-    environments = ["echo/reward/mean", "wordle/reward/mean"]
-    names = ["reward/mean", *environments, "player/x/reward", "echo/env/a"]
+    environments = ["environment/echo/reward/mean", "environment/wordle/reward/mean"]
+    names = ["reward/mean", *environments, "player/x/reward", "environment/echo/env/a"]
     found = {panel["title"]: panel["names"] for panel in panels_of(names)}
     assert found == {
         "Reward": ["reward/mean"],
         "Reward by environment": environments,
         "Reward by player": ["player/x/reward"],
-        "echo": ["echo/env/a"],
+        "environment": ["environment/echo/env/a"],
     }
