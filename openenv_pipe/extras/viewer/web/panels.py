@@ -1,9 +1,10 @@
 """Group metrics by meaning: sections of panels, each with the curves of one plot."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from openenv_pipe.runs.metrics import MEMORY
+from openenv_pipe.runs.metrics import ENVIRONMENT, MEMORY
 
 # Section, then title of a panel, then its metrics in the order of their colours.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
@@ -36,6 +37,13 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Turns by environment": ("environment/*/turns/mean",),
         "Unusable replies by environment": ("environment/*/replies/unusable",),
         "Sampled tokens by environment": ("environment/*/tokens/sampled",),
+        "Spread of the reward by environment": ("environment/*/reward/std",),
+        "Tokens per reply by environment": ("environment/*/reply/tokens_mean",),
+        "Entropy by environment": ("environment/*/sampling/entropy",),
+        "Episodes that ended badly, by environment": (
+            "environment/*/episodes/failed",
+            "environment/*/episodes/truncated",
+        ),
         "Reward by player": ("player/*/reward",),
         "Success by player": ("player/*/success",),
     },
@@ -74,7 +82,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     },
 }
 OTHER = "Others"
-NO_CURVES = ("step", "stage", "episodes/count", "time/matrix_tflops")
+NO_CURVES = re.compile(r"step|stage|(environment/.+/)?episodes/count|time/matrix_tflops")
 
 
 class Panel(TypedDict):
@@ -86,8 +94,8 @@ class Panel(TypedDict):
 
 
 def panels_of(names: Iterable[str]) -> list[Panel]:
-    """Put every metric of a run into one panel; an unknown one into a panel of its first word."""
-    left = dict.fromkeys(name for name in sorted(names) if name not in NO_CURVES)
+    """Put every metric of a run into one panel; unknown ones into a panel of their kind."""
+    left = dict.fromkeys(name for name in sorted(names) if not NO_CURVES.fullmatch(name))
     exact = {name for panels in SECTIONS.values() for wanted in panels.values() for name in wanted}
     panels = []
     for section, titles in SECTIONS.items():
@@ -99,7 +107,8 @@ def panels_of(names: Iterable[str]) -> list[Panel]:
                 panels.append(Panel(section=section, title=title, names=found))
     others: dict[str, list[str]] = {}
     for name in left:
-        others.setdefault(name.partition("/")[0], []).append(name)
+        kind, _, _ = name.rpartition("/") if name.startswith(ENVIRONMENT) else name.partition("/")
+        others.setdefault(kind, []).append(name)
     panels += [Panel(section=OTHER, title=title, names=found) for title, found in others.items()]
     return panels
 

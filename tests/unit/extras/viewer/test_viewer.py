@@ -369,5 +369,5 @@ def test_environments_and_players_are_curves_of_common_plots():
         "Reward": ["reward/mean"],
         "Reward by environment": environments,
         "Reward by player": ["player/x/reward"],
-        "environment": ["environment/echo/env/a"],
+        "environment/echo/env": ["environment/echo/env/a"],
     }
