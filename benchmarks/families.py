@@ -30,8 +30,8 @@ import torch
 import transformers
 
 from openenv_pipe import compose, train
-from openenv_pipe.commands.export import export_run
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.extras.export.command import export_run
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.run import Run
 

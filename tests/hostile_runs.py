@@ -524,8 +524,9 @@ def preload() -> None:
     import importlib
 
     for name in (
-        *("cli.main", "cli.results", "commands.evaluate", "commands.export", "models.load"),
-        *("extras.reproduce.command", "pipeline.start", "reports.run_report", "reports.runs_table"),
+        *("cli.main", "cli.results", "commands.evaluate", "models.load"),
+        *("extras.export.command", "extras.reproduce.command", "pipeline.start"),
+        *("reports.run_report", "reports.runs_table"),
         *("extras.viewer.view", "extras.viewer.web.server", "extras.viewer.web.tokens"),
         *("extras.viewer.episodes.listing", "extras.viewer.episodes.export"),
         *("extras.viewer.compare", "extras.viewer.run_state"),

@@ -163,7 +163,6 @@ def _multirun() -> Callable[..., None]:
 
 app.command("eval")(results.evaluate)
 app.command("models")(models.models)
-app.command("export")(results.export)
 
 
 @app.command()

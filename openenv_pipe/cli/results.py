@@ -1,4 +1,4 @@
-"""The commands for results of runs: `runs`, `tag`, `eval` and `export`."""
+"""The commands for results of runs: `runs`, `tag` and `eval`."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import Checkpoint, RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.system.garbage import collect_as_usual
@@ -119,23 +119,3 @@ def evaluate(
     if low := below_thresholds(result.own, thresholds):
         notify_user("\n".join(low))
         raise typer.Exit(BELOW_THRESHOLD)
-
-
-def export(
-    run: Checkpoint,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="The folder to make.  [default: RUN/export/NAME]"),
-    ] = None,
-    runs_dir: RunsDir = None,
-    trust: Trust = False,
-) -> None:
-    """Export a trained model: one Hugging Face folder, adapters merged, with a model card.
-
-    \b
-    openenv-pipe export runs/wordle/latest
-    openenv-pipe export runs/wordle/0007@best --output models/wordle
-    """
-    from openenv_pipe.commands.export import export_run
-
-    print(export_run(run, output, runs_dir=runs_dir, trust=trust, notify=notify_user))

@@ -38,13 +38,8 @@ PUBLISHING = (
     "train an adapter and publish it alone (model.lora.rank=16 engine.publish=adapter)",
 )
 CHECKING = ("checking the forward pass", LOADING[1])
-EXPORTING = (
-    "exporting the model",
-    "free memory, or export on a machine with more: all weights are on the CPU, in model.dtype",
-)
 OTHER = ("the run", "end other programs, or use a machine with more memory")
 STAGES = {
-    "commands/export": EXPORTING,
     "engines/local": SAMPLING,
     "engines/episode_batch": SAMPLING,
     "engines/eager": SAMPLING,
@@ -62,8 +57,13 @@ STAGES = {
 }
 
 
-def as_out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Return the error to show if memory ran out, None if something else went wrong."""
+def as_out_of_memory(
+    error: BaseException, stage: tuple[str, str] | None = None
+) -> OutOfMemoryError | None:
+    """Return the error to show if memory ran out, None if something else went wrong.
+
+    stage: its words and advice, where the traceback's are not meant.
+    """
     if isinstance(error, OutOfMemoryError):
         return error
     cause: BaseException | None = error
@@ -71,9 +71,9 @@ def as_out_of_memory(error: BaseException) -> OutOfMemoryError | None:
         cause = cause.__cause__
     if cause is None:
         return None
-    stage, advice = _stage(error)
+    name, advice = stage or _stage(error)
     said = (str(cause) or type(cause).__name__).splitlines()[0]
-    return OutOfMemoryError(f"out of memory in {stage}: {said:.300}; {advice}")
+    return OutOfMemoryError(f"out of memory in {name}: {said:.300}; {advice}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from openenv_pipe.errors import RunFolderError, TrainingError
+from openenv_pipe.extras.export.model_card import model_card
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.probes import TemplateProbe
 from openenv_pipe.models.chat.rendering import TemplateRenderer
@@ -24,11 +25,15 @@ from openenv_pipe.models.forward.own_logprobs import BOUNDS
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.weights import PolicyWeights
-from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import new_folder, write_text
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 PROBES = (1, 12, 40)  # tokens of the prompts that are compared
+EXPORTING = (
+    "exporting the model",
+    "free memory, or export on a machine with more: all weights are on the CPU, in model.dtype",
+)
 
 
 def export_run(
@@ -46,6 +51,7 @@ def export_run(
     notify: gets a line about what was compared.
 
     Raises:
+        OutOfMemoryError: The machine has too little memory for the whole policy.
         RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
         ConfigError: The output cannot be written, or its chat template makes other prompts than
             training.
@@ -59,7 +65,12 @@ def export_run(
     if target.exists():
         raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
     with new_folder(target, "--output") as aside:
-        difference = _write(subject, subject.checkpoint, aside, target.name)
+        try:
+            difference = _write(subject, subject.checkpoint, aside, target.name)
+        except Exception as error:
+            if (readable := as_out_of_memory(error, EXPORTING)) is None:
+                raise
+            raise readable from error
         for file in aside.iterdir():
             file.chmod(aside.stat().st_mode & 0o666)  # as the umask has it; libraries differ
     notify(

@@ -1,0 +1,13 @@
+"""`openenv-pipe export`: a checkpoint as a Hugging Face folder, with its adapter merged.
+
+cli         the command's options and help
+command     the folder, written, read back and compared
+model_card  its README.md
+"""
+
+from openenv_pipe.registry import Command, Extra
+
+EXTRA = Extra(
+    name="export",
+    commands=(Command(name="export", target="openenv_pipe.extras.export.cli:export"),),
+)
