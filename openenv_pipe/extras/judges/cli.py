@@ -111,7 +111,7 @@ def score(
     The run's folder stays as it is: the episodes with their new rewards are written beside it.
 
     \b
-    openenv-pipe judge score wordle/0007 --step 40 judge.model=gpt-5
+    openenv-pipe judge score email_search_ruler/0007 --step 40 judge.model=gpt-5
     openenv-pipe judge score wordle/0007 --step 40 reward=ruler judge=openai judge.model=gpt-5
     """
     from openenv_pipe.cli.console import print_table

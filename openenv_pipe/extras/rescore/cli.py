@@ -44,7 +44,7 @@ def rescore(
 
     \b
     openenv-pipe rescore wordle/0007 reward=usable
-    openenv-pipe rescore wordle/0007 reward.terms.env.weight=0.5 --step 40 --format json
+    openenv-pipe rescore wordle/0007 reward.terms.win.weight=0.5 --step 40 --format json
     openenv-pipe rescore wordle/0007 reward=ruler judge=openai judge.model=gpt-5-mini
     """
     from openenv_pipe.cli.console import print_table
