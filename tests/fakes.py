@@ -215,8 +215,10 @@ class InlineExecutor(Executor):
         return future
 
 
-def local_engine(policy: Policy, *, max_episodes: int = 64) -> LocalEngine:
-    return LocalEngine(policy, max_episodes=max_episodes, executor=InlineExecutor())
+def local_engine(
+    policy: Policy, *, max_episodes: int = 64, frozen: Mapping[str, Policy] | None = None
+) -> LocalEngine:
+    return LocalEngine(policy, max_episodes=max_episodes, executor=InlineExecutor(), frozen=frozen)
 
 
 class RecordingEngine:

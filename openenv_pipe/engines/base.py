@@ -64,6 +64,7 @@ class TokenRequest(GenerationRequest):
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
     images: Images = field(default_factory=dict)  # at least those in prompt_ids
+    weights: str = ""  # whose they are: the policy's, or a frozen policy's that the engine has
     # Below 1, and above 0, only the local engine uses them: for evaluation, and never in training.
     top_p: float = 1.0
     top_k: int = 0

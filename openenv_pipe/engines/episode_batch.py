@@ -51,21 +51,16 @@ class EpisodeBatch:
         self._device = device
         self._end_ids = np.array(sorted(end_ids))
         self._rows: list[_Row] = []
-        self._ended: set[int | None] = {None}
-
-    def end_episode(self, episode: int) -> None:
-        """Give the episode's row to others, from the next call on."""
-        self._ended.add(episode)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[TokenRequest], version: int) -> list[Completion]:
         """Compute a completion for each request.
 
-        Each episode of the batch that has not ended has a request. Of several, the one that can use
-        the most cached tokens continues the episode's row; the rows of the others end with the
-        call.
+        Of several requests of an episode, the one that can use the most cached tokens continues the
+        episode's row; the rows of the others end with the call. An episode without a request has
+        ended, or waits for another model in a game: its row is given to others.
         """
-        self._free_rows()
+        self._free_rows({request.episode for request in requests})
         order, num_cached = self._assign_rows(requests)
         in_rows = [requests[index] for index in order]
         decoding = _Decoding(self._forward, self._device, self._end_ids, num_cached, in_rows)
@@ -78,17 +73,16 @@ class EpisodeBatch:
         self._rows = [self._rows[place] for place in decoding.places_R]
         return [completions[index] for index in range(len(requests))]
 
-    def _free_rows(self) -> None:
-        """Drop the rows that no request continues, and move the last rows to where they were."""
-        free = [number for number, row in enumerate(self._rows) if row.episode in self._ended]
-        staying = [n for n, row in enumerate(self._rows) if row.episode not in self._ended]
+    def _free_rows(self, kept: Collection[int | None]) -> None:
+        """Drop the rows of other episodes, and move the last rows to where they were."""
+        free = [number for number, row in enumerate(self._rows) if row.episode not in kept]
+        staying = [number for number, row in enumerate(self._rows) if row.episode in kept]
         moves = [(row, to) for row, to in zip(reversed(staying), free, strict=False) if row > to]
         if moves:
             self._forward.copy_rows(*zip(*moves, strict=True))
             for row, to in moves:
                 self._rows[to] = self._rows[row]
         del self._rows[len(staying) :]
-        self._ended = {None}
 
     def _assign_rows(self, requests: Sequence[TokenRequest]) -> tuple[list[int], list[int]]:
         """Add rows for requests that have none.

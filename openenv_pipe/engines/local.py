@@ -6,10 +6,13 @@ batches wait for each other, because an episode's end then lets another one of a
 order in which environments answer, and the number of threads, therefore have no effect: the same
 requests give the same batches, and the same tokens and logprobs to the bit. Keys and values are
 cached from turn to turn, so that only the new tokens of each prompt are computed.
+
+In a game, frozen policies may play against the model. Each has batches of its own, which are
+decoded when those of the model are.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -19,7 +22,7 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import LocalEngineConfig, TruncationConfig
-from openenv_pipe.engines.base import Completion, TokenRequest
+from openenv_pipe.engines.base import Completion, Engine, StaticEngine, TokenRequest
 from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.errors import EngineError
 from openenv_pipe.models.forward.row_forward import RowForward
@@ -52,7 +55,6 @@ class Waiting:
 class _Barrier:
     """Episodes that wait for each other, because they are decoded together."""
 
-    batches: Sequence[EpisodeBatch]
     num_unfinished: int  # episodes
     limit: int  # how many of them play at once
     waiting: dict[int, list[Waiting]] = field(default_factory=dict)  # by episode
@@ -83,12 +85,15 @@ class LocalEngine:
         in_batches: bool = False,
         refresh: Callable[[], None] | None = None,
         sampling: TruncationConfig | None = None,
+        frozen: Mapping[str, SamplingModel] | None = None,
     ) -> None:
         """executor: decodes the batches.
 
         in_batches: whether there are several batches, for an executor of several threads.
         sampling: None: what each request asks for.
+        frozen: models that play against `model`, by the name that requests give as `weights`.
         """
+        self._frozen = frozen or {}
         self._sampling = sampling
         self.max_episodes = max_episodes
         self._refresh = refresh
@@ -96,29 +101,25 @@ class LocalEngine:
         self._executor = executor
         self._in_batches = in_batches
         self._version = 0
-        self._batches: list[EpisodeBatch] = []
-        self._barriers: list[_Barrier] = []
+        self._batches: dict[str, list[EpisodeBatch]] = {}  # by whose weights they are
+        self._barriers: list[_Barrier] = []  # of each number of a batch
         self.begin_rollouts(0, 0)
 
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         # A pass may have a copy of all weights, which is freed before the next one is made.
-        self._batches, self._barriers = [], []
-        num_batches = _num_batches(limit) if self._in_batches else 1
-        device, end_ids = self._model.device, self._model.end_ids
-        forwards = self._model.row_forwards(num_batches)
+        self._batches = {}
+        self._num_batches = _num_batches(limit) if self._in_batches else 1
+        self._batches[""] = _new_batches(self._model, self._num_batches)
         self._num_open: Counter[int] = Counter()  # requests of each episode without a completion
-        self._batches = [
-            EpisodeBatch(forward, device=device, end_ids=end_ids) for forward in forwards
-        ]
         if num_episodes <= limit:  # No episode has to wait for another's end.
-            counts = Counter(self._batch_number(episode) for episode in range(num_episodes))
+            counts = Counter(map(self._batch_number, range(num_episodes)))
             self._barriers = [
-                _Barrier(batches=[batch], num_unfinished=counts[number], limit=counts[number])
-                for number, batch in enumerate(self._batches)
+                _Barrier(num_unfinished=counts[number], limit=counts[number])
+                for number in range(self._num_batches)
             ]
         else:
-            barrier = _Barrier(batches=self._batches, num_unfinished=num_episodes, limit=limit)
-            self._barriers = [barrier] * num_batches
+            barrier = _Barrier(num_unfinished=num_episodes, limit=limit)
+            self._barriers = [barrier] * self._num_batches
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -141,17 +142,15 @@ class LocalEngine:
             self._num_open[request.episode] -= 1
 
     def end_episode(self, episode: int) -> None:
-        number = self._batch_number(episode)
-        barrier = self._barriers[number]
+        barrier = self._barriers[self._batch_number(episode)]
         barrier.num_unfinished -= 1
         barrier.waiting.pop(episode, None)
-        self._batches[number].end_episode(episode)
         self._start_if_complete(barrier)
 
     async def begin_update(self, *, idle: bool) -> None:
         """Free the caches and the copy of the weights, unless episodes are played meanwhile."""
         if idle:
-            self._batches, self._barriers = [], []
+            self._batches, self._barriers = {}, []
 
     async def publish(self, version: int) -> None:
         if self._refresh is not None:
@@ -166,21 +165,20 @@ class LocalEngine:
 
     def _batch_number(self, episode: int) -> int:
         """Return the batch of an episode. Those of a group are neighbours, with equal prompts."""
-        return episode // _NEIGHBOURS % len(self._batches)
+        return episode // _NEIGHBOURS % self._num_batches
 
     def _start_if_complete(self, barrier: _Barrier) -> None:
         if not barrier.is_complete:
             return
-        waiting = [each for episode in sorted(barrier.waiting) for each in barrier.waiting[episode]]
+        waiting: dict[tuple[str, int], list[Waiting]] = defaultdict(list)
+        for episode in sorted(barrier.waiting):
+            for each in barrier.waiting[episode]:
+                waiting[each.request.weights, self._batch_number(episode)].append(each)
         barrier.waiting.clear()
-        for batch in barrier.batches:
-            own = [
-                each
-                for each in waiting
-                if self._batches[self._batch_number(each.request.episode)] is batch
-            ]
-            if own:
-                self._start(batch, own)
+        for weights, number in sorted(waiting):
+            if weights not in self._batches:
+                self._batches[weights] = _new_batches(self._frozen[weights], self._num_batches)
+            self._start(self._batches[weights][number], waiting[weights, number])
 
     def _start(
         self, batch: EpisodeBatch, waiting: Sequence[Waiting]
@@ -195,6 +193,31 @@ class LocalEngine:
             return request
         top_p, top_k = min(request.top_p, self._sampling.top_p), self._sampling.top_k
         return replace(request, top_p=top_p, top_k=top_k)
+
+
+class FrozenPolicy(StaticEngine):
+    """What plays in a game with the weights of a frozen policy that a local engine has."""
+
+    capabilities = LocalEngineConfig.capabilities
+
+    def __init__(self, engine: Engine, weights: str) -> None:
+        """weights: its name in the engine."""
+        self.max_episodes = engine.max_episodes
+        self._engine = engine
+        self._weights = weights
+
+    async def generate(self, request: TokenRequest) -> Completion:
+        completion: Completion = await self._engine.generate(
+            replace(request, weights=self._weights)
+        )
+        return completion
+
+
+def _new_batches(model: SamplingModel, num: int) -> list[EpisodeBatch]:
+    return [
+        EpisodeBatch(forward, device=model.device, end_ids=model.end_ids)
+        for forward in model.row_forwards(num)
+    ]
 
 
 def _num_batches(limit: int) -> int:

@@ -181,6 +181,8 @@ def memory_bytes(
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
+    if num_frozen := len(_checkpoints_as_opponents(config)):
+        needed["opponents"] = num_frozen * trained_bytes(shape, config)
     if num_sampled := engine.sampled_at_once(config.capacity):
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
@@ -188,6 +190,12 @@ def memory_bytes(
         if in_one_memory and model.dtype == "float32":
             needed["weights of the engine"] = _engine_weight_bytes(shape, config)
     return needed
+
+
+def _checkpoints_as_opponents(config: RunConfig) -> set[str]:
+    """Return the checkpoints that play against the policy in evaluations."""
+    played = ((each.eval.opponent, each.env.baselines) for each in config.environments.values())
+    return {named for named, scripted in played if named is not None and named not in scripted}
 
 
 def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import HubModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
@@ -25,12 +25,17 @@ def teacher_config(config: RunConfig) -> HubModelConfig | None:
 
     Returns None if the reference is the policy itself, or is not used.
     """
-    kl, model = config.trainer.loss.kl, config.model
+    kl = config.trainer.loss.kl
     if kl.reference is None or kl.coef == 0:
         return None
+    return model_there(config.model, kl.reference)
+
+
+def model_there(model: ModelConfig, path: str) -> HubModelConfig:
+    """Return the block of a frozen model beside the policy's, from a folder or a hub."""
     return HubModelConfig(
         type="hub",
-        path=kl.reference,
+        path=path,
         revision=None,
         lora=model.lora.model_copy(update={"rank": 0}),
         quantization="none",
@@ -85,20 +90,23 @@ def check_teacher(config: RunConfig) -> str:
         return f"{teacher.path}, {size}; its tokens are compared when the policy is here"
     with _naming_key():
         theirs = load_tokenizer(teacher)
-    _reject_another_vocabulary(load_tokenizer(config.model), theirs, teacher.path)
+    reject_another_vocabulary(load_tokenizer(config.model), theirs, f"{KEY}={teacher.path!r}")
     return f"{teacher.path}, {size}; its tokens are the policy's"
 
 
-def _reject_another_vocabulary(policys: Any, teachers: Any, path: str) -> None:
-    """Raise ConfigError if the teacher's tokenizer lacks a token of the policy's, or numbers it
-    otherwise."""
-    ours, theirs = policys.get_vocab(), teachers.get_vocab()
+def reject_another_vocabulary(policys: Any, others: Any, given: str) -> None:
+    """Raise ConfigError if a frozen model's tokenizer lacks a token of the policy's, or numbers it
+    otherwise.
+
+    given: the key that names the model, with its value.
+    """
+    ours, theirs = policys.get_vocab(), others.get_vocab()
     if differing := sorted(ours.items() - theirs.items(), key=lambda each: each[1]):
         token, number = differing[0]
         raise ConfigError(
-            f"{KEY}={path!r} has not the policy's vocabulary ({len(theirs):,} tokens, "
-            f"not {len(ours):,}; the first that differs is {token!r}, number {number}), so its "
-            "logprobs would be of other texts; choose a teacher of the policy's family"
+            f"{given} has not the policy's vocabulary ({len(theirs):,} tokens, not {len(ours):,}; "
+            f"the first that differs is {token!r}, number {number}), so that its tokens are of "
+            "other texts; choose a model of the policy's family"
         )
 
 
@@ -120,7 +128,7 @@ def give_teacher(policy: Policy, config: RunConfig) -> None:
         teacher = load_policy(there, seed=0, device=policy.device, max_tokens=max_tokens)
         check_forward(teacher, max_tokens)
     teacher.model.requires_grad_(False)
-    _reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, found.path)
+    reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, f"{KEY}={found.path!r}")
     if teacher.max_length is not None and teacher.max_length < max_tokens:
         raise ConfigError(
             f"{KEY}={found.path!r} has {teacher.max_length:,} positions, which are less than "

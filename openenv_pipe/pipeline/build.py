@@ -181,7 +181,9 @@ async def _opened_environment(
                 engine=engine,
                 scorer=scorer,
                 agents=agents,
-                roles=build_roles(config, config.env.players.roles if config.env.players else {}),
+                roles=build_roles(
+                    config, config.env.players.roles if config.env.players else {}, engine
+                ),
             )
 
 

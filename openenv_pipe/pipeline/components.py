@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.engines.base import Engine
+from openenv_pipe.engines.local import FrozenPolicy
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.policy import Policy
@@ -33,15 +34,20 @@ class Components:
         return await in_thread(self.torch_thread, partial(function, *args, **kwargs))
 
 
-def build_roles(config: RunConfig, roles: Mapping[str, str]) -> dict[str, Engine | str]:
-    """Return the roles of a game with an engine in place of each name of `env.baselines`.
+def build_roles(
+    config: RunConfig, roles: Mapping[str, str], engine: Engine
+) -> dict[str, Engine | str]:
+    """Return the roles of a game with an engine for each player that the policy does not play.
 
-    Raises ConfigError.
+    engine: the policy's; it has the checkpoint that `eval.opponent` names. Raises ConfigError.
     """
+    scripted = config.env.baselines
     return {
         player: role
         if role in (POLICY, UNTRAINED)
-        else ScriptedEngine(load_callable(config.env.baselines[role]))
+        else ScriptedEngine(load_callable(scripted[role]))
+        if role in scripted
+        else FrozenPolicy(engine, role)
         for player, role in roles.items()
     }
 

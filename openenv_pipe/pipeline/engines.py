@@ -45,11 +45,13 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.teacher import find_teacher_shape
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.cluster import Cluster
+from openenv_pipe.pipeline.opponents import load_opponents
 from openenv_pipe.pipeline.servers import ServerProvider
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.python_targets import build_part, check_part
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.tasks import in_thread
 from openenv_pipe.system.user_code import guarded
 
 
@@ -82,13 +84,15 @@ async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
     """Open the local engine.
 
     It has threads of its own if its forward pass is for one thread each, or if `max_staleness` lets
-    it sample while the learner works, for which it also gets a copy of the policy.
+    it sample while the learner works, for which it also gets a copy of the policy. Checkpoints that
+    play against the policy are further copies.
     """
     config, policy, engine = parts.config, parts.policy, parts.config.engine
     assert isinstance(engine, LocalEngineConfig) and policy is not None
     num_threads = config.num_threads or len(usable_cores())
     twin = policy.twin() if config.trainer.max_staleness else None
     model = twin or policy
+    opponents = await in_thread(parts.torch_thread, load_opponents, config, policy)
     with ExitStack() as threads:
         executor = parts.torch_thread
         if model.samples_in_batches:
@@ -105,6 +109,7 @@ async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
             in_batches=model.samples_in_batches,
             refresh=partial(twin.follow, policy) if twin else None,
             sampling=engine.sampling,
+            frozen=opponents,
         )
 
 

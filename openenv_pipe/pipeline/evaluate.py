@@ -12,6 +12,7 @@ from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
 from openenv_pipe.pipeline.components import build_roles, with_scripted_policy
+from openenv_pipe.pipeline.opponents import find_opponent, opponent_label
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import VOLATILE
@@ -115,26 +116,36 @@ async def _seed_warning(rollout: RolloutContext) -> str | None:
 async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
-    Returns an empty list if the engine needs no tokenizer, because scripted replies need one. A
-    policy that cannot be played gets a report that says why: it is no reason to end a run.
+    Returns an empty list if the engine needs no tokenizer, because scripted replies need one, and
+    none of a game against a checkpoint, whose engine serves the model's own games. A policy that
+    cannot be played gets a report that says why: it is no reason to end a run.
 
     Raises:
         EngineError, HostError: as any evaluation.
     """
     return [
         await _play_baseline(each, rollout.environments[env], baseline_label(name, env), policy)
-        for env, each in config.environments.items()
-        if each.eval.baselines and config.engine.capabilities.needs_tokenizer
+        for env, each in _with_baselines(config)
         for name, policy in each.env.baselines.items()
     ]
 
 
 def baseline_labels(config: RunConfig) -> list[str]:
-    """Return the labels of all baselines of all environments, played or not."""
+    """Return the labels of the baselines that `play_baselines` plays."""
     return [
         baseline_label(name, env)
-        for env, each in config.environments.items()
+        for env, each in _with_baselines(config)
         for name in each.env.baselines
+    ]
+
+
+def _with_baselines(config: RunConfig) -> list[tuple[str, RunConfig]]:
+    """Return the environments whose baselines are played, with their names."""
+    return [
+        (env, each)
+        for env, each in config.environments.items()
+        if each.eval.baselines and config.engine.capabilities.needs_tokenizer
+        if find_opponent(each) is None
     ]
 
 
@@ -229,7 +240,7 @@ async def _play(
         step=step,
         temperature=temperature if config.engine.capabilities.samples else None,
         sampling=config.engine.distortions if temperature else None,
-        opponent=config.eval.opponent,
+        opponent=opponent_label(config),
     )
     return Evaluation(report=report, groups=groups)
 
@@ -245,6 +256,6 @@ def _as_players(config: RunConfig, rollout: RolloutContext) -> list[tuple[Rollou
             name: opponent or (UNTRAINED if role == POLICY else role)
             for name, role in players.roles.items()
         }
-        roles = build_roles(config, {**others, player: POLICY})
+        roles = build_roles(config, {**others, player: POLICY}, rollout.engine)
         found.append((replace(rollout, roles=roles), f"{SEEDS_LABEL} {player}"))
     return found

@@ -46,6 +46,7 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.models.teacher import check_teacher
+from openenv_pipe.pipeline.opponents import check_opponent
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.runs.allocation import check_writable
@@ -380,5 +381,6 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "tasks": _of_each(_tasks),
     "rewards": _of_each(_rewards),
     "policies": _of_each(_policies),
+    "opponent": _of_each(check_opponent),
     "agent": check_agent,
 }

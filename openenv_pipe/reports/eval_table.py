@@ -90,9 +90,11 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
 def _scores(rows: Sequence[Row]) -> Table:
     ks = sorted({k for row in rows for k in row.report.pass_at})
     has_env_reward = any(row.report.env_reward is not None for row in rows)
+    has_opponent = any(row.report.opponent is not None for row in rows)
     table = Table(
         Column("eval"),
         Column("model", drop=5, fit=Fit.FOLD),
+        *([Column("against", fit=Fit.FOLD)] if has_opponent else []),
         Column("success"),
         *(Column(f"pass@{k}", drop=3) for k in ks),
         Column("reward", drop=1),
@@ -113,6 +115,7 @@ def _scores(rows: Sequence[Row]) -> Table:
         table.add_row(
             row.name,
             report.model,
+            *([report.opponent or UNKNOWN] if has_opponent else []),
             *map(_text, intervals),
             f"{report.num_scored_tasks} of {report.num_tasks}",
             _failed(report),

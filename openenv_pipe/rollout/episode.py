@@ -94,8 +94,13 @@ class LocalRunner:
             group_seed=player_seed(spec.group_seed, name),
         )
         if not isinstance(role, str):
-            env = context.env.model_copy(update={"max_episode_tokens": sys.maxsize})
-            context = _OpponentContext(env=env, engine=role)
+            is_model = role.capabilities.takes == "token_ids"
+            limits = {} if is_model else {"max_episode_tokens": sys.maxsize}
+            context = _OpponentContext(
+                env=context.env.model_copy(update=limits),
+                engine=role,
+                chat=context.chat if is_model else None,
+            )
         return Player(context, self.adapter, spec)
 
 
@@ -107,11 +112,11 @@ def player_seed(seed: int, player: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OpponentContext:
-    """The `PlayContext` of a scripted policy in a game, whose replies nobody learns from."""
+    """The `PlayContext` of an engine of its own in a game, whose replies nobody learns from."""
 
     env: EnvConfig
     engine: Engine
-    chat: None = None
+    chat: Chat | None
     reads_messages: bool = False
 
 

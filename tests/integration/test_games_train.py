@@ -6,6 +6,7 @@ from openenv_pipe.commands.recorded_groups import recorded_groups
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
+from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
 RUN = (
@@ -38,3 +39,12 @@ def test_a_game_trains_both_players_and_resumes_to_the_same_bytes(tmp_path):
     assert trial.kills
     assert not any(trial.codes), trial.said
     assert Result.of(trial.folder) == Result.of(whole.folder)
+
+    first = trial.folder / "checkpoints" / "step_000001"
+    words = (f"{trial.folder}@1", f"{trial.folder}@3", f"eval.opponent={first}")
+    code, out, err = run(tmp_path, "eval", *words)
+    assert code == 0, err
+    assert "tic_tac_toe/0001@step_000001" in out
+    reports = [trial.folder / f"eval/step_00000{step}.json" for step in (1, 3)]
+    opponents = [json.loads(each.read_text())["opponent"] for each in reports]
+    assert opponents == ["tic_tac_toe/0001@step_000001"] * 2

@@ -5,9 +5,18 @@ import re
 from dataclasses import replace
 
 import pytest
-from fakes import FakeHost, all_episodes, local_engine, rollout_context, run_config, tiny_policy
+from fakes import (
+    FakeHost,
+    all_episodes,
+    local_engine,
+    rollout_context,
+    run_config,
+    sampled,
+    tiny_policy,
+)
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.engines.local import FrozenPolicy
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError, SessionClosedError, StepRejectedError
 from openenv_pipe.pipeline.components import build_roles
@@ -53,15 +62,30 @@ def game_config(roles: dict[str, str] | None = None, **changes):
     )
 
 
-def context_of(config, play=moves, order: random.Random | None = None):
+def echoed(seed: int, number: int, action: dict) -> StepResult:
+    """Return a move of a game in which each player is told the other's reply; o may begin."""
+    result = moves(seed, number, action)
+    last = action.get("text", "")
+    player = "xo"[(number + seed) % 2]
+    result.observation.update({"text": f"{player} after {last!r}", "turn": player})
+    return result
+
+
+def context_of(config, play=moves, order: random.Random | None = None, frozen=None):
     policy = tiny_policy()
     host = FakeHost(play, order=order)
-    context = rollout_context(config, host, chat=policy.chat, engine=local_engine(policy))
-    return replace(context, roles=build_roles(config, config.env.players.roles))
+    engine = local_engine(policy, frozen=frozen)
+    context = rollout_context(config, host, chat=policy.chat, engine=engine)
+    return replace(context, roles=build_roles(config, config.env.players.roles, context.engine))
 
 
-async def games(config, play=moves, *, order: random.Random | None = None, group_size: int = 3):
-    context = context_of(config, play, order)
+async def games(
+    config, play=moves, *, order: random.Random | None = None, group_size: int = 3, frozen=None
+):
+    context = context_of(config, play, order, frozen)
+    if frozen:
+        roles = {"x": "policy", "o": FrozenPolicy(context.engine, *frozen)}
+        context = replace(context, roles=roles)
     tasks = [context.splits.train[index] for index in range(2)]
     return await collect_groups(
         context, tasks, group_size=group_size, temperature=1.0, seed=0, label="step 1"
@@ -118,11 +142,7 @@ async def test_advantages_compare_a_player_with_itself_alone():
 async def test_the_order_in_which_environments_answer_changes_nothing():
     first = await games(game_config())
     again = await games(game_config(), order=random.Random(1))
-    ids = [
-        [[turn.completion_ids for turn in each.turns] for each in all_episodes(groups)]
-        for groups in (first, again)
-    ]
-    assert ids[0] == ids[1]
+    assert ids(first) == ids(again)
 
 
 @pytest.mark.parametrize("other", ["fixed", "untrained"])
@@ -130,6 +150,24 @@ async def test_only_players_of_the_policy_are_trained_against_a_script_or_the_po
     groups = await games(game_config({"x": other, "o": "policy"}))
     assert [group.task.labels["player"] for group in groups] == ["o", "o"]
     assert len(groups[0].episodes[0].turns) == 2
+
+
+def ids(groups) -> list:
+    return [[turn.completion_ids for turn in each.turns] for each in all_episodes(groups)]
+
+
+@pytest.mark.parametrize("group_size", [3, 40])  # more games than play at once
+async def test_a_frozen_policy_plays_as_the_policy_would_with_its_weights(group_size):
+    config = game_config({"x": "policy", "o": "untrained"})
+    own = await games(config, echoed, group_size=group_size)
+    same = await games(config, echoed, group_size=group_size, frozen={"same": tiny_policy()})
+    earlier = {"earlier": tiny_policy(seed=1)}
+    other = await games(config, echoed, group_size=group_size, frozen=earlier)
+    assert ids(own) == ids(same) != ids(other)
+    assert [group.task.labels["player"] for group in other] == ["x", "x"]
+    order = random.Random(1)
+    again = await games(config, echoed, group_size=group_size, frozen=earlier, order=order)
+    assert sampled(again) == sampled(other)
 
 
 async def test_the_limit_of_one_player_ends_the_game_for_all():

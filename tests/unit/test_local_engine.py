@@ -196,7 +196,7 @@ async def test_the_number_of_threads_changes_no_bit(monkeypatch):
         with ThreadPoolExecutor(num_threads) as executor:
             engine = LocalEngine(policy, max_episodes=64, executor=executor, in_batches=True)
             results.append(sampled(await collect(policy, engine=engine, num_tasks=5)))
-            assert len(engine._batches) == 4
+            assert engine._num_batches == 4
     assert results[0] == results[1] == results[2]
 
 
@@ -521,7 +521,7 @@ async def test_an_update_frees_the_caches_unless_episodes_are_played_meanwhile()
         engine.begin_rollouts(1, 1)
         await generate(engine, [request(0, [5])])
         await asyncio.sleep(0)  # until callbacks of the batch have run
-        cache = weakref.ref(engine._batches[0]._forward)
+        cache = weakref.ref(engine._batches[""][0]._forward)
         await engine.begin_update(idle=False)
         assert cache() is not None
         await engine.begin_update(idle=True)
@@ -551,7 +551,7 @@ async def test_concurrent_requests_of_an_episode_are_sampled_in_its_batch():
         await asyncio.wait_for(other, WAIT_S)
         other = asyncio.create_task(engine.generate(request(1, [3])))
     other.cancel()
-    assert len(engine._batches[0]._rows) == 4, "all concurrent requests have rows"
+    assert len(engine._batches[""][0]._rows) == 4, "all concurrent requests have rows"
     for number, found in enumerate(rounds):
         for place, prompt in enumerate(prompts[number:] + prompts[:number]):
             alone = request(0, prompt, seed=10 * number + place)
@@ -559,4 +559,4 @@ async def test_concurrent_requests_of_an_episode_are_sampled_in_its_batch():
             assert found[place].token_ids == plain.token_ids
     # One of the three continues the cached prompt, and one row of the episode stays.
     await generate(engine, [request(0, prompts[0]), request(1, [3, 4])])
-    assert [row.episode for row in engine._batches[0]._rows] == [0, 1]
+    assert [row.episode for row in engine._batches[""][0]._rows] == [0, 1]

@@ -42,6 +42,7 @@ LISTED = "{type: server, split: a, seed_start: null, reset: {}}"
 STANDARDISED = "reward.transforms.win=[{type: standardise}]"
 PLAYERS, FIELDS = "env.players", "turn: turn, rewards: rewards"
 GAME = f"{PLAYERS}={{roles: {{x: policy, o: policy}}, {FIELDS}}}"
+EARLIER = "eval.opponent=RUN/checkpoints/step_000100"
 TOOLS = (
     "{type: tool, system: null, examples: [], first: null, following: null, unusable: why, "
     "plain_reply: final}"
@@ -72,6 +73,8 @@ BROKEN = [
     ),
     ([f"{PLAYERS}={{roles: {{x: untrained, o: untrained}}, {FIELDS}}}"], "env.players.roles"),
     (["eval.opponent=perfect"], "eval.opponent env.players env.baselines"),
+    ([GAME, EARLIER, "engine=vllm"], "eval.opponent engine"),
+    ([GAME, EARLIER, *SHARDED], "eval.opponent trainer.parallel"),
     ([GAME, *PROGRAM], "env.players agent"),
     ([GAME, RAY], "env.players cluster"),
     ([GAME, f"env.adapter={TOOLS}"], "env.players env.adapter.type"),

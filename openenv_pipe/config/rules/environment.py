@@ -70,7 +70,14 @@ def _roles_that_nobody_plays(config: "RunConfig") -> list[str]:
 
 def _has_unknown_opponent(config: "RunConfig") -> bool:
     opponent, env = config.eval.opponent, config.env
-    return opponent is not None and (env.players is None or opponent not in env.baselines)
+    return opponent is not None and (
+        env.players is None or not (opponent in env.baselines or "/" in opponent)
+    )
+
+
+def _plays_a_checkpoint(config: "RunConfig") -> bool:
+    opponent = config.eval.opponent
+    return opponent is not None and opponent not in config.env.baselines
 
 
 NOT_MEASURED = (
@@ -108,8 +115,21 @@ RULES = (
     Rule(
         keys=("eval.opponent", "env.players", "env.baselines"),
         breaks=_has_unknown_opponent,
-        advice="an opponent is a policy of env.baselines, in a game with env.players; name one, or "
-        "set eval.opponent=null",
+        advice="an opponent is a policy of env.baselines or the folder of a checkpoint, such as "
+        "RUN/checkpoints/step_000100, in a game with env.players; name one, or set "
+        "eval.opponent=null",
+    ),
+    Rule(
+        keys=("eval.opponent", "engine"),
+        breaks=lambda c: _plays_a_checkpoint(c) and not c.engine.samples_in_process,
+        advice="this engine has the weights of the policy alone; set engine=local, or name a "
+        "policy of env.baselines",
+    ),
+    Rule(
+        keys=("eval.opponent", "trainer.parallel"),
+        breaks=lambda c: _plays_a_checkpoint(c) and c.trainer.is_sharded,
+        advice="the weights of a checkpoint are not divided among devices; set trainer.parallel="
+        "data, or name a policy of env.baselines",
     ),
     Rule(
         keys=("env.players", "agent"),

@@ -62,8 +62,8 @@ class EvalConfig(Block):
     greedy: bool = Field(description="true: one more row, with each task played at temperature 0")
     baselines: bool = Field(description="true: further rows, one for each policy of env.baselines")
     opponent: str | None = Field(
-        description="with env.players, the policy of env.baselines that plays all players but the "
-        "evaluated one; null: as in training"
+        description="with env.players, who plays all players but the evaluated one: a policy of "
+        "env.baselines, or the folder of a checkpoint; null: as in training"
     )
     num_resamples: Annotated[int, Field(ge=1, le=10**6)] = Field(
         description="resamples of the bootstrap; more make the intervals' ends more exact"
