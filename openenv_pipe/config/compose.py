@@ -275,9 +275,11 @@ def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dic
             continue  # The schema rejects what is no mapping; a saved run has all blocks.
         experiment = given.pop("conf", None)
         if not isinstance(experiment, str):
+            key = f"beside.{name}.conf"
+            given_as = f"{key} is missing" if experiment is None else f"{key}={experiment!r}"
             raise ConfigError(
-                f"beside.{name}.conf={experiment!r}: expected the name of an experiment, whose "
-                f"environment is trained beside the first, such as beside.{name}.conf=echo"
+                f"{given_as}: expected the name of an experiment, whose environment is trained "
+                f"beside the first, such as {key}=echo"
             )
         lines = [f"{EXPERIMENTS}={experiment}", f"model={values['model']['type']}"]
         try:

@@ -64,7 +64,10 @@ def test_a_saved_run_is_amended():
     ("overrides", "said"),
     [
         (["beside.other.conf=nothing"], "there is no such experiment"),
-        (["beside.other.weight=1"], "beside.other.conf=None: expected the name of an experiment"),
+        (
+            ["beside.other.weight=1"],
+            "beside.other.conf is missing: expected the name of an experiment",
+        ),
         (["beside.other.conf=[echo,catch]"], "expected the name of an experiment"),
         (["beside.catch.weight=0"], "beside.catch.weight=0: expected a number, more than 0"),
         (["beside.catch.nothing=1"], "beside.catch.nothing=1: no such key"),
