@@ -49,7 +49,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
     if model.quantization != "none":
         how += f" into weights that were {model.quantization}, written out"
     rows = [
-        ["environment", f"`{config.env.name}`"],
+        ["environment", ", ".join(f"`{name}`" for name in (config.env.name, *config.beside))],
         ["base model", base],
         ["training", f"{trainer.loss.title}, {how}, group size {trainer.group_size}"],
         ["checkpoint", f"`{checkpoint.name}`"],

@@ -41,7 +41,7 @@ class Origin:
     """What all traces of a step or of an evaluation have in common."""
 
     run: str
-    environment: str
+    environment: str  # the first of the run
     provider: str  # of the model
     model: str
     step: int | None  # of GRPO; None: an evaluation of a model that no step has trained
@@ -77,7 +77,7 @@ def episode_spans(origin: Origin, group: str, episode: Episode) -> list[Span]:
     root = Span(
         id=_digest(64, trace),
         parent=None,
-        name=f"invoke_agent {_text(origin.environment)}",
+        name=f"invoke_agent {_environment(origin, episode)}",
         is_call=False,
         start_ns=start_ns,
         end_ns=start_ns + _ns(episode.duration_s if episode.started_s else 0.0),
@@ -118,7 +118,7 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         own["unscored"] = _text(episode.unscored)
     return {
         "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.agent.name": _text(origin.environment),
+        "gen_ai.agent.name": _environment(origin, episode),
         "gen_ai.provider.name": origin.provider,
         "gen_ai.request.model": origin.model,
         "gen_ai.conversation.id": f"{origin.session}/{_text(group)}/{episode.member}",
@@ -129,6 +129,11 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "session.id": origin.session,
         **{OWN + name: value for name, value in own.items()},
     }
+
+
+def _environment(origin: Origin, episode: Episode) -> str:
+    """Return the name of the episode's environment, one of several or the run's only one."""
+    return _text(episode.task.env or origin.environment)
 
 
 def scores_of(episode: Episode) -> list[tuple[str, float, str | None]]:

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 
@@ -320,6 +321,15 @@ def test_an_episode_without_times_has_spans_of_no_length():
     root = episode_spans(origin, "0", episode)[0]
     assert root.error == "it broke"
     assert root.events == []
+
+
+def test_an_episode_is_traced_with_the_name_of_its_own_environment():
+    origin = Origin(run="r", environment="first", provider="p", model="m", step=1, now_s=0.0)
+    episode = run_samples.episode(Random(0), 0, 0, True)
+    episode.task = replace(episode.task, env="second")
+    root = episode_spans(origin, "0", episode)[0]
+    assert root.name == "invoke_agent second"
+    assert root.attributes["gen_ai.agent.name"] == "second"
 
 
 def test_rewards_are_scores_of_their_trace_at_langfuse(tmp_path, collector, monkeypatch):
