@@ -93,15 +93,7 @@ CORE = Extra(
         _type(
             "reward.terms", "python", "reward_terms:PythonTerm", "rewards.python_term:FunctionTerm"
         ),
-        _type(
-            "reward.terms", "rubric", "reward_reported:RubricTerm", "rewards.rubric:ReportedTerm"
-        ),
-        _type(
-            "reward.terms",
-            "verifier",
-            config="reward_reported:VerifierTerm",
-            build="rewards.verifier:opened_verifier",
-        ),
+        _type("reward.terms", "rubric", "reward_terms:RubricTerm", "rewards.rubric:ReportedTerm"),
         _type(
             "tracker",
             "python",

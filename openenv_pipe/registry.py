@@ -43,6 +43,7 @@ class BlockType:
     build: str  # "module:name" of what makes the part that the block configures
     check: str = ""  # "module:name" of what a run calls before it begins, if there is any
     trial: str = ""  # "module:name" of what `openenv-pipe check` tries beyond that
+    open: str = ""  # "module:name" of what gives a term of the reward, if it has to be closed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from openenv_pipe.config.schema import NoJudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import JudgeError
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
-from openenv_pipe.rewards.values import GroupTerm, Judge, TermSources
-from openenv_pipe.rewards.verifier import Verifier, open_verifiers
+from openenv_pipe.rewards.values import GroupTerm, Judge, OpenedTerm, TermSources
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
@@ -23,19 +22,19 @@ class Scorer:
         config: RewardConfig,
         success_reward: float,
         judge: Judge | None = None,
-        verifiers: Mapping[str, Verifier] | None = None,
+        opened: Mapping[str, OpenedTerm] | None = None,
     ) -> None:
-        """Without its judge, or without its verifier, a term is left out of the reward.
+        """Without its judge, or if it is not opened, a term is left out of the reward.
 
-        verifiers: by the names of their terms.
+        opened: the terms that `open_scorer` has opened, by name.
 
         Raises ConfigError if the function or the pattern of a term cannot be used.
         """
         self._success_reward = success_reward
         self._judge = judge
         self._judged = [name for name, term in config.terms.items() if term.asks_judge]
-        self._verifiers = verifiers or {}
-        sources = TermSources(judge=judge, verifiers=self._verifiers)
+        self._opened = opened or {}
+        sources = TermSources(judge=judge, opened=self._opened)
         types = block_types("reward.terms")
         terms: dict[str, GroupTerm | None] = {
             name: load(types[term.type].build)(name, term, sources)
@@ -47,8 +46,8 @@ class Scorer:
 
     @property
     def reads_messages(self) -> bool:
-        """Whether episodes keep their messages, because a judge or a verifier reads them."""
-        return (self._judge is not None and bool(self._judged)) or bool(self._verifiers)
+        """Whether episodes keep their messages, because others are asked about them."""
+        return (self._judge is not None and bool(self._judged)) or bool(self._opened)
 
     async def score(self, group: Group) -> None:
         """Set the rewards of a group's episodes. A failed episode keeps zeros: nothing uses it.
@@ -68,17 +67,17 @@ class Scorer:
         """Accept the verdicts of a step or an evaluation.
 
         Raises:
-            JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or a
-                verifier for a larger one than its own.
+            JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or an
+                opened term for a larger one than its own.
         """
         played = [e for group in groups for e in group.episodes if not e.failed]
-        for name, verifier in self._verifiers.items():
-            verifier.check(len(played), _reasons(played, name))
+        for name, term in self._opened.items():
+            term.check(len(played), _reasons(played, name))
         if self._judge is not None:
             self._check_judge(self._judge, played)
             self._judge.keep_failures()
-        for verifier in self._verifiers.values():
-            verifier.keep_failures()
+        for term in self._opened.values():
+            term.keep_failures()
 
     def _check_judge(self, judge: Judge, played: Sequence[Episode]) -> None:
         reasons = _reasons(played, *self._judged)
@@ -94,10 +93,11 @@ class Scorer:
 async def open_scorer(
     config: RunConfig, folder: Path, *others: Path, log: Path | None = None
 ) -> AsyncIterator[Scorer]:
-    """Open the scorer of a run, with its judge and its verifiers.
+    """Open the scorer of a run, with its judge and the terms that ask others.
 
     The `build` of a judge's type is called with its configuration and the arguments below, and
-    gives the judge in an asynchronous context manager.
+    gives the judge in an asynchronous context manager. So does the `open` of a term's type, which
+    is called with the term's name, its configuration and the folders.
 
     Args:
         folder: of their answers, which is made if there is one to ask.
@@ -105,11 +105,19 @@ async def open_scorer(
         log: of the judge's own server.
     """
     open_judge = load(block_types("judge")[config.judge.type].build)
+    types = block_types("reward.terms")
     async with (
         open_judge(config.judge, folder, *others, log=log) as judge,
-        open_verifiers(config.reward, folder, *others) as verifiers,
+        AsyncExitStack() as stack,
     ):
-        yield Scorer(config.reward, config.env.success_reward, judge, verifiers)
+        opened = {
+            name: await stack.enter_async_context(
+                load(types[term.type].open)(name, term, folder, *others)
+            )
+            for name, term in config.reward.terms.items()
+            if types[term.type].open
+        }
+        yield Scorer(config.reward, config.env.success_reward, judge, opened)
 
 
 def _reasons(episodes: Sequence[Episode], *names: str) -> list[str]:

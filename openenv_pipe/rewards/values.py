@@ -45,6 +45,22 @@ class GroupTerm(Protocol):
         ...
 
 
+class OpenedTerm(GroupTerm, Protocol):
+    """A term that was opened, because it asks others, which may fail."""
+
+    def check(self, num_played: int, reasons: Sequence[str]) -> None:
+        """Check the failures of a step or an evaluation.
+
+        reasons: why episodes have no value.
+
+        Raises:
+            JudgeError: too many of the episodes that were played have none.
+        """
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far, so that a resumed run repeats them."""
+
+
 class Judge(Protocol):
     """What the scorer asks of a judge; the terms that it decides know more."""
 
@@ -61,11 +77,12 @@ class TermSources:
     """What terms get their values from.
 
     The `build` of a term's type is called with the term's name, its configuration and these. It
-    returns None if what the term needs is missing, and the term is left out.
+    returns None if what the term needs is missing, and the term is left out. Where its type has an
+    `open`, `open_scorer` calls that before, and enters the context that it returns.
     """
 
     judge: Judge | None
-    verifiers: Mapping[str, GroupTerm]  # by the names of their terms
+    opened: Mapping[str, OpenedTerm]  # by name
 
 
 async def value_each(

@@ -21,12 +21,12 @@ from fakes import (
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import by_episode, episode_samples
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.judges.trajectories import conversation_of
 from openenv_pipe.extras.viewer.episodes.export import export_episodes
 from openenv_pipe.extras.viewer.episodes.listing import Selection, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
 from openenv_pipe.extras.viewer.web.tokens import tokens_of
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.rewards.trajectories import conversation_of
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import (
     RecordedEpisode,

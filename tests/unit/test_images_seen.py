@@ -11,9 +11,9 @@ from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.images import with_references
+from openenv_pipe.extras.judges.trajectories import conversation_of
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rewards.trajectories import conversation_of
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 
 NOTES = [f"[image {number}: 40 x 32 pixels]" for number in (1, 2)]

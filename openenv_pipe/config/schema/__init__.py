@@ -57,21 +57,16 @@ from openenv_pipe.config.schema.reward import (
     TermConfig,
     TransformConfig,
 )
-from openenv_pipe.config.schema.reward_reported import (
-    HttpVerifier,
-    NumbersTerm,
-    PythonVerifier,
-    RubricTerm,
-    VerifierTerm,
-)
 from openenv_pipe.config.schema.reward_terms import (
     BrevityTerm,
     EnvTerm,
     EpisodeTermConfig,
     LengthTerm,
+    NumbersTerm,
     OverlongTerm,
     PythonTerm,
     RegexTerm,
+    RubricTerm,
     SuccessTerm,
     Term,
     TurnsTerm,
@@ -129,7 +124,6 @@ __all__ = [
     "ExampleExchange",
     "GroupRelativeAdvantageConfig",
     "HostConfig",
-    "HttpVerifier",
     "HubModelConfig",
     "JsonAdapterConfig",
     "JudgeConfig",
@@ -159,7 +153,6 @@ __all__ = [
     "PythonTarget",
     "PythonTerm",
     "PythonTrackerConfig",
-    "PythonVerifier",
     "RegexTerm",
     "RewardConfig",
     "RubricTerm",
@@ -192,7 +185,6 @@ __all__ = [
     "TruncationConfig",
     "TurnsTerm",
     "UnusableTerm",
-    "VerifierTerm",
     "VllmEngineConfig",
     "WarmStartConfig",
 ]

@@ -117,6 +117,42 @@ class PythonTerm(Term):
         return self
 
 
+class NumbersTerm(Term):
+    """Base of the terms whose value is the weighted sum of named numbers, times the gates.
+
+    Each of the numbers is a metric.
+    """
+
+    per_turn: Literal[False] = Field(description="the numbers are about the whole episode")
+    weights: dict[str, Number] | None = Field(
+        description="the numbers that are added up, with their factors; null: all, each with 1.0"
+    )
+    gates: list[str] = Field(description="the numbers that multiply the sum of the others")
+
+    @model_validator(mode="after")
+    def _gates_have_no_weight(self) -> Self:
+        if set(self.gates) & set(self.weights or {}) or len(set(self.gates)) < len(self.gates):
+            raise ValueError(
+                f"gates={self.gates} with weights={[*(self.weights or {})]}: a gate multiplies the "
+                "sum of the others; name each gate once, and none in weights"
+            )
+        return self
+
+
+class RubricTerm(NumbersTerm):
+    """Numbers that the environment reports in its observations, each with its last value.
+
+    They are the scores of its rubrics (`metadata.rubric_scores`) by their names, and fields of
+    observations by their paths, such as `board.score`.
+    """
+
+    type: Literal["rubric"]
+    when_missing: Number | None = Field(
+        description="stands for a number that was not reported in an episode; null: the episode "
+        "has no reward"
+    )
+
+
 EpisodeTermConfig = (  # computed from one episode
     EnvTerm | SuccessTerm | TurnsTerm | UnusableTerm | LengthTerm | OverlongTerm | RegexTerm
 )

@@ -1,4 +1,4 @@
-"""Judges: models that read episodes and decide terms of the reward.
+"""Judges: models and verifiers that get episodes and decide terms of the reward.
 
 schema        the keys of judges, and of the terms `ruler` and `judge`
 judge         asks for verdicts, keeps the answers within the budget (spending)
@@ -6,6 +6,9 @@ vllm_server   the server of `judge=vllm`
 ruler         a term that compares the episodes of a group
 criteria      a term that scores each episode by criteria
 answers       reads verdicts from answers
+trajectories  shows episodes to judges and verifiers
+verdicts      keeps answers on disk
+verifier      the term `verifier` (its keys: verifier_schema)
 cli           the commands `judge check` (check) and `judge score` (score), on recorded episodes
               (subject)
 """
@@ -40,6 +43,13 @@ EXTRA = Extra(
             type="judge",
             config="openenv_pipe.extras.judges.schema:JudgeTerm",
             build="openenv_pipe.extras.judges.criteria:build_criteria",
+        ),
+        BlockType(
+            block="reward.terms",
+            type="verifier",
+            config="openenv_pipe.extras.judges.verifier_schema:VerifierTerm",
+            build="openenv_pipe.extras.judges.verifier:opened_verifier",
+            open="openenv_pipe.extras.judges.verifier:open_verifier",
         ),
     ),
     unused="openenv_pipe.extras.judges.unused:RULES",

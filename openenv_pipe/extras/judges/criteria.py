@@ -22,7 +22,7 @@ from openenv_pipe.extras.judges.judge import (
     require_judge,
 )
 from openenv_pipe.extras.judges.schema import Criterion, JudgeTerm
-from openenv_pipe.rewards.trajectories import Conversation, distinct_conversations, quoted
+from openenv_pipe.extras.judges.trajectories import Conversation, distinct_conversations, quoted
 from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, weighted
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.system.untrusted_json import encodable_json

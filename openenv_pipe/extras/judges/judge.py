@@ -18,8 +18,8 @@ from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.errors import ConfigError, EngineError, JudgeError, RequestRejectedError
 from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VllmJudgeConfig
 from openenv_pipe.extras.judges.spending import Price, Spending
+from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
 from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
-from openenv_pipe.rewards.verdicts import FAILED, Verdicts
 from openenv_pipe.system.http_retries import SETTINGS_STATUSES
 from openenv_pipe.types import Message
 

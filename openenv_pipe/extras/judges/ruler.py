@@ -23,7 +23,7 @@ from openenv_pipe.extras.judges.judge import (
     require_judge,
 )
 from openenv_pipe.extras.judges.schema import RulerTerm
-from openenv_pipe.rewards.trajectories import (
+from openenv_pipe.extras.judges.trajectories import (
     Conversation,
     distinct_conversations,
     quoted,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig, VerifierTerm
+from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig
 from openenv_pipe.engines.base import (
     Completion,
     Engine,
@@ -24,6 +24,7 @@ from openenv_pipe.engines.base import (
 from openenv_pipe.engines.scripted import Replies, replies_of
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.web.play import PlayRequest, PlayState, PlayStatus
+from openenv_pipe.registry import block_types
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, RolloutContext
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.episode import LocalRunner, Player
@@ -246,11 +247,8 @@ def for_play(config: RunConfig) -> RunConfig:
 
     Judges and verifiers are not asked, because they may cost money: their terms have no value.
     """
-    terms = {
-        name: term
-        for name, term in config.reward.terms.items()
-        if not isinstance(term, VerifierTerm)
-    }
+    types = block_types("reward.terms")
+    terms = {name: term for name, term in config.reward.terms.items() if not types[term.type].open}
     changes = {
         "beside": {},
         "host": config.host.for_one_session(),

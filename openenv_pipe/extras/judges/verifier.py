@@ -5,15 +5,16 @@ are kept in the run folder and are not asked for again; a function is called aga
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from openenv_pipe.config.schema import HttpVerifier, PythonVerifier, RewardConfig, VerifierTerm
 from openenv_pipe.errors import ConfigError, JudgeError
-from openenv_pipe.rewards.trajectories import conversation_of
+from openenv_pipe.extras.judges.trajectories import conversation_of
+from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.extras.judges.verifier_schema import HttpVerifier, PythonVerifier, VerifierTerm
 from openenv_pipe.rewards.values import (
     GroupTerm,
     NoValue,
@@ -23,7 +24,6 @@ from openenv_pipe.rewards.values import (
     value_each,
     weighted,
 )
-from openenv_pipe.rewards.verdicts import FAILED, Verdicts
 from openenv_pipe.system.http import Access, HttpClient
 from openenv_pipe.system.http_retries import (
     MAX_QUOTED,
@@ -66,7 +66,7 @@ class VerifierSource(Protocol):
 
 
 class Verifier:
-    """A `rewards.values.GroupTerm` with the answers of a verifier."""
+    """A `rewards.values.OpenedTerm` with the answers of a verifier."""
 
     def __init__(self, name: str, term: VerifierTerm, source: VerifierSource) -> None:
         self._name = name
@@ -104,7 +104,7 @@ class Verifier:
         value = _number(weighted(parts, weights, gates))
         return TermValue(credits=[value], total=value, parts=parts)
 
-    def check(self, num_played: int, reasons: list[str]) -> None:
+    def check(self, num_played: int, reasons: Sequence[str]) -> None:
         """Raise JudgeError if the failures are a larger share than `max_failed_share`.
 
         reasons: why episodes of a step or an evaluation have no value.
@@ -206,40 +206,31 @@ class FunctionSource:
 
 
 def opened_verifier(name: str, term: VerifierTerm, sources: TermSources) -> GroupTerm | None:
-    """Return the verifier that `open_verifiers` has opened; None if there is none.
+    """Return the verifier that `open_verifier` has opened; None if there is none.
 
     Raises ConfigError if its function cannot be used.
     """
     if isinstance(term.source, PythonVerifier):
         FunctionSource(name, term, term.source)
-    return sources.verifiers.get(name)
+    return sources.opened.get(name)
 
 
 @asynccontextmanager
-async def open_verifiers(
-    config: RewardConfig, folder: Path, *others: Path
-) -> AsyncIterator[dict[str, Verifier]]:
-    """Open the verifiers of a reward, by the names of their terms.
+async def open_verifier(
+    name: str, term: VerifierTerm, folder: Path, *others: Path
+) -> AsyncIterator[Verifier]:
+    """Open the verifier of a term.
 
     Args:
         folder: of a judge's answers, where those of verifiers are kept too.
         others: such folders of other runs, which are read only.
     """
-    async with AsyncExitStack() as stack:
-        verifiers = {}
-        for name, term in config.terms.items():
-            if not isinstance(term, VerifierTerm):
-                continue
-            source: VerifierSource
-            if isinstance(term.source, PythonVerifier):
-                source = FunctionSource(name, term, term.source)
-            else:
-                access = Access(headers=term.source.headers)
-                client = await stack.enter_async_context(HttpClient(term.source.url, access))
-                verdicts = Verdicts(folder / FOLDER, tuple(each / FOLDER for each in others))
-                source = HttpSource(name, term, term.source, client, verdicts)
-            verifiers[name] = Verifier(name, term, source)
-        yield verifiers
+    if isinstance(term.source, PythonVerifier):
+        yield Verifier(name, term, FunctionSource(name, term, term.source))
+        return
+    async with HttpClient(term.source.url, Access(headers=term.source.headers)) as client:
+        verdicts = Verdicts(folder / FOLDER, tuple(each / FOLDER for each in others))
+        yield Verifier(name, term, HttpSource(name, term, term.source, client, verdicts))
 
 
 def json_of(episode: Episode) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""The types of reward terms whose numbers have names: of the environment, or of a verifier."""
+"""The keys of the reward term `verifier`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from openenv_pipe.config.schema.base import (
     Block,
     HeaderName,
     HeaderValue,
-    Number,
     NumRetries,
     PositiveCount,
     PythonTarget,
@@ -17,45 +16,9 @@ from openenv_pipe.config.schema.base import (
     ServerUrl,
     Share,
 )
-from openenv_pipe.config.schema.reward_terms import Term
+from openenv_pipe.config.schema.reward_terms import NumbersTerm
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class NumbersTerm(Term):
-    """Base of the terms whose value is the weighted sum of named numbers, times the gates.
-
-    Each of the numbers is a metric.
-    """
-
-    per_turn: Literal[False] = Field(description="the numbers are about the whole episode")
-    weights: dict[str, Number] | None = Field(
-        description="the numbers that are added up, with their factors; null: all, each with 1.0"
-    )
-    gates: list[str] = Field(description="the numbers that multiply the sum of the others")
-
-    @model_validator(mode="after")
-    def _gates_have_no_weight(self) -> Self:
-        if set(self.gates) & set(self.weights or {}) or len(set(self.gates)) < len(self.gates):
-            raise ValueError(
-                f"gates={self.gates} with weights={[*(self.weights or {})]}: a gate multiplies the "
-                "sum of the others; name each gate once, and none in weights"
-            )
-        return self
-
-
-class RubricTerm(NumbersTerm):
-    """Numbers that the environment reports in its observations, each with its last value.
-
-    They are the scores of its rubrics (`metadata.rubric_scores`) by their names, and fields of
-    observations by their paths, such as `board.score`.
-    """
-
-    type: Literal["rubric"]
-    when_missing: Number | None = Field(
-        description="stands for a number that was not reported in an episode; null: the episode "
-        "has no reward"
-    )
 
 
 def _encrypted_or_local(url: str) -> str:
