@@ -22,7 +22,6 @@ from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
-from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.registry import extras, load
@@ -191,30 +190,6 @@ def show(
     from rich.syntax import Syntax
 
     Console().print(Syntax(text, form, background_color="default", word_wrap=True))
-
-
-@app.command()
-def check(overrides: Overrides) -> None:
-    """Check everything that a run needs, by short trials that leave nothing behind.
-
-    The exit code is 1 if something would fail.
-
-    \b
-    openenv-pipe check conf=wordle
-    """
-    from openenv_pipe.config.compose import compose
-    from openenv_pipe.config.unused_keys import unused_keys
-
-    composed = compose(overrides)
-    for text in unused_keys(composed):
-        notify_user(text)
-    from openenv_pipe.cli.console import open_console, print_findings
-
-    with open_console(stderr=True).status("loading the libraries") as status:
-        from openenv_pipe.commands import preflight
-
-        lines = preflight.run_checks(composed.config, status.update)
-    print_findings(lines)
 
 
 app.command("runs")(results.runs)

@@ -7,10 +7,9 @@ import psutil
 import pytest
 
 from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
-from openenv_pipe.commands.preflight import run_checks
-from openenv_pipe.commands.preflight.checks import TRIALS
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.check.checks import TRIALS, run_checks
 from openenv_pipe.models.memory_estimate import folder_shape
 
 

@@ -15,12 +15,12 @@ import torch
 from fakes import run_config
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from openenv_pipe.commands import machine
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight import machine
-from openenv_pipe.commands.preflight.model import check_memory
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.vllm.server_memory import server_bytes, servers_in_machine
+from openenv_pipe.extras.check.model import check_memory
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,

@@ -13,9 +13,9 @@ import torch
 
 from openenv_pipe import pipeline
 from openenv_pipe.commands.findings import Line, Result, has_failed
-from openenv_pipe.commands.preflight import checks
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError, UserError
+from openenv_pipe.extras.check import checks
 from openenv_pipe.extras.containers.docker import prepare
 from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.requirements import REQUIREMENTS

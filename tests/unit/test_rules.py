@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 
-from openenv_pipe.commands.preflight import checks
 from openenv_pipe.config.compose import (
     assign,
     compose,
@@ -20,6 +19,7 @@ from openenv_pipe.config.rules import BrokenRulesError, all_rules, check_rules
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.check import checks
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 
 SMOKE = ("conf=smoke", "device=cpu")

@@ -12,8 +12,7 @@ from statistics import median_low
 from typing import Any
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.commands.preflight.machine import memory_line
-from openenv_pipe.commands.preflight.model import find_shape
+from openenv_pipe.commands.machine import find_shape, memory_line
 from openenv_pipe.config.schema import EnvConfig, LocalEngineConfig, RunConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json

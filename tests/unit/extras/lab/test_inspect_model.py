@@ -8,7 +8,7 @@ from families import make_family
 from test_inspect_env import description
 from test_inspect_trial import TASK, played, tried
 
-from openenv_pipe.commands.preflight import machine
+from openenv_pipe.commands import machine
 from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult

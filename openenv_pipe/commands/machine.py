@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.engines.vllm.server_memory import (
     ServerMemory,
     servers_in_machine,
     servers_on_gpu,
 )
+from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     Shape,
     at_rest,
     disk_bytes,
     memory_bytes,
+    read_folder_shape,
+    tiny_shape,
     while_learning,
 )
 
@@ -35,6 +38,17 @@ class _Moment:
     @property
     def total(self) -> int:
         return sum(self.held.values())
+
+
+def find_shape(model: ModelConfig) -> Shape | None:
+    """Return the shape of a model; None if it is not on this machine, or its keys are unusual.
+
+    Raises ConfigError if its folder cannot be read.
+    """
+    if not isinstance(model, HubModelConfig):
+        return tiny_shape(model)
+    folder = find_model_folder(model)
+    return None if folder is None else read_folder_shape(model, folder)
 
 
 def memory_line(config: RunConfig, shape: Shape, teacher: Shape | None = None) -> Line:

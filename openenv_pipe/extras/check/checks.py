@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
-from openenv_pipe.commands.preflight.environment import check_environment
-from openenv_pipe.commands.preflight.model import check_hub, check_lr, check_memory, try_forward
 from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.check.environment import check_environment
+from openenv_pipe.extras.check.model import check_hub, check_lr, check_memory, try_forward
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.trackers.build import build_tracker

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight.machine import disk_line, memory_line
+from openenv_pipe.commands.machine import disk_line, find_shape, memory_line
 from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
 from openenv_pipe.models.gguf import is_gguf
@@ -23,7 +23,6 @@ from openenv_pipe.models.hub import (
     reject_unreachable,
 )
 from openenv_pipe.models.load import build_empty, load_policy
-from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 from openenv_pipe.models.teacher import find_teacher_shape
 
 MAX_TRIED = 2_000_000_000  # parameters; a larger model is not loaded for a check
@@ -94,14 +93,3 @@ def check_memory(config: RunConfig) -> Iterator[Line]:
         return
     yield memory_line(config, shape, find_teacher_shape(config))
     yield disk_line(config, shape)
-
-
-def find_shape(model: ModelConfig) -> Shape | None:
-    """Return the shape of a model; None if it is not on this machine, or its keys are unusual.
-
-    Raises ConfigError if its folder cannot be read.
-    """
-    if not isinstance(model, HubModelConfig):
-        return tiny_shape(model)
-    folder = find_model_folder(model)
-    return None if folder is None else read_folder_shape(model, folder)

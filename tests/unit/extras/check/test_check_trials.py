@@ -10,14 +10,14 @@ import pytest
 from fakes import SPLITS, FakeHost, run_config
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight import environment
-from openenv_pipe.commands.preflight.baselines import try_baselines
-from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import ConfigError, StepRejectedError
+from openenv_pipe.extras.check import environment
+from openenv_pipe.extras.check.baselines import try_baselines
+from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Opening
@@ -108,7 +108,7 @@ def test_baselines_that_cannot_be_played_are_warnings_as_train_goes_on(players: 
 
 
 def test_a_baseline_that_takes_long_is_stopped(players: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("openenv_pipe.commands.preflight.baselines.LIMIT_S", 0.05)
+    monkeypatch.setattr("openenv_pipe.extras.check.baselines.LIMIT_S", 0.05)
 
     class SlowHost(FakeHost):
         async def delay(self) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight.baselines import try_baselines
-from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
 from openenv_pipe.commands.recorded_play import PlayedEpisode, play_scripted, reset
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
@@ -19,6 +17,8 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.tasks import build_order, known_splits, open_splits
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.check.baselines import try_baselines
+from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.tasks import awaited

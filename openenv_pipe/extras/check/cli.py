@@ -1,0 +1,27 @@
+"""The command `check`: its help."""
+
+from openenv_pipe.cli.arguments import Overrides
+from openenv_pipe.cli.progress import notify_user
+
+
+def check(overrides: Overrides) -> None:
+    """Check everything that a run needs, by short trials that leave nothing behind.
+
+    The exit code is 1 if something would fail.
+
+    \b
+    openenv-pipe check conf=wordle
+    """
+    from openenv_pipe.config.compose import compose
+    from openenv_pipe.config.unused_keys import unused_keys
+
+    composed = compose(overrides)
+    for text in unused_keys(composed):
+        notify_user(text)
+    from openenv_pipe.cli.console import open_console, print_findings
+
+    with open_console(stderr=True).status("loading the libraries") as status:
+        from openenv_pipe.extras.check.checks import run_checks
+
+        lines = run_checks(composed.config, status.update)
+    print_findings(lines)
