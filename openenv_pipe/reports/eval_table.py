@@ -17,6 +17,7 @@ from openenv_pipe.system.tables import Column, Fit, Table
 
 MAX_LABELS = 50  # lines of a table; the reports' files have all
 MAX_CHANGED = 10  # tasks that are named
+FEW_DISTINCT = 0.05  # share of an evaluation's episodes; if no more differ, it is worth a warning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,13 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
         )
     if report.unusable is not None and report.unusable >= MANY_UNUSABLE:
         warnings.append(f"{unusable_text(report.unusable, 'replies')}; {command}` shows some")
+    num_scored, num_distinct = report.num_scored_episodes, report.num_distinct
+    if num_distinct and num_distinct <= FEW_DISTINCT * num_scored:
+        warnings.append(
+            f"only {num_distinct} of {num_scored} scored episodes are distinct in observations and "
+            "replies, so the means are about these few; use tasks that differ (env.tasks.eval), or "
+            "sample the replies (eval.temperature=1)"
+        )
     return warnings
 
 

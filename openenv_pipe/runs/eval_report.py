@@ -97,6 +97,8 @@ class EvalReport(FrozenModel):
     tasks: Annotated[list[TaskScores], FailFast()]  # A damaged file may have a million errors.
     by_label: dict[str, dict[str, LabelScores]] = {}  # by the column, and the label in it
     unusable: float | None = None  # fraction of the replies that could not become an action
+    # scored episodes that differ from each other in an observation or a reply
+    num_distinct: int | None = None
     error: str | None = None  # why nothing could be played; of baselines only
 
     @property
@@ -108,6 +110,11 @@ class EvalReport(FrozenModel):
     def num_scored_tasks(self) -> int:
         """The number of tasks that have an episode that counts: the means are over these."""
         return sum(bool(task.successes) for task in self.tasks)
+
+    @property
+    def num_scored_episodes(self) -> int:
+        """The number of episodes that count."""
+        return sum(len(task.successes) for task in self.tasks)
 
     @property
     def is_representative(self) -> bool:
@@ -189,6 +196,7 @@ def summarise(
         tasks=tasks,
         by_label=_by_label(tasks, interval),
         unusable=_unusable_share(episodes),
+        num_distinct=len({_conversation_digest(each) for each in episodes if each.is_scored}),
     )
 
 
@@ -271,6 +279,13 @@ def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
 def _unusable_share(episodes: Sequence[Episode]) -> float | None:
     turns = [turn for episode in episodes if episode.is_scored for turn in episode.turns]
     return sum(turn.unusable is not None for turn in turns) / len(turns) if turns else None
+
+
+def _conversation_digest(episode: Episode) -> bytes:
+    """Return sha256 over what the environment and the policy said, in order."""
+    said = [[turn.reply, [step.observation for step in turn.steps]] for turn in episode.turns]
+    text = json.dumps([episode.first_observation, said], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
 
 def _scores_by_task(episodes: Sequence[Episode], reward: RewardConfig) -> list[TaskScores]:

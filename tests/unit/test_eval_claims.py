@@ -70,6 +70,18 @@ def test_every_line_about_an_evaluation_says_how_many_tasks_were_scored(folder):
     assert "1 of 10 tasks scored" in page and "[" not in page.split("success |")[1].split("\n")[0]
 
 
+@pytest.mark.parametrize(("num_distinct", "is_said"), [(1, True), (2, False), (20, False)])
+def test_equal_episodes_are_no_evidence_of_many_tasks(tmp_path, num_distinct, is_said):
+    folder = run_samples.create(tmp_path)
+    episodes = [run_samples.episode(Random(0), i, 0, success=True) for i in range(20)]
+    for number, each in enumerate(episodes):
+        each.turns[-1].reply = f"reply {number % num_distinct}"
+    report = run_samples.evaluation(folder, "start", episodes).report
+    assert report.num_distinct == num_distinct
+    warnings = [each for each in eval_warnings(report, folder.path) if "distinct" in each]
+    assert [each[:24] for each in warnings] == ["only 1 of 20 scored epis"] * is_said
+
+
 def test_the_viewer_shows_no_interval_of_one_task(folder):
     app = server.build_app(RunStore(folder.path.parent.parent))
     client = TestClient(app, base_url="http://127.0.0.1")
