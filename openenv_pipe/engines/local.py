@@ -91,9 +91,10 @@ class LocalEngine:
 
         in_batches: whether there are several batches, for an executor of several threads.
         sampling: None: what each request asks for.
-        frozen: models that play against `model`, by the name that requests give as `weights`.
+        frozen: models that play against `model`, by the name that requests give as `weights`; this
+            mapping may be changed while nothing is played.
         """
-        self._frozen = frozen or {}
+        self.frozen = dict(frozen or {})
         self._sampling = sampling
         self.max_episodes = max_episodes
         self._refresh = refresh
@@ -177,7 +178,7 @@ class LocalEngine:
         barrier.waiting.clear()
         for weights, number in sorted(waiting):
             if weights not in self._batches:
-                self._batches[weights] = _new_batches(self._frozen[weights], self._num_batches)
+                self._batches[weights] = _new_batches(self.frozen[weights], self._num_batches)
             self._start(self._batches[weights][number], waiting[weights, number])
 
     def _start(

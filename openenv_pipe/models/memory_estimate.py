@@ -181,7 +181,7 @@ def memory_bytes(
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
-    if num_frozen := len(_checkpoints_as_opponents(config)):
+    if num_frozen := _num_opponents(config):
         needed["opponents"] = num_frozen * trained_bytes(shape, config)
     if num_sampled := engine.sampled_at_once(config.capacity):
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
@@ -192,10 +192,16 @@ def memory_bytes(
     return needed
 
 
-def _checkpoints_as_opponents(config: RunConfig) -> set[str]:
-    """Return the checkpoints that play against the policy in evaluations."""
-    played = ((each.eval.opponent, each.env.baselines) for each in config.environments.values())
-    return {named for named, scripted in played if named is not None and named not in scripted}
+def _num_opponents(config: RunConfig) -> int:
+    """Count the frozen copies that play against the policy, in evaluations and in leagues."""
+    named, num_members = set(), 0
+    for each in config.environments.values():
+        opponent, players = each.eval.opponent, each.env.players
+        if opponent is not None and opponent not in each.env.baselines:
+            named.add(opponent)
+        if players is not None and players.league is not None:
+            num_members += players.league.size
+    return len(named) + num_members
 
 
 def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:

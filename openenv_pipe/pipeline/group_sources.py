@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
+from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.types import Group
@@ -78,8 +79,12 @@ class PlayedGroups:
     without a signal a further task is played, until enough have one or the rounds are used up.
     """
 
-    def __init__(self, config: RunConfig, rollout: RolloutContext) -> None:
+    def __init__(
+        self, config: RunConfig, rollout: RolloutContext, leagues: Sequence[League] = ()
+    ) -> None:
+        """leagues: earlier policies that play in games, which join when a step begins."""
         self.version = 0
+        self._leagues = leagues
         self._config = config
         self._rollout = rollout
         self._engine = rollout.engine
@@ -125,6 +130,8 @@ class PlayedGroups:
 
     def _begin(self, step: int) -> None:
         if step not in self._batches and step not in self._restored:
+            for league in self._leagues:
+                league.join(self.version)
             self._batches[step] = _StepGroups(
                 version=self.version,
                 order=self._order_state(),
@@ -136,12 +143,12 @@ class PlayedGroups:
         wanted = trainer.tasks_per_step
         if self._num_taken is None:
             self._num_taken = (step - 1) * wanted
-        found = await self._play(f"step {step}", wanted)
+        found = await self._play(step, f"step {step}", wanted)
         for number in range(2, trainer.max_sampling_rounds + 1):
             missing = wanted - sum(map(self._has_signal, found))
             if missing <= 0:  # a game has several groups
                 break
-            found += await self._play(f"step {step} round {number}", missing)
+            found += await self._play(step, f"step {step} round {number}", missing)
         return found
 
     def _has_signal(self, group: Group) -> bool:
@@ -150,19 +157,23 @@ class PlayedGroups:
         discount, mask = trainer.advantage.discount, trainer.loss.mask_truncated
         return has_signal(group, discount=discount, mask_truncated=mask)
 
-    async def _play(self, label: str, count: int) -> list[Group]:
+    async def _play(self, step: int, label: str, count: int) -> list[Group]:
         """Play groups of the order's next tasks."""
         assert self._num_taken is not None
         trainer = self._config.trainer
         tasks = self._order.take(self._num_taken, count)
         self._num_taken += count
+        games: list[Game] = [(task, self._rollout.of(task).roles) for task in tasks]
+        for league in self._leagues:
+            games = league.cast(step, games)
         groups = await collect_groups(
             self._rollout,
-            tasks,
+            [task for task, _ in games],
             group_size=trainer.group_size,
             temperature=trainer.temperature,
             seed=self._config.seed,
             label=label,
+            roles=[roles for _, roles in games],
         )
         self._order.record([group for group in groups if group.task.split == "train"])
         return groups
@@ -211,6 +222,7 @@ class PlayedGroups:
 
     def save(self, folder: Path) -> None:
         self._state().write(folder)
+        save_leagues(self._leagues, folder)
 
     def _state(self) -> SourceState:
         """Return the state after the groups that older weights have played."""
@@ -243,6 +255,7 @@ class PlayedGroups:
         self._num_taken = state.order_after.num_taken
         self._order.restore(state.order_after.order)
         self._restored, self._restored_order = dict(state.ahead), state.order_before
+        load_leagues(self._leagues, folder)
 
     async def close(self) -> None:
         playing = [batch.playing for batch in self._batches.values()]

@@ -18,6 +18,7 @@ from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations, NoEvaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
+from openenv_pipe.pipeline.league import build_leagues
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stage import Evaluator
@@ -126,7 +127,8 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))
         folder.update(**facts)
-        source = PlayedGroups(config, rollout)
+        leagues = build_leagues(config, rollout, components.policy)
+        source = PlayedGroups(config, rollout, leagues)
         evaluator: Evaluator = NoEvaluations()
         can_play = config.host.has_environment or not config.agent.needs_environment
         if control.evaluates and can_play and config.agent.plays_on_demand:

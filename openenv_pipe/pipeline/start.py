@@ -21,6 +21,7 @@ from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
+from openenv_pipe.pipeline.league import LEAGUE
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
@@ -59,6 +60,7 @@ RESUME_STATE = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
     ("the order of tasks", (ORDER,), ("seed", "env.tasks", "beside")),
+    ("the league", (LEAGUE,), ("env.players", "beside")),
     ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer", "beside")),
 )
 Changed = dict[str, list[JsonValue]]

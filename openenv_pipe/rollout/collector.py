@@ -5,9 +5,10 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.rollout.context import PLAYER, EpisodeRunner, EpisodeSpec, RolloutContext
@@ -28,6 +29,7 @@ async def collect_groups(
     temperature: float,
     seed: int,
     label: str,
+    roles: Sequence[Mapping[str, Engine | str]] | None = None,
 ) -> list[Group]:
     """Play groups of episodes as `play_groups` does, and score every episode.
 
@@ -44,6 +46,7 @@ async def collect_groups(
         temperature=temperature,
         seed=seed,
         label=label,
+        roles=roles,
         score=lambda group: context.of(group.task).scorer.score(group),
     )
     for env, each in context.environments.items():
@@ -66,6 +69,7 @@ async def play_groups(
     temperature: float,
     seed: int,
     label: str,
+    roles: Sequence[Mapping[str, Engine | str]] | None = None,
     score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of each task; the groups are in the order of the tasks.
@@ -76,6 +80,7 @@ async def play_groups(
     A task of a game of several players has a group for each player that is trained, whose episodes
     are labelled with the player.
 
+    roles: who plays each player in the game of each task; None: as its context says.
     score: called with each group as soon as its episodes have ended, while others are played.
 
     Raises:
@@ -86,6 +91,7 @@ async def play_groups(
     limit = min(_num_sessions(context, tasks, group_size), context.engine.max_episodes)
     started_s = time.monotonic()
     _log.debug("%s: playing %d episodes, %d at a time", label, num_episodes, limit)
+    roles = roles or [context.of(task).roles for task in tasks]
     first_number = context.engine.begin_rollouts(num_episodes, limit)
     specs = [
         EpisodeSpec(
@@ -97,7 +103,7 @@ async def play_groups(
             group=f"{label}/{index}",
             group_size=group_size,
             group_seed=group_seed(seed, label, index),
-            roles=context.of(task).roles,
+            roles=roles[index],
         )
         for index, task in enumerate(tasks)
         for member in range(group_size)
@@ -224,6 +230,9 @@ def _reject_total_failure(episodes: Sequence[Episode]) -> None:
         )
     if not episodes or any(episode.turns for episode in episodes):
         return
+    players = {episode.task.labels.get(PLAYER) for episode in episodes}
+    if len(players) == 1 and None not in players:
+        return  # The other player may have ended all games before the first turn of this one.
     played = [episode for episode in episodes if not episode.failed]
     if all(episode.status is Status.DONE for episode in played):
         raise FailureError(done_at_reset(played[0].first_observation))

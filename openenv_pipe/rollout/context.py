@@ -13,7 +13,9 @@ from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Task, Tool
 
-PLAYER = "player"  # the label of a task that says whose episode it is, in a game of several
+# Labels of a task in a game of several players: whose episode it is, and the step of the earlier
+# policy that plays against it, if one does.
+PLAYER, OPPONENT = "player", "opponent"
 
 
 class Chat(Protocol):

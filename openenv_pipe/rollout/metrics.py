@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
-from openenv_pipe.rollout.context import PLAYER
+from openenv_pipe.rollout.context import OPPONENT, PLAYER
 from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
 
 # UUIDs, long hexadecimal ids, and times of day with the date before them.
@@ -159,6 +159,9 @@ def _summarise_players(episodes: Sequence[Episode]) -> dict[str, float]:
     for player, played in sorted(players.items()):
         metrics[f"player/{player}/reward"] = fmean(episode.reward for episode in played)
         metrics[f"player/{player}/success"] = fmean(episode.success for episode in played)
+    if played := [episode for episode in episodes if OPPONENT in episode.task.labels]:
+        metrics["league/reward"] = fmean(episode.reward for episode in played)
+        metrics["league/success"] = fmean(episode.success for episode in played)
     return metrics
 
 

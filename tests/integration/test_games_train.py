@@ -11,17 +11,20 @@ from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
 RUN = (
     *("conf=tic_tac_toe", "device=cpu", "num_threads=1"),
-    *("trainer.steps=3", "trainer.tasks_per_step=2", "trainer.group_size=4"),
+    *("trainer.steps=4", "trainer.tasks_per_step=2", "trainer.group_size=4"),
     *("trainer.warm_start.steps=2", "trainer.warm_start.source.num_episodes=8"),
     *("trainer.warm_start.episodes_per_step=4", "trainer.checkpoint.every=1"),
     *("trainer.max_staleness=1", "host.sessions_per_server=8"),
+    "env.players.league={every: 1, size: 1, share: 0.5}",
+    # Every step changes the weights, also if no group has a signal.
+    *("trainer.loss.normalise_groups=all", "trainer.loss.entropy_coef=0.01"),
     *("eval.num_tasks=6", "eval.during.every=0"),
 )
 
 
 def test_a_game_trains_both_players_and_resumes_to_the_same_bytes(tmp_path):
     whole = uninterrupted(tmp_path / "whole", RUN, "tic_tac_toe")
-    for step in (1, 2, 3):
+    for step in (1, 2):
         groups = read_episodes(whole.folder / f"episodes/step_{step:06d}.jsonl.gz")
         assert [group.task.labels["player"] for group in groups] == ["x", "o"] * 2
         for x, o in zip(groups[::2], groups[1::2], strict=True):
@@ -29,6 +32,11 @@ def test_a_game_trains_both_players_and_resumes_to_the_same_bytes(tmp_path):
                 played = [each for each in pair if each.turns]
                 earned = [sum(turn.reward for turn in each.turns) for each in played]
                 assert len(played) < 2 or sum(earned) == 0.0
+    # Step 4 was played ahead, while the policy of step 2 was the newest one.
+    for step, earlier, trained in ((3, "step_000001", "o"), (4, "step_000002", "x")):
+        *own, league = read_episodes(whole.folder / f"episodes/step_{step:06d}.jsonl.gz")
+        assert [group.task.labels for group in own] == [{"player": "x"}, {"player": "o"}]
+        assert league.task.labels == {"player": trained, "opponent": earlier}
     seeds = [group.seed for group in recorded_groups(RunFolder.open(whole.folder), 2)]
     assert seeds == [group_seed(0, "step 2", index) for index in (0, 0, 1, 1)]
     report = json.loads((whole.folder / "eval/trained.json").read_text())

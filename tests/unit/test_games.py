@@ -18,7 +18,7 @@ from fakes import (
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.engines.local import FrozenPolicy
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import ConfigError, SessionClosedError, StepRejectedError
+from openenv_pipe.errors import ConfigError, FailureError, SessionClosedError, StepRejectedError
 from openenv_pipe.pipeline.components import build_roles
 from openenv_pipe.pipeline.evaluate import evaluate_model
 from openenv_pipe.rollout import collect_groups
@@ -49,7 +49,7 @@ def fails(observations, rng: random.Random) -> str:
 
 
 def game_config(roles: dict[str, str] | None = None, **changes):
-    players = {"roles": roles or ROLES, "turn": "turn", "rewards": "rewards"}
+    players = {"roles": roles or ROLES, "turn": "turn", "rewards": "rewards", "league": None}
     return run_config(
         {
             "env.players": players,
@@ -198,6 +198,25 @@ async def test_a_rejected_move_is_told_to_its_player_who_stays_to_move():
     x, o = (group.episodes[0] for group in (await games(game_config(), strict))[:2])
     assert x.turns[0].unusable and not x.turns[0].steps
     assert (len(x.turns), len(o.turns)) == (4, 2)
+
+
+@pytest.mark.parametrize("roles", [{"x": "fixed", "o": "policy"}, ROLES])
+async def test_games_that_end_before_a_players_first_turn_are_recorded(roles):
+    def short(seed: int, number: int, action: dict) -> StepResult:
+        return moves(seed, NUM_MOVES if number else 0, action)
+
+    groups = await games(game_config(roles), short)
+    own = [group for group in groups if group.task.labels["player"] == "o"]
+    assert all(not episode.turns for episode in all_episodes(own))
+    assert {episode.reward for episode in all_episodes(own)} == {0.0}
+
+
+async def test_games_that_are_over_at_their_reset_are_an_error():
+    def over(seed: int, number: int, action: dict) -> StepResult:
+        return moves(seed, NUM_MOVES, action)
+
+    with pytest.raises(FailureError, match="done at its reset"):
+        await games(game_config(), over)
 
 
 async def test_an_opponent_that_raises_ends_the_run_with_its_name():

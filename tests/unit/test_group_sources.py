@@ -43,10 +43,14 @@ class Rollout:
         self.config = run_config(changes)
         self.splits = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
         self.environments = {"": self}
+        self.roles = {}  # no game
         self.calls = []
         self.engine = engine or Engine(in_flight=False)
         self._dull = dull
         self._duration_s = duration_s
+
+    def of(self, task):
+        return self
 
     async def collect(self, tasks, *, group_size, label):
         self.calls.append((label, [task.index for task in tasks]))
@@ -71,7 +75,7 @@ class Rollout:
 
 @pytest.fixture(autouse=True)
 def made_up_groups(monkeypatch):
-    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label):
+    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label, roles):
         return rollout.collect(tasks, group_size=group_size, label=label)
 
     monkeypatch.setattr(group_sources, "collect_groups", collect_groups)

@@ -20,7 +20,8 @@ def saved(folder, policy):
 
 
 def against(opponent, lora_rank=0):
-    players = {"roles": {"x": "policy", "o": "policy"}, "turn": "turn", "rewards": "rewards"}
+    fields = {"turn": "turn", "rewards": "rewards", "league": None}
+    players = {"roles": {"x": "policy", "o": "policy"}, **fields}
     return run_config(
         {
             "env.players": players,

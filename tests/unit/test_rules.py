@@ -40,8 +40,10 @@ NO_HOST = "host=none"
 BESIDE = "beside.catch.conf=catch"
 LISTED = "{type: server, split: a, seed_start: null, reset: {}}"
 STANDARDISED = "reward.transforms.win=[{type: standardise}]"
-PLAYERS, FIELDS = "env.players", "turn: turn, rewards: rewards"
+PLAYERS, FIELDS = "env.players", "turn: turn, rewards: rewards, league: null"
 GAME = f"{PLAYERS}={{roles: {{x: policy, o: policy}}, {FIELDS}}}"
+LEAGUE = "env.players.league={every: 1, size: 1, share: 1.0}"
+RANDOM = "env.baselines={random: a.b:c}"
 EARLIER = "eval.opponent=RUN/checkpoints/step_000100"
 TOOLS = (
     "{type: tool, system: null, examples: [], first: null, following: null, unusable: why, "
@@ -74,6 +76,12 @@ BROKEN = [
     ([f"{PLAYERS}={{roles: {{x: untrained, o: untrained}}, {FIELDS}}}"], "env.players.roles"),
     (["eval.opponent=perfect"], "eval.opponent env.players env.baselines"),
     ([GAME, EARLIER, "engine=vllm"], "eval.opponent engine"),
+    ([GAME, LEAGUE, "engine=vllm"], "env.players.league engine"),
+    ([GAME, LEAGUE, *SHARDED], "env.players.league trainer.parallel"),
+    (
+        [f"{PLAYERS}={{roles: {{x: policy, o: random}}, {FIELDS}}}", LEAGUE, RANDOM],
+        "env.players.league env.players.roles",
+    ),
     ([GAME, EARLIER, *SHARDED], "eval.opponent trainer.parallel"),
     ([GAME, *PROGRAM], "env.players agent"),
     ([GAME, RAY], "env.players cluster"),

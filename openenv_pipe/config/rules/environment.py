@@ -80,6 +80,17 @@ def _plays_a_checkpoint(config: "RunConfig") -> bool:
     return opponent is not None and opponent not in config.env.baselines
 
 
+def _has_league(config: "RunConfig") -> bool:
+    return config.env.players is not None and config.env.players.league is not None
+
+
+def _league_has_no_seat(config: "RunConfig") -> bool:
+    """Return whether the model plays too few players for another version to play one of them."""
+    players = config.env.players
+    roles = players.roles.values() if players else ()
+    return _has_league(config) and sum(role in (POLICY, UNTRAINED) for role in roles) < 2
+
+
 NOT_MEASURED = (
     "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
     "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
@@ -130,6 +141,24 @@ RULES = (
         breaks=lambda c: _plays_a_checkpoint(c) and c.trainer.is_sharded,
         advice="the weights of a checkpoint are not divided among devices; set trainer.parallel="
         "data, or name a policy of env.baselines",
+    ),
+    Rule(
+        keys=("env.players.league", "env.players.roles"),
+        breaks=_league_has_no_seat,
+        advice="an earlier version of the policy plays in its place, against it; give two players "
+        f"the role {POLICY}, or set env.players.league=null",
+    ),
+    Rule(
+        keys=("env.players.league", "engine"),
+        breaks=lambda c: _has_league(c) and not c.engine.samples_in_process,
+        advice="this engine has the present weights of the policy alone; set engine=local, or "
+        "env.players.league=null",
+    ),
+    Rule(
+        keys=("env.players.league", "trainer.parallel"),
+        breaks=lambda c: _has_league(c) and c.trainer.is_sharded,
+        advice="earlier weights are not divided among devices; set trainer.parallel=data, or "
+        "env.players.league=null",
     ),
     Rule(
         keys=("env.players", "agent"),

@@ -29,7 +29,7 @@ from openenv_pipe.config.schema.engine import (
 )
 from openenv_pipe.config.schema.engine_base import EngineCapabilities, TruncationConfig
 from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
-from openenv_pipe.config.schema.env import EnvConfig, PlayersConfig
+from openenv_pipe.config.schema.env import EnvConfig, LeagueConfig, PlayersConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
     AttachHostConfig,
@@ -127,6 +127,7 @@ __all__ = [
     "HubModelConfig",
     "JsonAdapterConfig",
     "JudgeConfig",
+    "LeagueConfig",
     "LengthTerm",
     "ListedTasks",
     "LocalClusterConfig",

@@ -12,10 +12,24 @@ from openenv_pipe.config.schema.base import (
     Number,
     NumTurns,
     PositiveCount,
+    PositiveShare,
     Seconds,
     Variables,
 )
 from openenv_pipe.config.schema.tasks import TasksConfig
+
+
+class LeagueConfig(Block):
+    """Earlier versions of the policy, which play against it in a share of the games of training."""
+
+    every: PositiveCount = Field(description="steps after which the policy joins the league again")
+    size: PositiveCount = Field(
+        description="members, the newest; the memory holds the trained weights of each"
+    )
+    share: PositiveShare = Field(
+        description="of a step's tasks, in which a member plays all players but one, which is "
+        "trained; the member is drawn for the step"
+    )
 
 
 class PlayersConfig(Block):
@@ -30,6 +44,9 @@ class PlayersConfig(Block):
     rewards: str = Field(
         description="the field with a mapping of players to what the step earned them, or "
         "null; the rewards of the steps themselves are not used"
+    )
+    league: LeagueConfig | None = Field(
+        description="earlier versions of the policy as opponents in training; null: none"
     )
 
     @property

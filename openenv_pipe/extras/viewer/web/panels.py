@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         ),
         "Reward by player": ("player/*/reward",),
         "Success by player": ("player/*/success",),
+        "Against earlier policies": ("league/success", "league/reward"),
     },
     "Learning": {
         "Loss": ("loss/total", "loss/policy"),

@@ -1,0 +1,134 @@
+"""A league: earlier versions of the policy, which play against it in a share of training's games.
+
+Each is a copy of the weights that are trained. Checkpoints contain the league, so that a resumed
+run goes on against the same opponents.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from openenv_pipe.config.schema import POLICY, UNTRAINED, LeagueConfig, RunConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.engines.local import FrozenPolicy, LocalEngine
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.rollout import RolloutContext
+from openenv_pipe.rollout.context import OPPONENT
+from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.system.files import naming
+from openenv_pipe.types import Task
+
+LEAGUE = "league.safetensors"
+Game = tuple[Task, Mapping[str, Engine | str]]  # and its roles, as in `RolloutContext`
+
+
+class League:
+    """The members of an environment's league, and which games they play."""
+
+    def __init__(
+        self, config: LeagueConfig, env: str, seed: int, policy: Policy, engine: LocalEngine
+    ) -> None:
+        """env: the environment's name in its tasks."""
+        self._config = config
+        self._env = env
+        self._seed = seed
+        self._policy = policy
+        self._engine = engine
+        self._members: dict[int, Policy] = {}  # by version, the oldest first
+
+    def join(self, version: int) -> None:
+        """Let the present weights join, if they are at least `every` steps after the last member.
+
+        Call it while nothing is played.
+        """
+        if version >= max(self._members, default=0) + self._config.every:
+            self._add(version)
+
+    def _add(self, version: int) -> Policy:
+        """Add a copy of the policy, in place of the oldest if there are enough members."""
+        self._members[version] = self._engine.frozen[self._name(version)] = self._policy.twin()
+        if len(self._members) > self._config.size:
+            oldest = min(self._members)
+            del self._members[oldest], self._engine.frozen[self._name(oldest)]
+        return self._members[version]
+
+    def _name(self, version: int) -> str:
+        return f"{self._env} league {version}"
+
+    def cast(self, step: int, games: Sequence[Game]) -> list[Game]:
+        """Return the games of a step, some of them with a member as the opponent.
+
+        The member is drawn for the step. It plays all players of the model but one, which is
+        trained; the trained ones take turns. Their episodes have its step as the label `opponent`.
+        """
+        if not self._members:
+            return list(games)
+        digest = hashlib.sha256(f"{self._seed}/league/{self._env}/{step}".encode()).digest()
+        version = sorted(self._members)[int.from_bytes(digest[:8], "big") % len(self._members)]
+        member = FrozenPolicy(self._engine, self._name(version))
+        found: list[Game] = []
+        num_seen = 0  # of this environment's
+        for task, roles in games:
+            number = int(num_seen * self._config.share)  # games with a member before this one
+            num_seen += task.env == self._env
+            if number == int(num_seen * self._config.share):
+                found.append((task, roles))
+                continue
+            trained = [player for player, role in roles.items() if role == POLICY]
+            own = trained[(step + number) % len(trained)]
+            labels = {**task.labels, OPPONENT: StageStep("grpo", version).name}
+            cast = {
+                player: member if role in (POLICY, UNTRAINED) and player != own else role
+                for player, role in roles.items()
+            }
+            found.append((replace(task, labels=labels), cast))
+        return found
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the weights of all members, by names that `restore` reads."""
+        return {
+            f"{self._env}/{version}/{number}": values.data
+            for version, member in self._members.items()
+            for number, (_, values) in enumerate(member.trained_parameters())
+        }
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the members from what `tensors` returned, that of other environments included."""
+        names = (name.split("/") for name in tensors)
+        for version in sorted({int(version) for env, version, _ in names if env == self._env}):
+            for number, (_, values) in enumerate(self._add(version).trained_parameters()):
+                values.copy_(tensors[f"{self._env}/{version}/{number}"])
+
+
+def build_leagues(
+    config: RunConfig, rollout: RolloutContext, policy: Policy | None
+) -> list[League]:
+    """Build the league of each environment that has one."""
+    leagues = []
+    for name, each in config.environments.items():
+        players = each.env.players
+        if players is not None and players.league is not None:
+            assert policy is not None and isinstance(rollout.engine, LocalEngine)
+            leagues.append(League(players.league, name, config.seed, policy, rollout.engine))
+    return leagues
+
+
+def save_leagues(leagues: Sequence[League], folder: Path) -> None:
+    """Write the members of all leagues into a checkpoint's folder."""
+    tensors = {name: values for each in leagues for name, values in each.tensors().items()}
+    if tensors:
+        with naming(folder / LEAGUE):
+            save_file(tensors, folder / LEAGUE)
+
+
+def load_leagues(leagues: Sequence[League], folder: Path) -> None:
+    """Load what `save_leagues` wrote; without a file, as a fork may be, there is no member."""
+    if (folder / LEAGUE).exists():
+        tensors = load_file(folder / LEAGUE)
+        for each in leagues:
+            each.restore(tensors)
