@@ -340,8 +340,7 @@ def _origins(files: ComposedFiles, parsed: list["Override"]) -> dict[str, Path |
         path = default.config_path
         if path is None:
             continue
-        found = files.loader.repository.load_config(path)
-        assert found is not None
+        found = files.read(path)
         file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
         values = OmegaConf.to_container(found.config, resolve=False)
         origins |= dict.fromkeys(_leaves(values, default.package or ""), file)

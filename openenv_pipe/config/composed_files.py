@@ -6,7 +6,9 @@ those that parse overrides import it. Its loader is private: no public door give
 each value is from, or lets a file be checked before it is read.
 """
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.resolvers import RESOLVERS
@@ -19,6 +21,9 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 PRIMARY = "config"
+# Files as Hydra has read them, by name, path and content: tests and sweeps compose many times.
+_known_files: dict[tuple[str, Path, str], Any] = {}
+MAX_KNOWN_FILES = 500
 
 
 def open_loader() -> "ConfigLoaderImpl":
@@ -47,7 +52,7 @@ def open_loader() -> "ConfigLoaderImpl":
     loader = ConfigLoaderImpl(search_path)
 
     class CheckedFiles(CachingConfigRepository):
-        """Reads each file once, after `check_file`."""
+        """Reads each file once, after `check_file`; a known one is copied."""
 
         def load_config(self, config_path: str) -> Any:
             return _read_file(config_path, super().load_config)
@@ -65,13 +70,18 @@ def _read_file(name: str, read: Callable[[str], Any]) -> Any:
     if path is None:  # one of Hydra's own, or none
         return read(name)
     is_experiment = name.startswith(f"{EXPERIMENTS}/")
-    check_file(path, is_experiment=is_experiment)
+    key = name, path, check_file(path, is_experiment=is_experiment)
+    if (known := _known_files.get(key)) is not None:
+        return copy.deepcopy(known)
     try:
         found = read(name)
     except (HydraException, ValueError) as error:  # a header or a defaults list of another form
         raise ConfigError(visible(f"{path}: {str(error).splitlines()[0]}")) from error
     if is_experiment and found is not None:
         found.header["package"] = "_global_"  # Hydra finds it in the first line only.
+    if len(_known_files) == MAX_KNOWN_FILES:
+        _known_files.clear()
+    _known_files[key] = copy.deepcopy(found)
     return found
 
 
@@ -91,6 +101,10 @@ class ComposedFiles:
             skip_missing=False,
         )
         self.defaults, self._changes = found.defaults, found.config_overrides
+
+    def read(self, name: str) -> Any:
+        """Return a file as Hydra has read it, such as `env/wordle`, which `merged` modifies."""
+        return self._repository.load_config(name)
 
     def merged(self) -> Any:
         """Return the OmegaConf tree of all of them."""

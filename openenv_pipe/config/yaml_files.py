@@ -28,8 +28,8 @@ def find_file(name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def check_file(path: Path, *, is_experiment: bool) -> None:
-    """Check a file's size, encoding, kind and nesting.
+def check_file(path: Path, *, is_experiment: bool) -> str:
+    """Return a file's text, after a check of its size, encoding, kind and nesting.
 
     What is no YAML at all is left to the reader, which names the line.
 
@@ -45,7 +45,7 @@ def check_file(path: Path, *, is_experiment: bool) -> None:
         # libyaml looks ahead, and from PyYAML 6.0.4 on gives up by itself at a thousand levels.
         if "nesting depth" in str(error):
             raise ConfigError(f"{path}: values are nested more than {MAX_DEPTH} levels") from None
-        return
+        return text
     if not is_mapping:
         raise ConfigError(f"{path}: expected keys and values, such as `name: wordle`")
     if is_experiment and not _is_global(text):
@@ -53,6 +53,7 @@ def check_file(path: Path, *, is_experiment: bool) -> None:
             f"{path}: an experiment sets keys of all blocks, so it has to begin with "
             f"`{GLOBAL}`; without it, its keys would be those of a block named {EXPERIMENTS}"
         )
+    return text
 
 
 def _read(path: Path) -> str:
