@@ -24,7 +24,7 @@ from openenv_pipe.reports.sections import (
 )
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
-from openenv_pipe.runs.checkpoints import all_checkpoints
+from openenv_pipe.runs.checkpoints import can_resume
 from openenv_pipe.runs.episodes import iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
@@ -76,7 +76,7 @@ def write_report(folder: RunFolder) -> Path:
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),
-        _further(folder.path, can_resume=_can_resume(folder)),
+        _further(folder.path, can_resume=can_resume(folder.path, folder.status)),
     ]
     path = folder.path / "report.md"
     write_text(path, "\n\n".join(section for section in sections if section) + "\n")
@@ -378,12 +378,6 @@ def _examples(path: Path) -> str:
     for title, episode in shown.items():
         texts.append(f"**{title}**: {in_markdown(episode, '.')}")
     return "\n\n".join(texts)
-
-
-def _can_resume(folder: RunFolder) -> bool:
-    """False for a finished run, and for one that failed before its first checkpoint."""
-    failed_early = folder.status == "failed" and not all_checkpoints(folder.path)
-    return folder.status != "finished" and not failed_early
 
 
 def _further(path: Path, *, can_resume: bool) -> str:

@@ -70,6 +70,12 @@ class StageStep:
 WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
 
 
+def can_resume(run: Path, status: str) -> bool:
+    """Return False for a finished run, and for one that failed before its first checkpoint."""
+    failed_early = status == "failed" and not all_checkpoints(run)
+    return status != "finished" and not failed_early
+
+
 def all_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints of a run folder, the oldest first."""
     found = (path for path in (folder / "checkpoints").glob("*_*") if NAME.fullmatch(path.name))

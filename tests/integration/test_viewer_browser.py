@@ -308,6 +308,34 @@ def test_a_person_and_the_model_play(address, page):
     page.get_by_role("button", name="Start").wait_for()
 
 
+def test_curves_that_do_not_change_are_folded_away(address, page):
+    page.goto(f"{address}#/run/smoke/0001")
+    constant = page.locator(".section details:not([hidden])").first
+    constant.locator("summary").wait_for()
+    assert not constant.locator("canvas").first.is_visible()
+    constant.locator("summary").click()
+    assert constant.locator("canvas").first.is_visible()
+    shown = "ticks => import('/static/charts.js').then(({ tickTexts }) => tickTexts(ticks))"
+    assert page.evaluate(shown, [12000, 12500, 13000]) == ["1.2e4", "1.25e4", "1.3e4"]
+    assert page.evaluate(shown, [0.99995, 1, 1.00005]) == ["0.99995", "1", "1.00005"]
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_a_task_over_the_steps_and_in_two_evaluations(place, page, request):
+    tasks = f"{request.getfixturevalue(place)}#/run/smoke/0001/tasks"
+    page.goto(tasks)
+    expect(page.locator(".heat").first).to_have_attribute("title", re.compile("step 1: "))
+    expect(page.locator(".heat")).to_have_count(page.locator("tbody tr").count())
+    page.goto(f"{tasks}?source=eval/trained")
+    expect(page.locator(".heat")).to_have_count(0)
+    page.locator("tbody a").first.click()
+    page.get_by_label("Beside").select_option("evaluation start")
+    expect(page.locator(".member")).to_have_count(2)
+    chosen = page.get_by_label("Episode").locator("option:checked")
+    expect(chosen.first).to_have_text(re.compile("evaluation trained"))
+    expect(chosen.last).to_have_text(re.compile("evaluation start"))
+
+
 @pytest.mark.parametrize("place", ["address", "bundle"])
 def test_images_of_observations_are_shown(place, page, request):
     page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=1")
@@ -326,19 +354,15 @@ def test_hostile_text_stays_text(place, page, request):
     assert "owned" not in page.title()
 
 
-@pytest.mark.parametrize("place", ["address", "bundle"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_fits_a_phone(place, scheme, browser, request):
-    begin, run = request.getfixturevalue(place), "#/run/smoke/0001"
-    pages = [
-        "#/runs",
-        "#/sweeps",
-        *(["#/sweep/2026"] if place == "address" else []),
-        *(f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")),
-    ]
+def on_a_phone(place, scheme, browser, begin):
+    """Yield every page on a narrow screen, with its address."""
+    run = "#/run/smoke/0001"
+    pages = ["#/runs", "#/sweeps", *(["#/sweep/2026"] if place == "address" else [])]
+    pages += [f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")]
     pages += [f"{run}/logs", f"{run}/config", f"{run}/episode?step=1&line=1"]
     pages += [f"{run}/play"] if place == "address" else []
     pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
+    pages += [f"{run}/episode?step=1&line=1&view=tokens"]
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.set_default_timeout(PATIENCE_MS)
     try:
@@ -347,7 +371,22 @@ def test_every_page_fits_a_phone(place, scheme, browser, request):
             path = where.removeprefix("#").partition("?")[0]
             page.locator(f'main[data-path="{path}"]').wait_for()
             assert page.locator("main > .notice.bad").count() == 0, where
-            wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert wider <= 0, f"{where} is wider than the screen by {wider}"
+            yield page, where
     finally:
         page.close()
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_a_phone(place, scheme, browser, request):
+    for page, where in on_a_phone(place, scheme, browser, request.getfixturevalue(place)):
+        wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wider <= 0, f"{where} is wider than the screen by {wider}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_serious_finding_on_any_page(scheme, browser, address):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for page, where in on_a_phone("address", scheme, browser, address):
+        for found in axe.run(page).response["violations"]:
+            assert found["impact"] in ("minor", "moderate"), (where, found["id"], found["nodes"])

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
@@ -13,6 +13,7 @@ from openenv_pipe.environments.images import (
 )
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.episodes.index import file_of
+from openenv_pipe.extras.viewer.episodes.listing import Selection, as_text, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of
@@ -79,9 +80,26 @@ def wanted_of(query: Mapping[str, str]) -> EpisodeFilter:
 
 
 def list_tasks(store: RunStore, key: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the tasks of a source, the one with the lowest mean reward first."""
-    source = query.get("source") or TRAIN
-    return [asdict(task) for task in store.index(key).tasks(source)]
+    """Return the tasks of a source, the one with the lowest mean reward first.
+
+    `steps` has the mean reward of each step that played the task.
+    """
+    source, index = query.get("source") or TRAIN, store.index(key)
+    steps: dict[str, list[tuple[int, float]]] = {}
+    for task, step, reward in index.task_steps(source):
+        steps.setdefault(task, []).append((step, reward))
+    return [{**asdict(task), "steps": steps.get(task.task, [])} for task in index.tasks(source)]
+
+
+def export_lines(store: RunStore, key: str, query: Mapping[str, str]) -> Iterator[str]:
+    """Yield the episodes that a page's address asks for, each as a line of JSON.
+
+    Raises:
+        RunFolderError: A filter is not a number, or a file is damaged.
+    """
+    selection = Selection(wanted=wanted_of(query), first=None)
+    found = as_text(find_episodes(store.folder(key), selection), "json")
+    return (f"{line}\n" for line in found)
 
 
 def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:

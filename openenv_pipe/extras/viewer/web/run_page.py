@@ -12,7 +12,7 @@ from openenv_pipe.extras.viewer.web.panels import panels_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.summaries import summarise_run
 from openenv_pipe.reports.alarms import LOOSEST_MISMATCH, find_alarms
-from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
+from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints, can_resume
 from openenv_pipe.runs.metrics import MEMORY
 from openenv_pipe.system.files import names_in, open_file
 from openenv_pipe.system.secrets import redact
@@ -47,12 +47,13 @@ def describe_run(store: RunStore, key: str) -> dict[str, Any]:
 
 def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
     """Return what changes while a run goes on."""
-    records = store.metrics(key).records
+    records, folder = store.metrics(key).records, store.folder(key)
     return {
         **summarise_run(store, key),
         "memory_gib": next(
             (each[MEMORY] for each in reversed(records) if each.get(MEMORY) is not None), None
         ),
+        "can_resume": folder.status != "running" and can_resume(folder.path, folder.status),
         "alarms": [asdict(alarm) for alarm in find_alarms(records, _max_mismatch(store, key))],
     }
 

@@ -9,13 +9,14 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -88,6 +89,20 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
             return Answer({"error": str(error)}, status_code=404)
         return Response(png, media_type="image/png")
 
+    def export(request: Request) -> Response:
+        key = _key(request)
+        try:
+            lines = episodes.export_lines(store, key, request.query_params)
+            beginning = list(islice(lines, 1))  # so that an error is an answer
+        except (PipeError, OSError) as error:
+            return Answer({"error": str(error)}, status_code=404)
+        name = f'attachment; filename="{key.replace("/", "_")}.jsonl"'
+        return StreamingResponse(
+            chain(beginning, lines),
+            media_type="application/x-ndjson",
+            headers={"Content-Disposition": name},
+        )
+
     run = "/runs/{name}/{number}"
     return [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
@@ -109,6 +124,7 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
             f"{run}/tokens",
             lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
         ),
+        Route(f"/api{run}/export", export),
         Route(f"/api{run}/image", image),
         Route(f"/api{run}/events", events),
     ]

@@ -81,6 +81,15 @@ def test_a_running_run_says_what_is_left(tmp_path):
     assert run["left_s"] == pytest.approx(2.0 * (run["num_steps"] - 2))
 
 
+def test_a_run_that_stopped_can_be_continued(tmp_path, client):
+    assert not client.get("/api/runs/smoke/0001/progress").json()["can_resume"], "it has finished"
+    folder = run_samples.create(tmp_path)
+    stopped = TestClient(server.build_app(RunStore(tmp_path)), base_url="http://127.0.0.1")
+    assert not stopped.get("/api/runs/smoke/0001/progress").json()["can_resume"], "it is running"
+    folder.finish("interrupted")
+    assert stopped.get("/api/runs/smoke/0001/progress").json()["can_resume"]
+
+
 def test_a_running_run_says_how_much_memory_it_has(tmp_path, client):
     folder = run_samples.create(tmp_path)
     run_samples.train(folder, num_steps=2)

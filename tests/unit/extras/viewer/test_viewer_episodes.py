@@ -4,6 +4,7 @@ import json
 import math
 import zlib
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import run_samples
@@ -219,11 +220,29 @@ def test_episodes_that_are_not_there(client, what, query):
 
 
 def test_tasks_and_one_task_over_the_steps(client):
-    rewards = [each["reward"] for each in ask(client, "tasks")]
+    tasks = ask(client, "tasks")
+    rewards = [each["reward"] for each in tasks]
     assert len(rewards) == 3 and rewards == sorted(rewards)
     found = ask(client, "episodes", task_id="eval/0", order="step")
+    (shown,) = (each["steps"] for each in tasks if each["task"] == "eval/0")
+    assert shown == [
+        [step, pytest.approx(fmean(e["reward"] for e in found["episodes"] if e["step"] == step))]
+        for step in (1, 2)
+    ]
     assert {each["step"] for each in found["episodes"]} == {1, 2}
     assert {each["task"] for each in found["episodes"]} == {"eval/0"}
+
+
+def test_the_filtered_episodes_are_saved_as_lines(client):
+    listed = ask(client, "episodes", first_step=2, success="no")["episodes"]
+    answer = client.get(f"{RUN}/export", params={"first_step": 2, "success": "no"})
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="smoke_0001.jsonl"'
+    saved = [json.loads(line) for line in answer.text.splitlines()]
+    assert len(saved) == len(listed) > 0
+    assert {(each["group"], each["member"]) for each in saved} == {
+        (each["group_id"], each["member"]) for each in listed
+    }
+    assert client.get(f"{RUN}/export", params={"first_step": "two"}).status_code == 404
 
 
 def test_a_damaged_file_is_named(client, folder):

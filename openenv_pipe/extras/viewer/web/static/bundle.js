@@ -100,7 +100,7 @@ const bundle = {
     const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
     return [...tasks].map(([task, each]) => {
       const scored = each.filter((one) => one.is_scored);
-      return { task, num_episodes: each.length, reward: mean(scored.map((one) => one.reward)), success: mean(scored.map((one) => Number(one.success))) };
+      return { task, num_episodes: each.length, steps: scored.filter((one) => one.step !== null).map((one) => [one.step, one.reward]), reward: mean(scored.map((one) => one.reward)), success: mean(scored.map((one) => Number(one.success))) };
     });
   },
 

@@ -98,7 +98,7 @@ export class Chart {
       series,
       axes: [
         { ...look, size: 24, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000] },
-        { ...look, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => short(tick)) },
+        { ...look, size: 52, space: 34, values: (_, ticks) => tickTexts(ticks) },
       ],
       legend: { show: false },
       cursor: { sync: { key: "steps", scales: ["x", null] }, points: { size: 5 }, drag: { x: true, y: false } },
@@ -173,11 +173,20 @@ export class Chart {
   }
 }
 
-function short(value) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  if (size >= 1e4 || size < 1e-3) return value.toExponential(0).replace("e+", "e");
-  return String(+value.toPrecision(4));
+// With as few digits as say where each tick is, which are then as many as make them differ.
+export function tickTexts(ticks) {
+  const near = Math.abs(ticks[1] - ticks[0]) / 100 || Math.abs(ticks[0]) / 1000;
+  let texts = [];
+  for (let digits = 1; digits < 12; digits++) {
+    texts = ticks.map((tick) => short(tick, digits));
+    if (texts.every((text, index) => Math.abs(Number(text) - ticks[index]) <= near)) break;
+  }
+  return texts;
+}
+
+function short(value, digits) {
+  const size = Math.abs(value), rounded = +value.toPrecision(digits);
+  return value !== 0 && (size >= 1e4 || size < 1e-3) ? rounded.toExponential().replace("e+", "e") : String(rounded);
 }
 
 addEventListener("resize", () => charts.forEach((chart) => chart.fit()));

@@ -121,7 +121,7 @@ export async function evaluationsPage(route, key) {
   const link = (changes) => address(route.path, { ...parameters, ...changes }), names = found.reports.map((each) => each.name);
   const measure = parameters.measure || "success", show = measure === "success" ? percent : number;
   const hasOwn = found.reports.some((each) => each.env_reward);
-  const reports = h("div", { class: "wide" }, h("table", { class: "list" },
+  const reports = h("div", { class: "wide", tabindex: 0 }, h("table", { class: "list" },
     h("thead", {}, h("tr", {}, ["Evaluation", "Model", "Step", "Temperature", "Success", "Reward", ...(hasOwn ? ["Environment's reward"] : []), "Turns", "Tasks scored", "Unusable replies", "Failed"].map((title, index) => h("th", { class: index > 1 ? "num" : null, scope: "col" }, title)))),
     h("tbody", {}, found.reports.map((each) => h("tr", {}, h("td", {}, key ? h("a", { href: address(`/run/${key}/episodes`, { source: `eval/${each.name}` }) }, each.name) : each.name), h("td", { class: "line" }, each.model), h("td", { class: "num" }, each.step ?? NONE), h("td", { class: "num" }, each.temperature ?? NONE),
       h("td", { class: "num" }, interval(each.success, percent)), h("td", { class: "num" }, interval(each.reward, number)), hasOwn ? h("td", { class: "num" }, interval(each.env_reward, number)) : null, h("td", { class: "num" }, number(each.turns?.mean, 2)),

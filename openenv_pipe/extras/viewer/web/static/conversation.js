@@ -13,7 +13,7 @@ function split(text, other) {
 function words(text, other) {
   if (other === undefined || other === text) return h("p", { class: "text" }, text || "(nothing)");
   const [same, rest] = split(text, other);
-  return h("p", { class: "text" }, same, h("span", { class: "changed", title: "Differs from the other run" }, rest || "(ends here)"));
+  return h("p", { class: "text" }, same, h("span", { class: "changed", title: "Differs from the other episode" }, rest || "(ends here)"));
 }
 
 // The fields of an observation; those that have changed since the one before are marked.
@@ -22,9 +22,9 @@ export function fields(observation, before, other) {
   if (!entries.length) return h("p", { class: "text muted" }, "(empty)");
   if (entries.length === 1) return words(entries[0][1], other && Object.keys(other).length === 1 ? Object.values(other)[0] : undefined);
   return h("dl", { class: "fields" }, entries.map(([name, text]) => {
-    const isChanged = before && before[name] !== text;
+    const isChanged = !other && before && before[name] !== text;
     const differs = other && other[name] !== text;
-    return [h("dt", {}, name), h("dd", { class: "text" }, h("span", { class: isChanged || differs ? "changed" : null, title: differs ? "Differs from the other run" : isChanged ? "Changed by this turn" : null }, text))];
+    return [h("dt", {}, name), h("dd", { class: "text" }, h("span", { class: isChanged || differs ? "changed" : null, title: differs ? "Differs from the other episode" : isChanged ? "Changed by this turn" : null }, text))];
   }));
 }
 
@@ -47,13 +47,13 @@ function numbersOf(turn, index) {
     ["policy", turn.policy_versions.length ? turn.policy_versions.join(", ") : null],
     ["ended", turn.finish === "length" ? "cut off" : null],
   ];
-  return h("header", {}, h("b", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
+  return h("header", {}, h("h2", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
 
 // other: the same part of another run's episode, to mark what differs. beside: who gave the reply of a turn, and parts beside it.
 export function conversation(content, other, beside = () => ["", []]) {
   let seen = content.first_observation;
-  const begin = h("article", { class: "turn" }, h("header", {}, h("b", {}, "Beginning")),
+  const begin = h("article", { class: "turn" }, h("header", {}, h("h2", {}, "Beginning")),
     said("env", "Observation", fields(content.first_observation, null, other?.first_observation), images(content.first_images)));
   const turns = content.turns.map((turn, index) => {
     const its = other?.turns[index], [by, more] = beside(index);

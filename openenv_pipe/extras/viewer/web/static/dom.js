@@ -106,7 +106,7 @@ export function sortable(columns, rows, { sort, way, link, empty }) {
   });
   const body = sorted.map((row) => h("tr", { class: row.rowClass },
     columns.map((each) => h("td", { class: each.class }, each.cell(row)))));
-  return h("div", { class: "wide" }, h("table", { class: "list" },
+  return h("div", { class: "wide", tabindex: 0 }, h("table", { class: "list" },
     h("thead", {}, h("tr", {}, heads)),
     h("tbody", {}, body.length ? body : h("tr", {}, h("td", { colspan: columns.length, class: "empty" }, empty)))));
 }

@@ -83,25 +83,30 @@ export async function taskPage(route, key) {
   const x = [...steps.keys()], mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const lines = [["mean", mean], ["lowest", (values) => Math.min(...values)], ["highest", (values) => Math.max(...values)]]
     .map(([name, of]) => ({ name, x, y: x.map((step) => of(steps.get(step))) }));
-  const others = runs.filter((run) => run.key !== key && run.status !== "unreadable").map((run) => [run.key, run.key]);
+  // Each with its run and its source: this run's other evaluations, its last step beside its first, and other runs.
+  const evaluations = source === "train" ? [] : Object.keys(found.choices.sources).filter((name) => name !== "train" && name !== source);
+  const others = [...evaluations.map((name) => [key, name, sourceName(name)]), ...(x.length > 1 ? [[key, source, "this run: first and last step"]] : []),
+    ...runs.filter((run) => run.key !== key && run.status !== "unreadable").map((run) => [run.key, source, run.key])];
+  const beside = ([run, its]) => { location.hash = address("/same", { runs: `${key},${run}`, source: `${source},${its}`, task: parameters.task }); };
   return {
     title: `Task ${parameters.task}`, trail: [[key, address(`/run/${key}`)], ["Tasks", address(`/run/${key}/tasks`, { source: parameters.source })], [parameters.task, address(route.path, parameters)]],
     end: () => chart.end(), shown: () => { if (x.length > 1) chart.update(lines); },
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, `${count(found.total)} episodes of ${sourceName(source)}`),
-      others.length ? field("Beside the same task of", choice("", [["", "choose a run"], ...others], (other) => { location.hash = address("/same", { runs: [key, other].join(","), source: parameters.source, task: parameters.task }); }, "Other run")) : null),
+      others.length ? field("Beside the same task of", choice("", [["", "choose"], ...others.map(([, , name], index) => [String(index), name])], (index) => beside(others[index]), "Beside")) : null),
     runTabs(key, "tasks"), x.length > 1 ? chart.node : null, h("p", {}),
     sortable(episodeColumns(key), found.episodes, { sort: "step", way: "up", link: () => address(route.path, parameters), empty: "The run has played no such task." })),
   };
 }
 
-// The last episodes of one task in two runs; where their texts differ is marked.
+// The last episodes of one task in two runs or evaluations, or the first and the last of one run; where their texts differ is marked.
 export async function samePage(route) {
-  const { parameters } = route, keys = parameters.runs.split(",").slice(0, 2);
-  const found = await Promise.all(keys.map(async (key) => {
-    const { episodes } = await ask(`${runPath(key)}/episodes`, { source: parameters.source, task_id: parameters.task, order: "step", way: "down" });
+  const { parameters } = route, keys = parameters.runs.split(",").slice(0, 2), sources = (parameters.source ?? "train").split(",");
+  const found = await Promise.all(keys.map(async (key, index) => {
+    const source = sources[index] ?? sources[0], way = keys[0] === keys[1] && index === 0 ? "up" : "down";
+    const { episodes } = await ask(`${runPath(key)}/episodes`, { source, task_id: parameters.task, order: "step", way });
     if (!episodes.length) return { key, episodes };
-    const line = parameters[`episode_${keys.indexOf(key)}`], entry = episodes.find((each) => `${each.step}:${each.line}` === line) ?? episodes[0];
-    return { key, episodes, ...(await ask(`${runPath(key)}/episode`, { source: parameters.source, step: entry.step, line: entry.line })) };
+    const line = parameters[`episode_${index}`], entry = episodes.find((each) => `${each.step}:${each.line}` === line) ?? episodes[0];
+    return { key, episodes, ...(await ask(`${runPath(key)}/episode`, { source, step: entry.step, line: entry.line })) };
   }));
   const columns = found.map((each, index) => {
     if (!each.entry) return h("section", {}, h("h2", {}, each.key), h("p", { class: "muted" }, "This run has not played the task."));
@@ -111,7 +116,7 @@ export async function samePage(route) {
     headFacts(each.entry, each), conversation(each, other.entry ? other : undefined));
   });
   return {
-    title: `Task ${parameters.task} in two runs`, trail: [[`${parameters.task} in two runs`, address(route.path, parameters)]],
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, "Marked texts differ from the other run's.")), h("div", { class: "columns" }, columns)),
+    title: `Task ${parameters.task} twice`, trail: [[keys[0], address(`/run/${keys[0]}`)], [`${parameters.task} twice`, address(route.path, parameters)]],
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, "Marked texts differ from the other episode's.")), h("div", { class: "columns" }, columns)),
   };
 }

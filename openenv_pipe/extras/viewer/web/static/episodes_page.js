@@ -6,6 +6,7 @@ import { runTabs } from "./run_page.js";
 
 const PAGE = 200;
 const WAIT_MS = 350; // after the last key, before a text is searched for
+const CELLS = 40; // of the heat map, in each row
 const YES_NO = [["", "any"], ["yes", "yes"], ["no", "no"]];
 
 export function episodeAddress(key, entry, more = {}) {
@@ -64,6 +65,7 @@ function bars(histogram, parameters, link) {
 export async function episodesPage(route, key) {
   const { parameters } = route;
   const results = h("div", {}), filters = h("div", { class: "bar" }), note = h("span", { class: "muted" });
+  const file = window.bundle ? null : h("a", { download: "", title: "The episodes that match the filters, each as a line of JSON" }, "save");
   const link = (changes) => address(route.path, { ...parameters, ...changes });
   const set = (changes) => { location.hash = link({ ...changes, offset: null }); };
   let timer = null, asked = 0;
@@ -106,6 +108,7 @@ export async function episodesPage(route, key) {
     drawFilters(found.choices);
     const offset = Number(parameters.offset ?? 0);
     note.textContent = `${count(found.total)} episodes`;
+    if (file) file.href = `api${runPath(key)}/export?${new URLSearchParams(Object.entries(parameters).filter(([, value]) => value))}`;
     const pages = found.total > PAGE ? h("div", { class: "pages" },
       offset > 0 ? h("a", { href: link({ offset: offset - PAGE || null }) }, "← before") : null,
       `${offset + 1} to ${Math.min(offset + PAGE, found.total)} of ${count(found.total)}`,
@@ -121,26 +124,46 @@ export async function episodesPage(route, key) {
   const stop = listen(runPath(key), () => load().catch(() => {}));
   return {
     title: `Episodes of ${key}`, trail: [[key, address(`/run/${key}`)], ["Episodes", address(route.path)]], end: () => { stop(); clearTimeout(timer); },
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, key), note, h("span", { class: "grow" }, search)), runTabs(key, "episodes"), filters, results),
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, key), note, file, h("span", { class: "grow" }, search)), runTabs(key, "episodes"), filters, results),
   };
+}
+
+// Return what draws a task's steps as cells that are the darker the higher the reward, so that the rows are a heat map.
+function heatMap(tasks) {
+  const played = tasks.flatMap((task) => task.steps), steps = played.map(([step]) => step), rewards = played.map(([, reward]) => reward);
+  if (!played.length) return null;
+  const least = (values) => values.reduce((a, b) => Math.min(a, b)), most = (values) => values.reduce((a, b) => Math.max(a, b));
+  const [first, last, low, high] = [least(steps), most(steps), least(rewards), most(rewards)], width = Math.ceil((last - first + 1) / CELLS), size = Math.ceil((last - first + 1) / width);
+  const title = `Mean reward in steps ${first} to ${last}, ${width} in a cell: from ${number(low)} (light) to ${number(high)} (dark)`;
+  const draw = (task) => {
+    const cells = Array.from({ length: size }, () => []);
+    for (const [step, reward] of task.steps) cells[Math.floor((step - first) / width)].push(reward);
+    const stops = cells.map((values, index) => {
+      const mean = values.reduce((sum, value) => sum + value, 0) / values.length, share = high > low ? 10 + 90 * (mean - low) / (high - low) : 55;
+      return `${values.length ? `color-mix(in srgb, var(--accent) ${share.toFixed(0)}%, var(--panel))` : "transparent"} ${100 * index / size}% ${100 * (index + 1) / size}%`;
+    });
+    return h("span", { class: "heat", title: task.steps.map(([step, reward]) => `step ${step}: ${number(reward)}`).slice(0, CELLS).join(", "), style: { background: `linear-gradient(90deg, ${stops.join(", ")})` } });
+  };
+  return { title, draw };
 }
 
 export async function tasksPage(route, key) {
   const { parameters } = route;
   const [tasks, { choices }] = await Promise.all([ask(`${runPath(key)}/tasks`, parameters), ask(`${runPath(key)}/episodes`, { source: parameters.source })]);
   const link = (changes) => address(route.path, { ...parameters, ...changes });
-  const sources = Object.keys(choices.sources).map((name) => [name === "train" ? "" : name, sourceName(name)]);
+  const sources = Object.keys(choices.sources).map((name) => [name === "train" ? "" : name, sourceName(name)]), heat = heatMap(tasks);
   const columns = [
     { key: "task", title: "Task", of: (each) => each.task, first: "up", cell: (each) => h("a", { href: taskAddress(key, { task: each.task, source: parameters.source ?? "train" }) }, each.task) },
     { key: "reward", title: "Mean reward", class: "num", of: (each) => each.reward, first: "up", cell: (each) => number(each.reward) },
     { key: "success", title: "Success", class: "num", of: (each) => each.success, first: "up", cell: (each) => percent(each.success) },
     { key: "episodes", title: "Episodes", class: "num", of: (each) => each.num_episodes, cell: (each) => count(each.num_episodes) },
-  ];
+    heat ? { key: "steps", title: "Reward over the steps", hint: heat.title, class: "optional", cell: heat.draw } : null,
+  ].filter(Boolean);
   return {
     title: `Tasks of ${key}`, trail: [[key, address(`/run/${key}`)], ["Tasks", address(route.path)]],
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, key)), runTabs(key, "tasks"),
       h("div", { class: "bar" }, field("Episodes of", choice(parameters.source, sources, (value) => { location.hash = link({ source: value }); }, "Episodes of")),
-        h("span", { class: "muted small" }, "The tasks with the lowest mean reward, at most 1,000.")),
+        h("span", { class: "muted small" }, "The tasks with the lowest mean reward, at most 1,000. ", heat ? `${heat.title}.` : null)),
       sortable(columns, tasks, { sort: parameters.sort, way: parameters.way, link, empty: "No episodes yet." })),
   };
 }

@@ -96,5 +96,5 @@ export function parallelCoordinates(found) {
   });
   chart.append(...drawn.map(([line]) => line), ...rows.map((row) => row.line), ...drawn.flatMap(([, ...rest]) => rest));
   tell();
-  return h("section", { class: "section" }, h("h2", {}, "Settings and results"), h("div", { class: "wide panel" }, chart), said);
+  return h("section", { class: "section" }, h("h2", {}, "Settings and results"), h("div", { class: "wide panel", tabindex: 0 }, chart), said);
 }

@@ -3,7 +3,7 @@
 import { h, fill, address, statusMark, number, percent, count, duration, choice, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { Chart } from "./charts.js";
-import { progressBar, interval, tagChips } from "./runs_page.js";
+import { progressBar, interval, modelName, tagChips } from "./runs_page.js";
 
 export const TABS = [["", "Curves", "c"], ["episodes", "Episodes", "e"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"], ["play", "Play", "p"]];
 
@@ -21,14 +21,15 @@ function head(run) {
   return [
     h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run), tagChips(run),
       run.lineage ? h("span", { class: "muted" }, `${run.lineage.kind} of ${run.lineage.run}`) : null),
-    run.problem ? h("div", { class: "notice bad" }, run.problem) : null,
+    run.problem && run.problem !== run.status ? h("div", { class: "notice bad" }, run.problem) : null,
+    run.can_resume ? h("p", {}, "Continue it from its last checkpoint: ", h("code", {}, `openenv-pipe train --resume ${run.key}`)) : null,
     facts([
       ["Stage", run.status === "running" ? run.stage : null], ["Time left", duration(run.left_s)],
       ["Reward", number(run.reward)], ["Success in training", percent(run.success)],
       ["Success before", interval(run.success_start)], ["Success trained", interval(run.success_trained)],
       ["Time", duration(run.duration_s)], ["Tokens written", count(run.num_tokens)], ["Tokens per second", count(run.tokens_per_s)],
       ["Memory", run.memory_gib ? h("span", { title: "Of the run's processes, its servers included, when it was last measured" }, `${run.memory_gib.toFixed(2)} GiB`) : null],
-      ["Environment", run.env], ["Model", run.model],
+      ["Environment", run.env], ["Model", modelName(run)],
     ]),
     run.alarms.map((alarm) => h("div", { class: "notice", "data-metric": alarm.metric }, h("strong", {}, alarm.what, "."), h("p", {}, "Try: ", alarm.advice, "."))),
   ];
@@ -64,6 +65,11 @@ export function linesOf(panel, data) {
   });
 }
 
+function isConstant({ y }) {
+  const values = y.filter((value) => value !== null);
+  return values.length > 1 && values.every((value) => value === values[0]);
+}
+
 export function pointsOf(panel, data) {
   const measure = { "reward/mean": "reward", "success/rate": "success" }[panel.names[0]];
   return measure ? data.evaluations.filter((each) => each[measure]).map((each) => ({ x: each.step, ...each[measure] })) : [];
@@ -93,6 +99,7 @@ async function curvesTab(route, key, body) {
     data = extend(data, await ask(`${runPath(key)}/curves`, asked));
     draw();
   }
+  const newSection = () => ({ grid: h("div", { class: "grid" }), folded: h("details", { ontoggle: () => charts.forEach((chart) => chart.fit()) }, h("summary", { class: "small" }), h("div", { class: "grid" })) });
   function draw() {
     const weight = Number(route.parameters.smooth ?? 0);
     for (const panel of data.panels) {
@@ -100,14 +107,19 @@ async function curvesTab(route, key, body) {
       if (!lines.some((line) => line.y.some((value) => value !== null))) continue;
       const name = `${panel.section}/${panel.title}`;
       if (!sections.has(panel.section)) {
-        sections.set(panel.section, h("div", { class: "grid" }));
-        place.append(h("section", { class: "section" }, h("h2", {}, panel.section), sections.get(panel.section)));
+        sections.set(panel.section, newSection());
+        place.append(h("section", { class: "section" }, h("h2", {}, panel.section), Object.values(sections.get(panel.section))));
       }
-      if (!charts.has(name)) {
-        charts.set(name, new Chart(panel.title, { unit: lines[0].stage === "grpo" ? "step" : "warm start step" }));
-        sections.get(panel.section).append(charts.get(name).node);
-      }
-      charts.get(name).update(lines, { weight, points: pointsOf(panel, data) });
+      if (!charts.has(name)) charts.set(name, new Chart(panel.title, { unit: lines[0].stage === "grpo" ? "step" : "warm start step" }));
+      const points = pointsOf(panel, data), { grid, folded } = sections.get(panel.section), { node } = charts.get(name);
+      const home = !points.length && lines.every(isConstant) ? folded.lastChild : grid;
+      if (node.parentNode !== home) home.append(node);
+      charts.get(name).update(lines, { weight, points });
+    }
+    for (const { folded } of sections.values()) {
+      const size = folded.lastChild.children.length;
+      folded.hidden = !size;
+      folded.firstChild.textContent = `${size} ${size === 1 ? "plot" : "plots"} of what has not changed`;
     }
     if (!charts.size) fill(place, h("p", { class: "empty-page" }, "The run has not finished a step yet. Curves appear here by themselves."));
     else place.querySelector(".empty-page")?.remove();
@@ -144,7 +156,7 @@ async function configTab(route, key, body, run) {
   };
   walk(run.config, "");
   const search = h("input", { type: "search", placeholder: "Filter keys and values", value: route.parameters.q ?? "", "aria-label": "Filter keys", oninput: () => draw() });
-  const place = h("div", { class: "wide" });
+  const place = h("div", { class: "wide", tabindex: 0 });
   function draw() {
     const word = search.value.toLowerCase();
     const shown = rows.filter(([name, value]) => `${name} ${JSON.stringify(value)}`.toLowerCase().includes(word));

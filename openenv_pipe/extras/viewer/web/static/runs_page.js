@@ -22,6 +22,12 @@ export function interval(value) {
   return `${percent(value.mean)}${limits} on ${value.on}`;
 }
 
+// The last part of a folder's path, and the whole name of a model of the hub.
+export function modelName(run) {
+  if (!/^[./~]/.test(run.model ?? "")) return run.model ?? NONE;
+  return h("span", { title: run.model }, run.model.split("/").filter(Boolean).at(-1));
+}
+
 function successCell(run) {
   if (!run.success_start && !run.success_trained) return percent(run.success);
   const title = `evaluated before: ${interval(run.success_start) ?? NONE}; trained: ${interval(run.success_trained) ?? NONE}`;
@@ -71,7 +77,7 @@ export async function runsPage(route) {
       { key: "left", title: "Left", class: "num optional", of: (run) => run.left_s, cell: (run) => duration(run.left_s) },
       { key: "tokens", title: "Tokens", class: "num", of: (run) => run.num_tokens, cell: (run) => count(run.num_tokens), hint: "Tokens that the model wrote" },
       { key: "env", title: "Environment", class: "optional", of: (run) => run.env, first: "up", cell: (run) => run.env ?? NONE },
-      { key: "model", title: "Model", class: "optional", of: (run) => run.model, first: "up", cell: (run) => run.model ?? NONE },
+      { key: "model", title: "Model", class: "optional", of: (run) => run.model, first: "up", cell: modelName },
       { key: "loss", title: "Loss", class: "optional", of: (run) => run.loss, first: "up", cell: (run) => run.loss ?? NONE },
       { key: "seed", title: "Seed", class: "num optional", of: (run) => run.seed, first: "up", cell: (run) => run.seed ?? NONE },
       { key: "sweep", title: "Sweep", class: "optional", of: (run) => run.sweep, cell: (run) => run.sweep ? h("a", { href: address(`/sweep/${run.sweep}`) }, run.sweep) : NONE },

@@ -85,7 +85,7 @@ export function tokenView(tokens, kind, changed) {
     if (!turns.has(tokens.turn[index])) turns.set(tokens.turn[index], h("div", { class: "tokens" }));
     turns.get(tokens.turn[index]).append(span);
   });
-  for (const [turn, node] of turns) place.append(h("article", { class: "turn" }, h("header", {}, h("b", {}, `Turn ${turn}`)), node));
+  for (const [turn, node] of turns) place.append(h("article", { class: "turn" }, h("header", {}, h("h2", {}, `Turn ${turn}`)), node));
   place.addEventListener("mouseover", show);
   place.addEventListener("click", show);
   place.addEventListener("mouseleave", () => { tip.hidden = true; });
