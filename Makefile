@@ -28,7 +28,7 @@ help:
 	@echo "make check     check style and types, and run the fast tests: less than a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
-	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/engines/vllm/locks)"
+	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/extras/vllm_setup/locks)"
 	@echo "make lint      check style, formatting and types"
 	@echo "make gpu-acceptance   measure and test everything on a GPU, in parts of up to ten minutes"
 	@echo "make docs      build the documentation site, and fail on a broken link"
@@ -62,8 +62,8 @@ vllm: $(DEV_STAMP)
 	$(BIN)/openenv-pipe engine install vllm
 
 # torch's CPU build, which few indexes have, has to be on one of those that uv is configured with.
-LOCKS := openenv_pipe/engines/vllm/locks
-VERSION_OF = $(shell sed -n 's/^$(1) = "\([^"]*\)".*/\1/p' openenv_pipe/engines/vllm/install.py)
+LOCKS := openenv_pipe/extras/vllm_setup/locks
+VERSION_OF = $(shell sed -n 's/^$(1) = "\([^"]*\)".*/\1/p' openenv_pipe/engines/vllm/installed.py)
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --no-header
 CPU_LACKS := torchvision torchaudio torchcodec

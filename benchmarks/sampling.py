@@ -37,7 +37,7 @@ from vllm_rollout import served
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
-from openenv_pipe.engines.vllm.install import find_build, find_installed
+from openenv_pipe.engines.vllm.installed import find_build, find_installed
 from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy

@@ -36,7 +36,7 @@ from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import find_build, find_installed
+from openenv_pipe.engines.vllm.installed import find_build, find_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.environments.adapters import build_adapter

@@ -22,7 +22,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import VERSION, Installed, find_build, find_installed
+from openenv_pipe.engines.vllm.installed import VERSION, Installed, find_build, find_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.models.load import load_policy

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from traceback import format_exception
 from typing import Annotated, Any, Literal, cast
 
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, models, results
+from openenv_pipe.cli import models, results
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
@@ -56,7 +57,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )
-app.add_typer(engine.app, name="engine")
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -243,6 +243,19 @@ def _print_traceback(error: Exception) -> int:
     return FailureError.exit_code
 
 
+def _install_now(missing: EngineMissingError) -> bool:
+    """Ask on a terminal whether to install the engine; return True if it is installed then."""
+    has_command = any(group.name == "engine" for group in app.registered_groups)
+    if not (has_command and sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{missing}. Install it now, some gigabytes? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return False
+    with redirect_stdout(sys.stderr):  # stdout is the command's own
+        app(["engine", "install", "vllm", "--build", missing.build], standalone_mode=False)
+    return True
+
+
 def set_library_defaults() -> None:
     """Set the variables that libraries read when they are imported."""
     # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
@@ -262,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             app(arguments, prog_name="openenv-pipe")
         except EngineMissingError as error:
-            if not engine.offer_installation(error):
+            if not _install_now(error):
                 raise
             app(arguments, prog_name="openenv-pipe")
 

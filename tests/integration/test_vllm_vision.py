@@ -5,7 +5,7 @@ import torch
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.install import require_images
+from openenv_pipe.engines.vllm.installed import require_images
 from openenv_pipe.errors import EngineMissingError
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import run

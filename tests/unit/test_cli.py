@@ -15,7 +15,6 @@ import yaml
 from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.logs import configure_logging
-from openenv_pipe.engines.vllm import install as vllm_install
 from openenv_pipe.errors import ConfigError, EngineMissingError, HostError
 from openenv_pipe.system import resources
 
@@ -192,13 +191,16 @@ def test_a_missing_engine_is_offered_on_a_terminal(monkeypatch, answer, code, bu
     """Once it is installed, the command begins again."""
     installed: list[str] = []
 
-    def run(*_, **__):
+    def run(arguments, **_):
+        if arguments[:2] == ["engine", "install"]:
+            installed.append(arguments[-1])
+            return
         if not installed:
             raise EngineMissingError("vLLM (cpu) is not installed", "cpu")
         sys.exit(0)
 
+    run.registered_groups = cli.app.registered_groups
     monkeypatch.setattr(cli, "app", run)
-    monkeypatch.setattr(vllm_install, "install", lambda build, notify: installed.append(build))
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)

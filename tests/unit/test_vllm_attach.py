@@ -7,11 +7,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from openenv_pipe.commands.engine_command import server_command
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.extras.vllm_setup.command import server_command
 from openenv_pipe.system.process import free_port
 from tests.small_vllm import SmallServer
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from openenv_pipe.commands.engine_command import server_command
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm.check import check_engine
@@ -23,6 +22,7 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.extras.containers.docker import vllm_server as vllm_container
 from openenv_pipe.extras.judges import vllm_server
+from openenv_pipe.extras.vllm_setup.command import server_command
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.server_key import SERVER_SIDE
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun

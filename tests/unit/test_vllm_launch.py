@@ -18,7 +18,7 @@ from openenv_pipe.engines.vllm import endpoint as serving
 from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm import weights_folder as weights_folder_module
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.install import python_path
+from openenv_pipe.engines.vllm.installed import python_path
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
     process_environment,

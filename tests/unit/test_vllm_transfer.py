@@ -18,7 +18,7 @@ from openenv_pipe.engines.vllm import transfer_memory
 from openenv_pipe.engines.vllm.build import build_transfer
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside import openenv_pipe_ipc as ipc
-from openenv_pipe.engines.vllm.install import find_build, find_installed, python_path
+from openenv_pipe.engines.vllm.installed import find_build, find_installed, python_path
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments

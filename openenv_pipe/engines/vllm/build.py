@@ -15,7 +15,7 @@ from openenv_pipe.config.schema.engine_base import PublishMode
 from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
+from openenv_pipe.engines.vllm.installed import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.ownership import Owner

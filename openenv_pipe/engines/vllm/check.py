@@ -3,7 +3,7 @@
 import asyncio
 
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
+from openenv_pipe.engines.vllm.installed import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError

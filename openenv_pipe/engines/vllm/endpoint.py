@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import BASE
-from openenv_pipe.engines.vllm.install import Build, Installed, python_path
+from openenv_pipe.engines.vllm.installed import Build, Installed, python_path
 from openenv_pipe.engines.vllm.launch import server_process
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,

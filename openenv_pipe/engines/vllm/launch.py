@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files, VllmClient
-from openenv_pipe.engines.vllm.install import python_path
+from openenv_pipe.engines.vllm.installed import python_path
 from openenv_pipe.engines.vllm.server_command import (
     KEY_VARIABLE,
     VARIABLES,

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.config.schema.engine_base import PublishMode
-from openenv_pipe.engines.vllm.install import Build
+from openenv_pipe.engines.vllm.installed import Build
 from openenv_pipe.engines.vllm.server_command import TransferBackend
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 from openenv_pipe.errors import ConfigError

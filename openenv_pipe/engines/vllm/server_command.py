@@ -12,7 +12,7 @@ from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.connection import BASE
-from openenv_pipe.engines.vllm.install import INSIDE, OF_OUR_PYTHON, Build
+from openenv_pipe.engines.vllm.installed import INSIDE, OF_OUR_PYTHON, Build
 from openenv_pipe.system.child_environment import child_environment, given_variables
 from openenv_pipe.system.server_key import SERVER_SIDE
 

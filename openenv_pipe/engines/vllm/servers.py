@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.install import Installed
+from openenv_pipe.engines.vllm.installed import Installed
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError

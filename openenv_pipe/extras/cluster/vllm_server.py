@@ -20,7 +20,7 @@ from typing import Any
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files
-from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
+from openenv_pipe.engines.vllm.installed import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import log_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
-from openenv_pipe.engines.vllm.install import find_build, require_installed
+from openenv_pipe.engines.vllm.installed import find_build, require_installed
 from openenv_pipe.errors import EngineError, JudgeError
 from openenv_pipe.extras.judges.schema import VllmJudgeConfig
 from openenv_pipe.system.child_environment import given_variables

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
-from openenv_pipe.engines.vllm.install import (
+from openenv_pipe.engines.vllm.installed import (
     Installed,
     find_build,
     find_installed,

