@@ -178,14 +178,13 @@ def table(trials: Sequence[Trial]) -> str:
     families: dict[str, dict[str, Trial]] = {}
     for trial in trials:
         families.setdefault(trial.family, {})[trial.kind] = trial
-    complete = [
-        {each.kind for each in kinds.values() if not each.failure} for kinds in families.values()
-    ]
-    num_both, num_one = (sum(len(each) == number for each in complete) for number in (2, 1))
+    num_trained = sum(
+        {each.kind for each in kinds.values() if not each.failure} == {*KINDS}
+        for kinds in families.values()
+    )
     lines = [
-        f"Of {len(families)} families, {num_both} are trained in full and with LoRA, and {num_one} "
-        f"in one of the two ways. Measured in float32 on a CPU with {found}, the last row on "
-        f"{recorded['date']}.",
+        f"Of {len(families)} families, {num_trained} are trained in full and with LoRA. Measured "
+        f"in float32 on a CPU with {found}, the last row on {recorded['date']}.",
         "",
     ]
     lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]

@@ -4,8 +4,9 @@ peft reads `all-linear` as the name of every linear layer. That includes routers
 experts, so that they would change with each update; `out_proj` of Mamba layers, whose fused kernels
 read its matrix past the adapter, and which peft rejects for some families; and vision towers. And
 where peft adapts the experts of a mixture, it skips linear layers that are named as the matrices of
-an expert are. `all-linear` of this package is every linear layer below the decoder but routers and
-Mamba's `out_proj`, and the experts where peft knows their matrices.
+an expert are. `all-linear` of this package is every linear layer below the decoder but routers,
+Mamba's `out_proj` and layers that share one matrix, as the blocks of Zamba 2 do, and the experts
+where peft knows their matrices.
 """
 
 import re
@@ -126,6 +127,9 @@ def _select_all_linear(model: Any, lora: LoraConfig, *, is_quantized: bool) -> N
     prefix = next(name for name, each in model.named_modules() if each is decoder)
     chosen = {name for name in layers if name.startswith(f"{prefix}.")}
     chosen -= {name for name in chosen if _leaf(name) in ROUTERS or _is_in_mamba(model, name)}
+    every = model.named_parameters(remove_duplicate=False)
+    holders = Counter(id(values) for _, values in every)
+    chosen -= {name for name in chosen if holders[id(layers[name].weight)] > 1}
     # Of the mixtures whose experts it knows, peft names the matrices, and those of the router.
     convert_peft_config_for_transformers(lora, model, None)
     experts = {each for each in lora.target_parameters or () if "." not in each}

@@ -257,6 +257,14 @@ ADAPTED = {
         "down_proj 2, gate_proj 2, in_proj 2, k_proj 2, o_proj 2, q_proj 2, up_proj 2, v_proj 2; "
         "none: out_proj 2",
     ),
+    "blocks that share their matrices": (
+        "Zamba2Config",
+        MAMBA
+        | {"layers_block_type": 2 * ["mamba", "hybrid"], "num_mem_blocks": 1}
+        | {"num_hidden_layers": 4, "num_key_value_heads": 4, "chunk_size": 16},
+        "in_proj 4, linear 2; none: down_proj 2, gate_up_proj 2, gate_up_proj_adapter_list 8, "
+        "k_proj 2, o_proj 2, out_proj 4, q_proj 2, v_proj 2",
+    ),
 }
 
 

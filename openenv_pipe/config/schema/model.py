@@ -52,7 +52,8 @@ class LoraConfig(Block):
     )
     target_modules: str | list[str] = Field(
         description="names of the layers that get adapters, or all-linear: every linear layer but "
-        "the head, routers and `out_proj` of Mamba; `openenv-pipe check` counts them"
+        "the head, routers, `out_proj` of Mamba and layers that share one matrix; "
+        "`openenv-pipe check` counts them"
     )
 
 
