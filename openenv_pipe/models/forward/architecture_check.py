@@ -24,7 +24,9 @@ def reject_unsupported(model: Any) -> None:
     model: one without an adapter, also on torch's device `meta`.
     """
     config, name = model.config.get_text_config(), type(model).__name__
-    if not all(getattr(module, "is_causal", True) for module in find_decoder(model).modules()):
+    # Attention without a layer's index has no cache: it is over layers, not over tokens.
+    attention = [each for each in find_decoder(model).modules() if hasattr(each, "layer_idx")]
+    if not all(getattr(module, "is_causal", True) for module in attention):
         raise ConfigError(
             f"model.path: {name} has attention that is not causal, which is not supported; {ADVICE}"
         )
