@@ -49,6 +49,8 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
         task_type="CAUSAL_LM",
         exclude_modules=VISION_MODULES if model.config.model_type in VISION_MODELS else None,
     )
+    if isinstance(config.lora.target_modules, list):
+        _reject_unknown_layers(model, config.lora.target_modules)
     if config.lora.target_modules == ALL_LINEAR:
         _select_all_linear(model, lora, is_quantized=config.quantization != "none")
     try:
@@ -151,6 +153,21 @@ def _leaf(name: str) -> str:
     """Return the last part of a name; all of one that ends in a number, as layers do."""
     leaf = name.rpartition(".")[2]
     return name if leaf.isdecimal() else leaf
+
+
+def _reject_unknown_layers(model: Any, target_modules: list[str]) -> None:
+    """Raise ConfigError if a name is that of no layer, about which peft says nothing."""
+    paths = [f".{path}" for path, _ in model.named_modules()]
+    unknown = [
+        each for each in target_modules if not any(path.endswith(f".{each}") for path in paths)
+    ]
+    if unknown:
+        layers = find_decoder(model).named_modules()
+        names = {_leaf(path) for path, each in layers if isinstance(each, nn.Linear)}
+        raise ConfigError(
+            f"model.lora.target_modules={target_modules!r}: no layer of the model is called "
+            f"{unknown[0]!r}; expected names such as {', '.join(sorted(names))}"
+        )
 
 
 def _reject_tied_adapter(model: Any, config: ModelConfig) -> None:

@@ -119,6 +119,12 @@ def test_experts_have_no_dropout_and_the_message_says_so(mixture):
         family_policy(mixture, "model.lora.rank=2", "model.lora.dropout=0.1")
 
 
+def test_a_name_of_no_layer_is_rejected_beside_those_of_layers():
+    run = small_config("model.lora.rank=2", "model.lora.target_modules=[q_proj,v_porj]")
+    with pytest.raises(ConfigError, match=r"no layer .* called 'v_porj'.*q_proj, up_proj, v_proj"):
+        REQUIREMENTS["model"](run)
+
+
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 def test_an_adapter_on_one_of_two_modules_that_share_a_matrix_is_rejected(target):
     adapter = ("model.lora.rank=2", f"model.lora.target_modules=[q_proj,{target}]")
