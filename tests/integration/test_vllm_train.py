@@ -70,18 +70,21 @@ def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):
     assert alive == []
 
 
-def test_all_weights_of_a_mixture_are_renewed(installed, tmp_path):
+SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        ("Gemma3TextConfig", {"query_pre_attn_scalar": 32}),
+    ],
+    ids=["gpt_oss", "gemma3"],
+)
+def test_all_weights_of_a_family_are_renewed(installed, tmp_path, family, options):
     """vLLM's own reload leaves the experts and sinks of GPT-OSS as they were, and packs no experts
     for a CPU again."""
-    folder = make_family(
-        tmp_path / "model",
-        "GptOssConfig",
-        head_dim=32,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=16,
-        layer_types=["sliding_attention", "full_attention"],
-    )
+    folder = make_family(tmp_path / "model", family, head_dim=32, **SLIDING, **options)
     model = ("model=hub", f"model.path={folder}", "model.dtype=float32", "model.autocast=float32")
     few = ("trainer.steps=3", "trainer.tasks_per_step=2", "trainer.group_size=4")
     small = ("model.lora.rank=0", "eval.num_tasks=2", "env.max_reply_tokens=12", "device=cpu")
