@@ -45,6 +45,17 @@ ORDER = (
 )
 
 
+# What `openenv-pipe` alone prints first: where to begin.
+HELP = """From one YAML file to a trained, evaluated agent on any OpenEnv environment.
+
+\b
+openenv-pipe train conf=echo     # trains a tiny model, without a GPU
+openenv-pipe view                # shows curves, episodes and tokens
+openenv-pipe env new my_env      # writes an environment to start from
+openenv-pipe env find WORD       # finds one that exists
+"""
+
+
 class _InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=(*ORDER, *self.commands).index)
@@ -53,7 +64,7 @@ class _InOrder(TyperGroup):
 app = typer.Typer(
     name="openenv-pipe",
     cls=_InOrder,
-    help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
+    help=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )

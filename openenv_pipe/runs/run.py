@@ -1,6 +1,8 @@
 """A run as a program sees it: `Run` reads a run folder, while the run goes on or afterwards."""
 
 import os
+from base64 import b64encode
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,17 @@ from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import read_bytes
+from openenv_pipe.system.intervals import Interval
 from openenv_pipe.types import Group
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from openenv_pipe.models.policy import Policy
+
+
+MAX_PLOT_MB = 20
 
 
 class Metrics(list[dict[str, Any]]):
@@ -48,6 +55,22 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, status={self.status!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: status, evaluations with their intervals, and the curves."""
+        rows = [
+            f"<tr><td>{escape(label)}</td><td>{_shown(report.success, '.0%')}</td>"
+            f"<td>{_shown(report.reward, '.3f')}</td></tr>"
+            for label, report in self.evals.items()
+        ]
+        heads = "<tr><th>evaluation</th><th>success</th><th>reward</th></tr>"
+        table = f"<table>{heads}{''.join(rows)}</table>" if rows else ""
+        plot = self.path / "plots" / "learning_curves.png"
+        image = ""
+        if plot.is_file():
+            content = b64encode(read_bytes(plot, MAX_PLOT_MB)).decode()
+            image = f'<img alt="learning curves" src="data:image/png;base64,{content}">'
+        return f"<p><b>{escape(self.id)}</b> {escape(self.status)}</p>{table}{image}"
 
     @property
     def status(self) -> str:
@@ -125,6 +148,14 @@ class Run:
     @property
     def _folder(self) -> RunFolder:
         return RunFolder.open(self.path)
+
+
+def _shown(interval: Interval | None, form: str) -> str:
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return format(interval.mean, form)
+    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
 def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:

@@ -79,6 +79,18 @@ def test_a_run_shows_what_its_folder_has_at_that_moment(folder):
     assert run.report.read_text() == "# It"
 
 
+def test_a_notebook_shows_evaluations_and_curves(folder):
+    run = Run(folder.path)
+    assert run._repr_html_() == "<p><b>smoke/0001</b> running</p>"
+    run_samples.evaluate(folder, "trained", 0.6)
+    (folder.path / "plots").mkdir(exist_ok=True)
+    (folder.path / "plots" / "learning_curves.png").write_bytes(b"png")
+    shown = run._repr_html_()
+    success = run.evals["trained"].success
+    assert f"<td>trained</td><td>{success.mean:.0%} ({success.low:.0%} to" in shown
+    assert 'src="data:image/png;base64,cG5n"' in shown
+
+
 def test_metrics_become_a_data_frame_where_pandas_is(folder, monkeypatch):
     metrics = Run(folder.path).metrics
     frame = metrics.to_pandas()
