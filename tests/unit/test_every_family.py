@@ -34,8 +34,8 @@ LARGE = names(
 # others that no forward pass of the package computes. ModernBERT has a layer before its head.
 REJECTED = names(
     "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert",
-    "cpmant data2vec-text electra ernie marian mbart megatron-bert mvp pegasus plbart prophetnet",
-    "rembert roberta roberta-prelayernorm roc_bert roformer trocr whisper xglm xlm xlm-roberta",
+    "cpmant data2vec-text electra ernie marian mbart megatron-bert pegasus plbart prophetnet",
+    "rembert roberta roberta-prelayernorm roc_bert roformer whisper xlm xlm-roberta",
     "xlm-roberta-xl xlnet xmod modernbert-decoder axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
 )
 
@@ -101,6 +101,7 @@ def test_a_causal_language_model_is_computed_exactly_or_rejected_with_its_reason
         assert name in REJECTED, error
         assert re.search(REASON, str(error)), error
         return
+    assert name not in REJECTED
     assert sampled_difference(policy, own) < BOUNDS.get(name, BOUND)
     assert trained_difference(policy, own) < BOUND
 
