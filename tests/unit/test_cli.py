@@ -18,6 +18,8 @@ from openenv_pipe.cli.logs import configure_logging
 from openenv_pipe.errors import ConfigError, EngineMissingError, HostError
 from openenv_pipe.system import resources
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -21,6 +21,8 @@ from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.plugins import check_plugins, find_plugins
 from openenv_pipe.system.resources import conf_dirs, env_dirs, find_env, load_callable, shipped_dir
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = """\
 # @package _global_
