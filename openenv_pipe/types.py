@@ -42,8 +42,7 @@ NO_IMAGES: Images = MappingProxyType({})
 class Image(dict[str, Any]):
     """An image of an observation: its file's path in the run folder, and its size in pixels.
 
-    As JSON it is `{"image": "images/NAME.png", "width": ..., "height": ...}`. The name is a
-    digest of the pixels, so equal images have equal names.
+    As JSON it is `{"image": "images/DIGEST_OF_PIXELS.png", "width": ..., "height": ...}`.
     """
 
     __slots__ = ("_source",)
@@ -199,6 +198,11 @@ class Turn:
         return self.usage.num_completion_tokens if self.usage else len(self.completion_ids)
 
     @property
+    def is_cut_off(self) -> bool:
+        """True if a limit ended the reply. One that may have a single token is whole with it."""
+        return self.finish is Finish.LENGTH and self.num_completion_tokens > 1
+
+    @property
     def observation(self) -> Observation:
         """What the last step returned; empty if there was none."""
         return self.steps[-1].observation if self.steps else {}
@@ -269,8 +273,7 @@ class Episode:
     @property
     def truncated(self) -> bool:
         """True if a limit, not the environment, ended the episode or one of its replies."""
-        cut = any(turn.finish is Finish.LENGTH for turn in self.turns)
-        return cut or self.status.is_limit
+        return self.status.is_limit or any(turn.is_cut_off for turn in self.turns)
 
     @property
     def agent_turns(self) -> list[Turn]:
@@ -294,10 +297,7 @@ class Episode:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all turns: those that a turn shares with the turn it continues count once.
-
-        A turn that begins a root counts with its whole prompt.
-        """
+        """The tokens of all turns; what a turn shares with the one it continues counts once."""
         return sum(turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns)
 
     @property

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from openenv_pipe.algorithms.credit import trained_turn_rewards, trained_turns
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Episode, Finish, Group, Status
+from openenv_pipe.types import Episode, Group, Status
 
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
@@ -60,7 +60,7 @@ class GroupAdvantages:
 def _is_cut_off(episode: Episode) -> bool:
     """Whether a limit of tokens, not the agent, ended its last reply or the episode."""
     last = episode.agent_turns[-1:]
-    return episode.status is Status.TOKEN_LIMIT or any(t.finish is Finish.LENGTH for t in last)
+    return episode.status is Status.TOKEN_LIMIT or any(turn.is_cut_off for turn in last)
 
 
 def step_advantages(

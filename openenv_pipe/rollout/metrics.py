@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
 from openenv_pipe.rollout.context import OPPONENT, PLAYER
-from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
+from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Group, Status, TurnRole
 
 # UUIDs, long hexadecimal ids, and times of day with the date before them.
 VOLATILE = re.compile(
@@ -63,7 +63,7 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "episodes/tokens_mean": fmean(lengths),
         "episodes/tokens_max": max(lengths),
         "replies/unusable": sum(turn.unusable is not None for turn in replies) / max(1, num_turns),
-        "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
+        "reply/truncated": sum(turn.is_cut_off for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }
     metrics |= _summarise_branches(scored) | _summarise_players(scored)

@@ -181,8 +181,8 @@ def test_a_masked_episode_is_compared_with_and_not_trained():
     """Trap 20: the last reply was cut off, or the next one did not fit. A reply that was cut off
     earlier, or a limit of turns, masks nothing."""
     group = made_up_group([3.0, 0.0, 0.0, 1.0])
-    group.episodes[0].turns[-1].finish = Finish.LENGTH
-    group.episodes[1].turns.insert(0, made_up_turn([5], [6], finish=Finish.LENGTH))
+    group.episodes[0].turns = [made_up_turn([5], [6, 7], finish=Finish.LENGTH)]
+    group.episodes[1].turns.insert(0, made_up_turn([5], [6, 7], finish=Finish.LENGTH))
     group.episodes[2].status = Status.TOKEN_LIMIT
     group.episodes[3].status = Status.TURN_LIMIT
     (found,) = of_groups(group, scale="none")
@@ -195,9 +195,18 @@ def test_a_masked_episode_is_compared_with_and_not_trained():
 def test_a_group_whose_advantages_are_all_masked_has_no_signal():
     group = made_up_group([1.0, 0.0])
     for episode in group.episodes:
-        episode.turns[-1].finish = Finish.LENGTH
+        episode.turns = [made_up_turn([5], [6, 7], finish=Finish.LENGTH)]
     assert has_signal(group, discount=1.0, mask_truncated=False)
     assert not has_signal(group, discount=1.0, mask_truncated=True)
+
+
+def test_a_reply_of_one_token_is_not_cut_off():
+    """With env.max_reply_tokens=1 no reply has an end token, and all would be masked."""
+    group = made_up_group([1.0, 0.0])
+    for episode in group.episodes:
+        episode.turns[-1].finish = Finish.LENGTH
+    assert has_signal(group, discount=1.0, mask_truncated=True)
+    assert not any(episode.truncated for episode in group.episodes)
 
 
 def test_shipped_configurations_name_a_known_scale():

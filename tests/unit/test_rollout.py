@@ -190,7 +190,7 @@ def check_limits(episode, max_turns, max_reply, max_episode):
         ended = turn.completion_ids[-1] == CHAT.ends.usual
         assert turn.finish is (Finish.STOP if ended else Finish.LENGTH)
         assert ended or len(turn.completion_ids) == room
-    cut = any(turn.finish is Finish.LENGTH for turn in episode.turns)
+    cut = any(turn.finish is Finish.LENGTH and turn.completion_ids[1:] for turn in episode.turns)
     assert episode.truncated == (cut or episode.status is not Status.DONE)
     done = len(episode.turns) == 2 + episode.task.seed % 3
     if episode.status is Status.TURN_LIMIT:
@@ -205,10 +205,11 @@ def check_limits(episode, max_turns, max_reply, max_episode):
         ({"env.max_turns": 1}, Status.TURN_LIMIT, 1, True),
         ({"env.max_turns": 2}, Status.DONE, 2, False),
         ({"env.max_reply_tokens": 2}, Status.DONE, 2, True),
+        ({"env.max_reply_tokens": 1}, Status.DONE, 2, False),
         ({"env.max_episode_tokens": 7}, Status.TOKEN_LIMIT, 1, True),
         ({"env.max_episode_tokens": 3}, Status.TOKEN_LIMIT, 0, True),
     ],
-    ids=["none", "turns", "turns that suffice", "reply", "episode", "prompt"],
+    ids=["none", "turns", "turns that suffice", "reply", "one token", "episode", "prompt"],
 )
 async def test_status_and_truncation(changes, status, num_turns, truncated):
     """Trap 20. Prompt <|user|>0<|assistant|> and reply abc<|end|>: seven tokens."""

@@ -53,7 +53,7 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
             len(turns),
             sum(_num_tokens(turn) for turn in turns),
             sum(turn["unusable"] is not None for turn in turns),
-            status.is_limit or any(turn["finish"] == Finish.LENGTH for turn in turns),
+            status.is_limit or any(map(_is_cut_off, turns)),
             visible(error[:MAX_ERROR_LENGTH]) if error else None,
             visible(next((text for text in reversed(replies) if text), "")[:MAX_PREVIEW_LENGTH]),
         ),
@@ -80,9 +80,19 @@ def _small(number: int) -> int:
 
 
 def _num_tokens(turn: Mapping[str, Any]) -> int:
-    if usage := turn.get("usage"):
-        return _small(usage["num_prompt_tokens"]) + _small(usage["num_completion_tokens"])
-    return len(turn["prompt_ids"]) + len(turn["completion_ids"])
+    usage = turn.get("usage")
+    num_given = _small(usage["num_prompt_tokens"]) if usage else len(turn["prompt_ids"])
+    return num_given + _num_sampled(turn)
+
+
+def _num_sampled(turn: Mapping[str, Any]) -> int:
+    usage = turn.get("usage")
+    return _small(usage["num_completion_tokens"]) if usage else len(turn["completion_ids"])
+
+
+def _is_cut_off(turn: Mapping[str, Any]) -> bool:
+    """As `Turn.is_cut_off`."""
+    return turn["finish"] == Finish.LENGTH and _num_sampled(turn) > 1
 
 
 def _words(row: Mapping[str, Any]) -> str:
