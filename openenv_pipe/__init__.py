@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from openenv_pipe.runs.run import Run as Run
     from openenv_pipe.runs.run import open_run as open_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     **dict.fromkeys(("compose", "evaluate", "train"), "openenv_pipe.commands.api"),
