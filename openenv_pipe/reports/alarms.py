@@ -364,7 +364,7 @@ def _memory(steps: Sequence[Record]) -> Alarm | None:
         f"{means[-1]:.2f} GiB",
         advice="look which process grows (htop): a server of the environment that keeps what its "
         "sessions leave behind, or code of your own, such as a reward or a callback that keeps "
-        "episodes; until it is mended, end the run with Ctrl-C and continue it with --resume, "
+        "episodes; until it is fixed, end the run with Ctrl-C and continue it with --resume, "
         "which starts all processes anew",
     )
 

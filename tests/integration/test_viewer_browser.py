@@ -235,7 +235,10 @@ def test_a_group_side_by_side(place, page, request):
     page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/0")
     page.get_by_text("all its episodes have the reward 0.5").wait_for()
     assert page.locator(".member").count() == 3
+    beginnings = page.get_by_role("heading", name="Beginning")
+    expect(beginnings).to_have_count(3)  # One of them has an image.
     page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/1")
+    expect(beginnings).to_have_count(1)
     page.get_by_text("Advantages from -1").wait_for()
 
 
@@ -318,6 +321,22 @@ def test_curves_that_do_not_change_are_folded_away(address, page):
     shown = "ticks => import('/static/charts.js').then(({ tickTexts }) => tickTexts(ticks))"
     assert page.evaluate(shown, [12000, 12500, 13000]) == ["1.2e4", "1.25e4", "1.3e4"]
     assert page.evaluate(shown, [0.99995, 1, 1.00005]) == ["0.99995", "1", "1.00005"]
+
+
+def test_every_evaluation_of_a_step_is_inside_the_plot(address, page):
+    page.goto(f"{address}#/run/smoke/0001")
+    points = [{"x": 1, "mean": -1, "low": -1.5, "high": 0}, {"x": 1, "mean": 2, "low": 1}]
+    low, high = page.evaluate(
+        """async (points) => {
+          const chart = new (await import('/static/charts.js')).Chart('reward');
+          document.body.append(chart.node);
+          chart.update([{ name: 'reward', x: [0, 1], y: [0, 0.5] }], { points });
+          await new Promise((done) => setTimeout(done));
+          return [chart.plot.scales.y.min, chart.plot.scales.y.max];
+        }""",
+        points,
+    )
+    assert low <= -1.5 and high >= 2
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])

@@ -152,8 +152,8 @@ class CheckpointPlay:
                 )
             if model.config.env.players is not None:
                 raise ConfigError(
-                    f"{model.name} plays a game of several players (env.players), which a person "
-                    "cannot take a seat in; `openenv-pipe env play` plays all of them by hand"
+                    f"a person cannot take a seat in a game of several players (env.players), as "
+                    f"in {model.name}; `openenv-pipe env play` plays all of them by hand"
                 )
             config = for_play(model.config)
             with tempfile.TemporaryDirectory(prefix="openenv-pipe-play-") as name:

@@ -239,10 +239,10 @@ class EpisodeIndex:
         )
 
     def task_steps(self, source: str = TRAIN) -> list[tuple[str, int, float]]:
-        """Return the mean reward of each task in each step that played it."""
+        """Return the mean reward of each task in each step of GRPO that played it."""
         return self._all(
             "SELECT task, step, avg(reward) FROM episodes"
-            " WHERE source = ? AND is_scored AND step IS NOT NULL GROUP BY task, step",
+            " WHERE source = ? AND is_scored AND step > 0 GROUP BY task, step",
             [source],
         )
 

@@ -233,6 +233,15 @@ def test_tasks_and_one_task_over_the_steps(client):
     assert {each["task"] for each in found["episodes"]} == {"eval/0"}
 
 
+def test_demonstrations_are_no_step_of_a_task(tmp_path):
+    folder = run_samples.create(tmp_path)
+    for step in (0, 1):
+        write_episodes(episodes_path(folder.path, step), run_samples.groups(seed=step))
+    app = server.build_app(RunStore(tmp_path))
+    tasks = ask(TestClient(app, base_url="http://127.0.0.1"), "tasks")
+    assert [[step for step, _ in each["steps"]] for each in tasks] == [[1]] * len(tasks)
+
+
 def test_the_filtered_episodes_are_saved_as_lines(client):
     listed = ask(client, "episodes", first_step=2, success="no")["episodes"]
     answer = client.get(f"{RUN}/export", params={"first_step": 2, "success": "no"})

@@ -64,10 +64,13 @@ export class Chart {
       });
       columns.push(values, soft);
     }
-    // uPlot draws a point of data as nothing but a line; evaluations need room on the axes.
-    for (const bound of ["low", "high"]) {
+    // uPlot draws a point of data as nothing but a line; evaluations, of which a step may have several, need room on the axes.
+    for (const [bound, outer] of [["low", Math.min], ["high", Math.max]]) {
       const values = new Array(axis.length).fill(null);
-      for (const point of points) values[place.get(point.x)] = point[bound];
+      for (const point of points) {
+        const at = place.get(point.x), value = point[bound] ?? point.mean;
+        values[at] = outer(values[at] ?? value, value);
+      }
       columns.push(values);
     }
     this.points = points;
@@ -93,7 +96,7 @@ export class Chart {
     const font = "11px system-ui, sans-serif", ink = colour("--muted"), grid = { stroke: colour("--grid"), width: 1 };
     const look = { font, stroke: ink, grid, ticks: { show: false }, gap: 4 };
     this.plot = new uPlot({
-      width: this.width(), height: HEIGHT, padding: [8, 8, 0, 0],
+      width: this.width(), height: HEIGHT, padding: [8, 18, 0, 0],
       scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
       series,
       axes: [

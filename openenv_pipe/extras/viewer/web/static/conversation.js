@@ -50,11 +50,18 @@ function numbersOf(turn, index) {
   return h("header", {}, h("h2", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
 
-// other: the same part of another run's episode, to mark what differs. beside: who gave the reply of a turn, and parts beside it.
-export function conversation(content, other, beside = () => ["", []]) {
-  let seen = content.first_observation;
-  const begin = h("article", { class: "turn" }, h("header", {}, h("h2", {}, "Beginning")),
+export function beginning(content, other) {
+  return h("article", { class: "turn" }, h("header", {}, h("h2", {}, "Beginning")),
     said("env", "Observation", fields(content.first_observation, null, other?.first_observation), images(content.first_images)));
+}
+
+// other: the same part of another run's episode, to mark what differs. beside: who gave the reply of a turn, and parts beside it.
+export function conversation(content, other, beside) {
+  return [beginning(content, other), afterBeginning(content, other, beside)];
+}
+
+export function afterBeginning(content, other, beside = () => ["", []]) {
+  let seen = content.first_observation;
   const turns = content.turns.map((turn, index) => {
     const its = other?.turns[index], [by, more] = beside(index);
     const parts = [h("div", { class: "beside" }, said("model", `Reply${by}`, words(turn.reply, other ? its?.reply ?? "" : undefined)), more)];
@@ -74,5 +81,5 @@ export function conversation(content, other, beside = () => ["", []]) {
   const ended = content.exit_code == null ? null : h("p", { class: "text" }, `The program ended with exit code ${content.exit_code}.`);
   const output = ended || content.output || content.notes?.length
     ? h("article", { class: "turn" }, content.notes.map((note) => h("p", { class: "text" }, note)), ended, content.output ? said("", "Output of the program", h("pre", { class: "text" }, content.output)) : null) : null;
-  return [begin, turns, end, output, judged];
+  return [turns, end, output, judged];
 }

@@ -3,7 +3,7 @@
 import { h, fill, address, sortable, statusMark, number, count, choice, field } from "./dom.js";
 import { ask, runPath } from "./api.js";
 import { runTabs, facts } from "./run_page.js";
-import { conversation } from "./conversation.js";
+import { afterBeginning, beginning, conversation } from "./conversation.js";
 import { tokenView } from "./tokens.js";
 import { Chart } from "./charts.js";
 import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
@@ -59,18 +59,20 @@ export async function groupPage(route, key) {
   const { parameters } = route;
   const { members, skipped } = await ask(`${runPath(key)}/group`, parameters), first = members[0].entry;
   const advantages = members.map(({ entry }) => entry.advantage).filter((value) => value !== null);
+  // What all members were shown at first is shown once.
+  const begins = members.map((each) => JSON.stringify([each.first_observation, each.first_images])), isShared = begins.every((each) => each === begins[0]);
   const columns = members.map(({ entry, ...content }) => h("section", { class: "member" },
     h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(key, entry) }, `Episode ${entry.member}`)), statusMark(entry.status)),
     facts([["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Advantage", number(entry.advantage, 2)], ["Success", entry.success ? "yes" : "no"],
       ...Object.entries(entry.terms).map(([name, value]) => [name, number(value)])]),
-    conversation(content)));
+    isShared ? null : beginning(content), afterBeginning(content)));
   return {
     title: `Group ${first.group_id}`,
     trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`group ${first.group_id}`, address(route.path, parameters)]],
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, first.task), h("span", { class: "muted" }, `group ${first.group_id}, ${placeName(first)}`), h("a", { href: taskAddress(key, first) }, "this task over all steps")),
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, first.task), h("span", { class: "muted" }, `group ${first.group_id} of ${sourceName(first.source)}`), h("a", { href: taskAddress(key, first) }, "this task over all steps")),
       skipped ? h("div", { class: "notice" }, `The group was not trained on: ${skipped}.`)
         : advantages.length ? h("p", { class: "muted" }, `Advantages from ${number(Math.min(...advantages), 2)} to ${number(Math.max(...advantages), 2)}.`) : null,
-      h("div", { class: "columns" }, columns)),
+      isShared ? beginning(members[0]) : null, h("div", { class: "columns" }, columns)),
   };
 }
 

@@ -134,7 +134,7 @@ function heatMap(tasks) {
   if (!played.length) return null;
   const least = (values) => values.reduce((a, b) => Math.min(a, b)), most = (values) => values.reduce((a, b) => Math.max(a, b));
   const [first, last, low, high] = [least(steps), most(steps), least(rewards), most(rewards)], width = Math.ceil((last - first + 1) / CELLS), size = Math.ceil((last - first + 1) / width);
-  const title = `Mean reward in steps ${first} to ${last}, ${width} in a cell: from ${number(low)} (light) to ${number(high)} (dark)`;
+  const title = `Mean reward in steps ${first} to ${last}, ${width} in a cell: from ${number(low)} (light) to ${number(high)} (dark); blank where it was not played`;
   const draw = (task) => {
     const cells = Array.from({ length: size }, () => []);
     for (const [step, reward] of task.steps) cells[Math.floor((step - first) / width)].push(reward);
@@ -157,7 +157,7 @@ export async function tasksPage(route, key) {
     { key: "reward", title: "Mean reward", class: "num", of: (each) => each.reward, first: "up", cell: (each) => number(each.reward) },
     { key: "success", title: "Success", class: "num", of: (each) => each.success, first: "up", cell: (each) => percent(each.success) },
     { key: "episodes", title: "Episodes", class: "num", of: (each) => each.num_episodes, cell: (each) => count(each.num_episodes) },
-    heat ? { key: "steps", title: "Reward over the steps", hint: heat.title, class: "optional", cell: heat.draw } : null,
+    heat ? { key: "steps", title: "Reward over the steps", hint: heat.title, class: "steps optional", cell: heat.draw } : null,
   ].filter(Boolean);
   return {
     title: `Tasks of ${key}`, trail: [[key, address(`/run/${key}`)], ["Tasks", address(route.path)]],
