@@ -7,6 +7,15 @@ import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_run
 from openenv_pipe.config.overrides import override_with_text
+from openenv_pipe.errors import UserError
+
+
+def reject_existing(path: Path | None) -> Path | None:
+    """Return the path of --junit. Raises UserError if it exists."""
+    if path is not None and path.exists():
+        raise UserError(f"--junit {path} exists and is not overwritten; remove it, or name another")
+    return path
+
 
 Trust = Annotated[
     bool,
@@ -49,6 +58,16 @@ Checkpoint = Annotated[
 
 Form = Annotated[
     Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
+]
+
+Junit = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write the results as JUnit XML, for CI. The file must not exist.",
+        callback=reject_existing,
+        show_default=False,
+    ),
 ]
 
 

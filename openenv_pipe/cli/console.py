@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import typer
@@ -17,6 +18,7 @@ from rich.console import (
 from rich.segment import Segment
 
 from openenv_pipe.commands import findings
+from openenv_pipe.commands.junit import write_junit
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import visible
 
@@ -42,13 +44,20 @@ def print_table(shown: RenderableType) -> None:
 
 
 def print_findings(
-    lines: Sequence[findings.Line], form: Literal["table", "json"] = "table"
+    lines: Sequence[findings.Line],
+    form: Literal["table", "json"] = "table",
+    junit: Path | None = None,
 ) -> None:
-    """Print what a check found, and exit with code 1 if something failed."""
+    """Print what a check found, and exit with code 1 if something failed.
+
+    junit: where it is also written as JUnit XML.
+    """
     if form == "json":
         print(findings.as_json(lines))
     else:
         print_table(findings.as_table(lines))
+    if junit is not None:
+        write_junit(junit, lines)
     if findings.has_failed(lines):
         raise typer.Exit(1)
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import Junit, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import notify_user
+from openenv_pipe.errors import UserError
 from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
@@ -84,6 +85,7 @@ def evaluate(
             help="End with exit code 3 if the mean of success or reward is lower; may be repeated.",
         ),
     ] = None,
+    junit: Junit = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
@@ -100,11 +102,15 @@ def evaluate(
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
+        from openenv_pipe.commands.findings import Result
+        from openenv_pipe.commands.junit import write_junit
+        from openenv_pipe.commands.thresholds import compare_with_thresholds, parse_thresholds
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
-        from openenv_pipe.reports.thresholds import below_thresholds, parse_thresholds
 
     thresholds = parse_thresholds(fail_under or [])
+    if junit is not None and not thresholds:
+        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
     collect_as_usual()
     control = RunControl(progress=progress)
     words = with_runs_dir(subjects, runs_dir)
@@ -116,6 +122,9 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-    if low := below_thresholds(result.own, thresholds):
-        notify_user("\n".join(low))
+    lines = compare_with_thresholds(result.own, thresholds)
+    if junit is not None:
+        write_junit(junit, lines)
+    if low := [line for line in lines if line.result is Result.FAIL]:
+        notify_user("\n".join(f"{line.name} {line.text}" for line in low))
         raise typer.Exit(BELOW_THRESHOLD)

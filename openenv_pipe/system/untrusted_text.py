@@ -16,7 +16,7 @@ MAX_QUOTE_LENGTH = 80  # characters of an answer in an error message
 # C0 and C1 except tab and line feed, invisible and bidirectional formatting, and lone surrogates.
 INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    r"\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    r"\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     r"\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 # What has a meaning in Markdown; the last alternative only at the beginning of a line.

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from xml.etree.ElementTree import parse
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_checkpoints_of_two_runs_side_by_side(home):
     ):  # the same weights, tasks and seeds give the same figures
         reports = read_reports(home / "runs/smoke" / number)
         assert reports[label].tasks == reports[stage].tasks
+
+
+def test_thresholds_are_also_written_as_junit(home):
+    thresholds = ("--fail-under", "reward=-100", "--fail-under", "success=1.1")
+    told(home, "eval", "runs/smoke/0001", *thresholds, "--junit", "eval.xml", code=3)
+    (suite,) = parse(home / "eval.xml").getroot()
+    assert [(case.attrib["name"].split(": ")[1], case[0].tag) for case in suite] == [
+        ("reward", "system-out"),
+        ("success", "failure"),
+    ]
+    told(home, "eval", "runs/smoke/0001", "--junit", "other.xml", code=2)
+    assert not (home / "other.xml").exists()
 
 
 # Asks the model once, and leaves the game as it is.

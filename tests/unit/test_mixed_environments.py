@@ -10,6 +10,8 @@ import pytest
 import run_samples
 
 from openenv_pipe.commands.evaluate import on_the_same_tasks
+from openenv_pipe.commands.findings import Result, has_failed
+from openenv_pipe.commands.thresholds import compare_with_thresholds
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder
@@ -17,7 +19,6 @@ from openenv_pipe.environments.tasks.sets import NamedTasks
 from openenv_pipe.errors import ConfigError, FailureError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.reports.thresholds import below_thresholds
 from openenv_pipe.rollout import RolloutContext, collect_groups, play_groups
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.find import SelectedModel
@@ -322,8 +323,9 @@ def test_thresholds_are_about_the_first_environment(tmp_path):
         Row(name=label, report=SimpleNamespace(label=label, success=found), folder=tmp_path)
         for label, found in reports.items()
     ]
-    assert below_thresholds(rows, {"success": 0.8}) == []
-    assert len(below_thresholds(rows, {"success": 0.95})) == 1
+    assert not has_failed(compare_with_thresholds(rows, {"success": 0.8}))
+    (line,) = compare_with_thresholds(rows, {"success": 0.95})
+    assert line.result is Result.FAIL
 
 
 def test_fixed_ports_have_to_differ():

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from openenv_pipe.commands.thresholds import compare_with_thresholds, parse_thresholds
 from openenv_pipe.errors import UserError
-from openenv_pipe.reports.thresholds import below_thresholds, parse_thresholds
 from openenv_pipe.system.intervals import Interval
 
 
@@ -20,12 +20,16 @@ def row(name, success, reward):
 def test_means_below_their_thresholds_are_named():
     thresholds = parse_thresholds(["success=0.8", "reward=-1"])
     rows = [row("good", 0.8, 0.0), row("bad", 0.79, -2.0), row("unknown", None, 0.0)]
-    assert below_thresholds(rows, thresholds) == [
-        "bad: success 0.790 is below 0.8",
-        "bad: reward -2.000 is below -1",
-        "unknown: success was not measured, so it is not 0.8",
+    lines = compare_with_thresholds(rows, thresholds)
+    assert [f"{line.result} {line.name} {line.text}" for line in lines] == [
+        "ok good: success 0.800 is at least 0.8",
+        "ok good: reward 0.000 is at least -1",
+        "fail bad: success 0.790 is below 0.8",
+        "fail bad: reward -2.000 is below -1",
+        "fail unknown: success was not measured, so it is not 0.8",
+        "ok unknown: reward 0.000 is at least -1",
     ]
-    assert below_thresholds(rows, {}) == []
+    assert compare_with_thresholds(rows, {}) == []
 
 
 @pytest.mark.parametrize("text", ["success", "success=high", "accuracy=0.5", "success=nan", "=1"])

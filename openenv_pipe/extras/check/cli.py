@@ -1,16 +1,17 @@
 """The command `check`: its help."""
 
-from openenv_pipe.cli.arguments import Overrides
+from openenv_pipe.cli.arguments import Junit, Overrides
 from openenv_pipe.cli.progress import notify_user
 
 
-def check(overrides: Overrides) -> None:
+def check(overrides: Overrides, junit: Junit = None) -> None:
     """Check everything that a run needs, by short trials that leave nothing behind.
 
     The exit code is 1 if something would fail.
 
     \b
     openenv-pipe check conf=wordle
+    openenv-pipe check conf=wordle --junit check.xml
     """
     from openenv_pipe.config.compose import compose
     from openenv_pipe.config.unused_keys import unused_keys
@@ -24,4 +25,4 @@ def check(overrides: Overrides) -> None:
         from openenv_pipe.extras.check.checks import run_checks
 
         lines = run_checks(composed.config, status.update)
-    print_findings(lines)
+    print_findings(lines, junit=junit)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.arguments import Form
+from openenv_pipe.cli.arguments import Form, Junit
 from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import FailureError
@@ -119,6 +119,7 @@ def check(
         ),
     ] = None,
     form: Form = "table",
+    junit: Junit = None,
 ) -> None:
     """Play an environment, and report problems that would impair training on it.
 
@@ -128,6 +129,7 @@ def check(
     \b
     openenv-pipe env check wordle --policy wordle.policies:consistent
     openenv-pipe env check conf=wordle --format json
+    openenv-pipe env check conf=wordle --junit env_check.xml
     openenv-pipe env check conf=echo --learn 2
     """
 
@@ -148,7 +150,7 @@ def check(
         )
         if learn is not None:
             lines.append(probe_learning([target, *overrides], minutes=learn, notify=notify))
-    print_findings(lines, form)
+    print_findings(lines, form, junit)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import env_of
@@ -27,19 +28,22 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
     return thresholds
 
 
-def below_thresholds(rows: Sequence[Row], thresholds: Mapping[str, float]) -> list[str]:
-    """Return a sentence for each mean that is below its threshold, or was not measured.
+def compare_with_thresholds(rows: Sequence[Row], thresholds: Mapping[str, float]) -> list[Line]:
+    """Return a line for each mean. It fails if it is below its threshold or was not measured.
 
     Thresholds are about the first environment of a run.
     """
-    found = []
+    lines = []
     for row in rows:
         if env_of(row.report.label):
             continue
         for metric, least in thresholds.items():
             seen: Interval | None = getattr(row.report, metric)
             if seen is None:
-                found.append(f"{row.name}: {metric} was not measured, so it is not {least:g}")
+                result, text = Result.FAIL, f"was not measured, so it is not {least:g}"
             elif seen.mean < least:
-                found.append(f"{row.name}: {metric} {seen:.3f} is below {least:g}")
-    return found
+                result, text = Result.FAIL, f"{seen.mean:.3f} is below {least:g}"
+            else:
+                result, text = Result.OK, f"{seen.mean:.3f} is at least {least:g}"
+            lines.append(Line(f"{row.name}: {metric}", result, text))
+    return lines

@@ -1,0 +1,18 @@
+"""`check --junit`: the file says what the exit code says."""
+
+from xml.etree.ElementTree import parse
+
+import pytest
+
+from tests.commands import run
+
+
+@pytest.mark.parametrize(("override", "code"), [("seed=0", 0), ("env.package=wordel", 1)])
+def test_the_file_has_a_failure_if_the_check_has_failed(tmp_path, override, code):
+    command = ("check", "conf=smoke", "host.sessions_per_server=4", "device=cpu", override)
+    path = tmp_path / "results/check.xml"
+    ended, _, err = run(tmp_path, *command, "--junit", "results/check.xml")
+    assert ended == code, err
+    assert len(parse(path).findall(".//failure")) == code
+    ended, _, err = run(tmp_path, *command, "--junit", "results/check.xml")
+    assert ended == 2 and "exists and is not overwritten" in err

@@ -1,0 +1,53 @@
+"""`--junit`: the lines of a check as XML."""
+
+from xml.etree.ElementTree import parse
+
+import pytest
+
+from openenv_pipe.cli.arguments import reject_existing
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.junit import write_junit
+from openenv_pipe.errors import UserError
+
+
+def test_only_failed_lines_are_failures(tmp_path):
+    path = tmp_path / "reports/check.xml"
+    write_junit(
+        path,
+        [
+            Line("seeds", Result.OK, "the same seed, the same task"),
+            Line("speed", Result.WARN, "slow"),
+            Line("rewards", Result.FAIL, "all <equal> & constant"),
+        ],
+    )
+    (suite,) = parse(path).getroot()
+    assert (suite.attrib["name"], suite.attrib["tests"], suite.attrib["failures"]) == (
+        *("check", "3", "1"),
+    )
+    cases = {case.attrib["name"]: case[0] for case in suite}
+    assert {name: found.tag for name, found in cases.items()} == {
+        "seeds": "system-out",
+        "speed": "system-out",
+        "rewards": "failure",
+    }
+    assert cases["speed"].text == "warn: slow"
+    assert cases["rewards"].text == cases["rewards"].attrib["message"] == "all <equal> & constant"
+
+
+def test_characters_that_xml_forbids_are_written_out(tmp_path):
+    path = tmp_path / "check.xml"
+    forbidden = [*map(chr, (0, 8, 11, 12, 14, 31, 0xD800, 0xDFFF, 0xFFFE, 0xFFFF))]
+    write_junit(path, [Line("".join(forbidden), Result.FAIL, "a\n" + "".join(forbidden))])
+    ((case,),) = parse(path).getroot()
+    assert case[0].text == (r"a" "\n" r"\u0000\b\u000b\f\u000e\u001f\ud800\udfff\ufffe\uffff")
+    assert case.attrib["name"] == case[0].text[2:]
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path):
+    path = tmp_path / "mine.xml"
+    path.write_text("mine")
+    with pytest.raises(UserError, match=r"--junit .*mine\.xml exists and is not overwritten"):
+        reject_existing(path)
+    with pytest.raises(UserError, match=r"--junit .*cannot be written"):
+        write_junit(path / "check.xml", [])
+    assert reject_existing(tmp_path / "new.xml") == tmp_path / "new.xml"
