@@ -1,0 +1,26 @@
+# Build:  docker build -t openenv-pipe .
+# Run:    docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" openenv-pipe train conf=smoke
+# torch is its build for CPUs. The package index's own build, for CUDA:  --build-arg TORCH_INDEX=
+ARG BASE=python:3.12-slim
+FROM ${BASE}
+
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Optional parts, in brackets: [datasets,wandb]
+ARG EXTRAS=
+
+# In an environment of its own, because Debian's Python lets pip install nothing beside it.
+RUN python3 -m venv /opt/openenv-pipe
+ENV PATH=/opt/openenv-pipe/bin:$PATH \
+    PYTHONUNBUFFERED=1
+COPY . /source
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "/source${EXTRAS}" && rm -rf /source
+
+# With --user the process has no name and no home of its own: these serve every user.
+RUN useradd --create-home --uid 1000 pipe && install -d -o pipe -m 777 /work && chmod 777 /home/pipe
+ENV HOME=/home/pipe USER=pipe
+USER pipe
+WORKDIR /work
+
+ENTRYPOINT ["openenv-pipe"]
+CMD ["--help"]
