@@ -6,6 +6,7 @@ of them is committed.
 """
 
 import ast
+import re
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -54,9 +55,40 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for other, page in OUTSIDE_PAGES.items():
             text = text.replace(f"]({other})", f"]({page})")
         pages[target] = text
+    pages["llms.txt"] = _page_list(config, pages)
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def _page_list(config: MkDocsConfig, pages: dict[str, str]) -> str:
+    """Return llms.txt: the pages of the navigation by section, for programs that read the site."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for section in config.nav or []:
+        for title, entries in section.items():
+            named = _named_pages(entries) if isinstance(entries, list) else [(title, entries)]
+            lines += ["", f"## {title}", ""]
+            for name, path in named:
+                text = pages.get(path) or (ROOT / "docs" / path).read_text()
+                lines.append(f"- [{name}]({path.removesuffix('.md')}.html): {_opening(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def _opening(page: str) -> str:
+    """Return the first sentence of a page's first paragraph of prose, or its heading."""
+    blocks = re.sub(r"```.*?```", "", page, flags=re.DOTALL).split("\n\n")
+    prose = [block for block in blocks if re.match(r"[\w`*\[]", block.strip())]
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join((prose or blocks)[0].split()))
+    return re.split(r"(?<=[.:]) ", text.lstrip("# ").replace("**", ""))[0].rstrip(":")
+
+
+def _named_pages(entries: list[Any]) -> list[tuple[str, str]]:
+    """Return the title and the path of each page; a page without a title has that of its path."""
+    found: list[tuple[str, str]] = []
+    for entry in entries:
+        for name, value in entry.items() if isinstance(entry, dict) else [("Overview", entry)]:
+            found += _named_pages(value) if isinstance(value, list) else [(name, value)]
+    return found
 
 
 def _modules() -> str:
