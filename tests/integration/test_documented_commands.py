@@ -23,7 +23,11 @@ from openenv_pipe.system.resources import group_options
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "AGENTS", "examples/README")
-PAGES = [*(ROOT / f"{name}.md" for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in NAMES),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "skills").glob("*/SKILL.md")),
+]
 COMMAND: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(openenv-pipe [^`]+)`")
