@@ -196,7 +196,7 @@ class Player:
         conversation = self._conversation(opening, first.observation)
         while True:
             room = env.max_episode_tokens - conversation.num_prompt_tokens
-            if room < 1:
+            if room < env.min_reply_tokens:
                 return Status.TOKEN_LIMIT
             asked_s = time.time()
             turn = await conversation.reply(min(env.max_reply_tokens, room))

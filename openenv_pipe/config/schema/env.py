@@ -107,3 +107,9 @@ class EnvConfig(Block):
     )
     adapter: AdapterConfig
     tasks: TasksConfig
+
+    @property
+    def min_reply_tokens(self) -> int:
+        """The tokens that a reply has room for, or it is not asked for: one and its end, if it may
+        have an end (`Turn.is_cut_off`)."""
+        return min(2, self.max_reply_tokens)

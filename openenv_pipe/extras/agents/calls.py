@@ -302,11 +302,11 @@ class ModelCalls:
         env, spent = self._context.env, self._config.max_tokens
         room = env.max_episode_tokens - num_prompt_tokens
         whole = room if spent is None else spent - self._num_tokens - num_prompt_tokens
-        if min(room, whole) < 1:
+        if min(room, whole) < env.min_reply_tokens:
             self.is_too_long = True
             limit = (
                 f"env.max_episode_tokens={env.max_episode_tokens}"
-                if room < 1
+                if room < env.min_reply_tokens
                 else f"agent.max_tokens={spent}"
             )
             raise TooLongError(f"the prompt has {num_prompt_tokens} tokens, too many for {limit}")
