@@ -25,6 +25,8 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
                 f"--fail-under {text!r}: expected {' or '.join(METRICS)} and a number, as in "
                 "success=0.8"
             )
+    if not 0.0 <= (share := thresholds.get("success", 0.0)) <= 1.0:
+        raise UserError(f"--fail-under success={share:g}: expected a share from 0 to 1, as in 0.8")
     return thresholds
 
 

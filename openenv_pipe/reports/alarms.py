@@ -31,6 +31,7 @@ STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip 
 LOOSEST_MISMATCH = 0.4
 UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and does no longer
 FORGOTTEN = 5.0  # nats a token
+SOLVED = 0.9  # success of the last episodes: their tasks have little left to teach
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 MISMATCH_CAUSES = (
@@ -245,7 +246,8 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
-    if identical > 0.5:
+    is_solved = success is not None and success > SOLVED
+    if identical > 0.5 and not is_solved:
         return Alarm(
             metric="skipped/identical",
             what=f"{what}. In {identical:.0%} of these, all members wrote the same, token for "
@@ -257,7 +259,7 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         )
     if unsolved > 0.5 or (not solved and success is not None and success < 0.1):
         why = "almost no episode of them succeeds: the tasks are probably too hard for the model"
-    elif solved > 0.5 or (not unsolved and success is not None and success > 0.9):
+    elif solved > 0.5 or (not unsolved and is_solved):
         why = "almost every episode of them succeeds: the tasks are probably too easy for the model"
     else:
         why = (

@@ -16,6 +16,7 @@ from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.sections import (
+    baselines_text,
     clients_text,
     environments_table,
     model_rows,
@@ -64,6 +65,7 @@ def write_report(folder: RunFolder) -> Path:
         f"# {folder.record.id}",
         _state(folder, config, records),
         _outcome(config, stages) if config.trainer.steps else _supervised(records),
+        baselines_text(reports),
         _unusable(config, records),
         _alarms(config, records),
         _unscored(folder.path, records, reports),
@@ -76,7 +78,7 @@ def write_report(folder: RunFolder) -> Path:
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),
-        _further(folder.path, can_resume=can_resume(folder.path, folder.status)),
+        _further(folder.path, can_resume=can_resume(folder.path, folder.record, folder.status)),
     ]
     path = folder.path / "report.md"
     write_text(path, "\n\n".join(section for section in sections if section) + "\n")

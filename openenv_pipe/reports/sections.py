@@ -5,6 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RewardConfig, RunConfig
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.metrics import ENVIRONMENT
 from openenv_pipe.system.markdown import UNKNOWN, table
 from openenv_pipe.system.untrusted_text import for_markdown
@@ -54,6 +56,16 @@ def _forward(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
     reasons = left_out.items() if isinstance(left_out, dict) else ()
     why = "; ".join(f"not {name}: {reason}" for name, reason in reasons)
     return {"forward passes": for_markdown(f"{text} ({why})" if why else text)}
+
+
+def baselines_text(reports: Mapping[str, EvalReport]) -> str:
+    """Say in a sentence how the scripted policies did on the tasks of evaluation."""
+    found = [
+        f"{for_markdown(label.removeprefix(BASELINE))} {report.success.mean:.0%}"
+        for label, report in reports.items()
+        if label.startswith(BASELINE) and report.success is not None
+    ]
+    return f"Success of the baselines: {', '.join(found)}." if found else ""
 
 
 def environments_table(config: RunConfig, records: Records) -> str:

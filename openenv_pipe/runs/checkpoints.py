@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.record import RunRecord
 from openenv_pipe.system.files import (
     digest_of_file,
     point_symlink,
@@ -70,10 +71,18 @@ class StageStep:
 WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
 
 
-def can_resume(run: Path, status: str) -> bool:
-    """Return False for a finished run, and for one that failed before its first checkpoint."""
-    failed_early = status == "failed" and not all_checkpoints(run)
-    return status != "finished" and not failed_early
+def can_resume(run: Path, record: RunRecord, status: str) -> bool:
+    """Return whether `train --resume` may go on with a run that is not running.
+
+    A finished run has nothing left to do, and one of evaluations nothing to train. A run that
+    failed before its first checkpoint fails again, and a fork cannot begin anew without one.
+    """
+    needs_checkpoint = status == "failed" or (
+        record.lineage is not None and record.lineage.kind != "reproduction"
+    )
+    if status == "finished" or record.purpose == "evaluation":
+        return False
+    return not needs_checkpoint or bool(all_checkpoints(run))
 
 
 def all_checkpoints(folder: Path) -> list[Path]:

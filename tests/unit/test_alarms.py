@@ -102,6 +102,12 @@ def test_certainty_after_success_is_no_collapse():
     assert find_alarms(steps({"sampling/entropy": 0.01, "success/rate": 0.99})) == []
 
 
+def test_equal_replies_to_solved_tasks_are_no_lack_of_exploration():
+    same = {"groups/trained": 0, "groups/skipped": 8, "skipped/identical": 8, "skipped/solved": 8}
+    (alarm,) = find_alarms(steps(same | {"sampling/entropy": 0.01, "success/rate": 0.98}))
+    assert alarm.metric == "groups/skipped" and "too easy for the model" in alarm.advice
+
+
 def test_a_complete_collapse_is_named_although_nothing_is_trained_any_more():
     """loss/entropy is of trained tokens, and there are none once all members write the same."""
     gone = {"sampling/entropy": 0.0, "groups/trained": 0, "groups/skipped": 8}

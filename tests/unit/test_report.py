@@ -364,6 +364,7 @@ def test_a_run_that_stopped_early_says_why(folder):
     folder.finish("finished", cause="stopped early: it was good enough")
     text = write_report(folder).read_text()
     assert "It stopped early: it was good enough" in text
+    assert "Success of the baselines: expert 90%." in text
     assert "| [baseline: expert](eval/baseline_expert.md) | 90% [" in text
     assert "5 done |" in text
 

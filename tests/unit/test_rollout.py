@@ -211,7 +211,17 @@ def check_limits(episode, max_turns, max_reply, max_episode):
         ({"env.max_episode_tokens": 4}, Status.TOKEN_LIMIT, 0, True),
         ({"env.max_episode_tokens": 5}, Status.TOKEN_LIMIT, 1, True),
     ],
-    ids=["none", "turns", "turns that suffice", "reply", "one token", "episode", "prompt", "one", "two"],
+    ids=[
+        "none",
+        "turns",
+        "turns that suffice",
+        "reply",
+        "one token",
+        "episode",
+        "prompt",
+        "one",
+        "two",
+    ],
 )
 async def test_status_and_truncation(changes, status, num_turns, truncated):
     """Trap 20. Prompt <|user|>0<|assistant|> and reply abc<|end|>: seven tokens."""

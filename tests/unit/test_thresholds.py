@@ -36,3 +36,9 @@ def test_means_below_their_thresholds_are_named():
 def test_another_metric_or_value_is_rejected(text):
     with pytest.raises(UserError, match=r"--fail-under .*expected success or reward and a number"):
         parse_thresholds([text])
+
+
+@pytest.mark.parametrize("text", ["success=80", "success=-0.1"])
+def test_a_success_in_percent_is_rejected(text):
+    with pytest.raises(UserError, match="expected a share from 0 to 1"):
+        parse_thresholds([text])

@@ -50,7 +50,10 @@ def reproduce(
         from openenv_pipe.extras.reproduce.recording import record as write_recording
 
         write_recording(run, record, steps=steps, runs_dir=runs_dir)
-        print(f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay")
+        print(
+            f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay --trust "
+            "--allow code"
+        )
         return
     from openenv_pipe.extras.reproduce.command import reproduce as reproduce_run
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from openenv_pipe.reports.alarms import LOOSEST_MISMATCH, find_alarms
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints, can_resume
 from openenv_pipe.runs.metrics import MEMORY
 from openenv_pipe.system.files import names_in, open_file
+from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.secrets import redact
 
 MAX_LOG_BYTES = 64 * 1024
@@ -53,7 +55,11 @@ def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
         "memory_gib": next(
             (each[MEMORY] for each in reversed(records) if each.get(MEMORY) is not None), None
         ),
-        "can_resume": folder.status != "running" and can_resume(folder.path, folder.status),
+        "resume": (
+            f"openenv-pipe train --resume {shlex.quote(short_path(folder.path))}"
+            if folder.status != "running" and can_resume(folder.path, folder.record, folder.status)
+            else None
+        ),
         "alarms": [asdict(alarm) for alarm in find_alarms(records, _max_mismatch(store, key))],
     }
 

@@ -82,12 +82,18 @@ def test_a_running_run_says_what_is_left(tmp_path):
 
 
 def test_a_run_that_stopped_can_be_continued(tmp_path, client):
-    assert not client.get("/api/runs/smoke/0001/progress").json()["can_resume"], "it has finished"
+    def said(served):
+        return served.get("/api/runs/smoke/0001/progress").json()["resume"]
+
+    assert said(client) is None, "it has finished"
     folder = run_samples.create(tmp_path)
     stopped = TestClient(server.build_app(RunStore(tmp_path)), base_url="http://127.0.0.1")
-    assert not stopped.get("/api/runs/smoke/0001/progress").json()["can_resume"], "it is running"
+    assert said(stopped) is None, "it is running"
     folder.finish("interrupted")
-    assert stopped.get("/api/runs/smoke/0001/progress").json()["can_resume"]
+    assert said(stopped) == f"openenv-pipe train --resume {folder.path}"
+    record = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps(record | {"purpose": "evaluation"}))
+    assert said(stopped) is None, "it has evaluations only"
 
 
 def test_a_running_run_says_how_much_memory_it_has(tmp_path, client):

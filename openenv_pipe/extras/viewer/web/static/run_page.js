@@ -22,7 +22,7 @@ function head(run) {
     h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run), tagChips(run),
       run.lineage ? h("span", { class: "muted" }, `${run.lineage.kind} of ${run.lineage.run}`) : null),
     run.problem && run.problem !== run.status ? h("div", { class: "notice bad" }, run.problem) : null,
-    run.can_resume ? h("p", {}, "Continue it from its last checkpoint: ", h("code", {}, `openenv-pipe train --resume ${run.key}`)) : null,
+    run.resume ? h("p", {}, "Continue it from its last checkpoint: ", h("code", {}, run.resume)) : null,
     facts([
       ["Stage", run.status === "running" ? run.stage : null], ["Time left", duration(run.left_s)],
       ["Reward", number(run.reward)], ["Success in training", percent(run.success)],
