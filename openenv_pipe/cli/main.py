@@ -31,6 +31,7 @@ from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
 
+INTERRUPTED = 130  # the exit code
 # Errors about files that are not errors of this program.
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
@@ -313,7 +314,8 @@ def exit_code_of(command: Callable[[], None]) -> int:
         _print_error(FailureError(f"cannot read or write {what}: {error.strerror}"))
         return FailureError.exit_code
     except Exception as error:
-        return _print_traceback(error)
+        # pydantic makes an error of its own of Ctrl-C, if that comes while it builds a validator.
+        return INTERRUPTED if "KeyboardInterrupt" in str(error) else _print_traceback(error)
     return 0
 
 

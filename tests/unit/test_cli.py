@@ -137,6 +137,14 @@ def test_our_own_bugs_keep_their_traceback_without_secrets(monkeypatch, capsys):
     assert shown.endswith("ZeroDivisionError: by <hidden: MY_TOKEN>\\u001b[2J\n")
 
 
+def test_ctrl_c_inside_of_a_library_ends_without_a_traceback(capsys):
+    def interrupted():
+        raise ValueError('Error building "definitions" validator:\n  KeyboardInterrupt: ')
+
+    assert cli.exit_code_of(interrupted) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_show_prints_marks_and_no_secrets(monkeypatch, capsys):
     """A literal key, headers, and the overrides that are shown as origins."""
     monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
