@@ -98,7 +98,7 @@ $(USER_STAMP): pyproject.toml | $(BIN)/python
 	@echo "==> installing openenv-pipe into .venv; the first time takes minutes"
 	@$(PIP_INSTALL) . | $(SHOW_PROGRESS)
 	@touch $@
-	@echo "==> ready: $(BIN)/openenv-pipe --help"
+	@echo "==> ready: source $(BIN)/activate, then openenv-pipe"
 
 $(ENVS_STAMP): $(USER_STAMP)
 	@echo "==> installing the libraries of shipped environments; one of them needs a C compiler"
