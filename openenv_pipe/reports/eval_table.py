@@ -46,9 +46,9 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
 def _comparisons(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
     first, *others = rows
     tables = []
-    compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]
+    compared = [(row, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
-        tables.append(_differences(first.name, compared, config))
+        tables.append(_differences(first, compared, config))
     if any(change and (change.fixed or change.regressed) for _, change in compared):
         tables.append(_changed_tasks(first.name, compared))
     return tables
@@ -160,23 +160,25 @@ def _failed(report: EvalReport) -> str:
 
 
 def _differences(
-    first: str, compared: Sequence[tuple[str, ReportDifference | None]], config: EvalConfig
+    first: Row, compared: Sequence[tuple[Row, ReportDifference | None]], config: EvalConfig
 ) -> Table:
     table = Table(
-        Column(f"less {first}"),
+        Column(f"less {first.name}"),
         Column("tasks scored", drop=2),
         Column("success"),
         Column("reward", drop=1),
         Column("turns", drop=3),
         title=f"\nPaired by task, with {config.confidence:.0%} intervals; * excludes 0",
     )
-    for name, change in compared:
+    for row, change in compared:
         if change is None:
-            table.add_row(name, "none in common", *[UNKNOWN] * 3)
+            is_other = row.report.opponent != first.report.opponent
+            why = "another opponent" if is_other else "none in common"
+            table.add_row(row.name, why, *[UNKNOWN] * 3)
         else:
             changes = (change.success, change.reward or change.env_reward, change.turns)
             tasks = f"{change.num_scored_tasks} of {change.num_tasks}"
-            table.add_row(name, tasks, *map(_signed, changes))
+            table.add_row(row.name, tasks, *map(_signed, changes))
     return table
 
 
@@ -195,7 +197,7 @@ def _names(changes: Sequence[TaskChange]) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _changed_tasks(first: str, compared: Sequence[tuple[str, ReportDifference | None]]) -> Table:
+def _changed_tasks(first: str, compared: Sequence[tuple[Row, ReportDifference | None]]) -> Table:
     table = Table(
         Column(f"after {first}"),
         Column("success"),
@@ -204,9 +206,9 @@ def _changed_tasks(first: str, compared: Sequence[tuple[str, ReportDifference | 
         Column("which", drop=2, fit=Fit.FOLD),
         title="\nTasks with another success, and how many there would be by chance alone",
     )
-    for name, change in compared:
+    for row, change in compared:
         for kind, count, chance, names in changed_tasks(change) if change else ():
-            table.add_row(name, kind, str(count), f"{chance:.1f}", names)
+            table.add_row(row.name, kind, str(count), f"{chance:.1f}", names)
     return table
 
 
@@ -215,7 +217,7 @@ def _difference(
 ) -> ReportDifference | None:
     try:
         return compare_reports(before, after, config, seed)
-    except UserError:  # It was evaluated on other tasks.
+    except UserError:  # It was evaluated on other tasks, or against another opponent.
         return None
 
 

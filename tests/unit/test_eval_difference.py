@@ -85,3 +85,10 @@ def test_evaluations_against_different_opponents_are_not_compared(folder):
     other = report.model_copy(update={"opponent": "perfect"})
     with pytest.raises(UserError, match="different opponents, None and perfect"):
         compare_reports(report, other, folder.config_to_run().eval, 0)
+    moved = [each.model_copy(update={"task": "else", "seed": 99}) for each in report.tasks]
+    elsewhere = report.model_copy(update={"tasks": moved})
+    reports = (report, report, other, elsewhere)
+    rows = [Row(name=str(n), report=each, folder=folder.path) for n, each in enumerate(reports)]
+    (differences,) = eval_tables(rows, folder.config_to_run().eval, 0)[1:]
+    reasons = [row[1] for row in differences.rows]
+    assert reasons == ["4 of 4", "another opponent", "none in common"]
