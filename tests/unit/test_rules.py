@@ -384,6 +384,13 @@ def test_settings_that_go_together_are_accepted(overrides):
     assert not [each for each in violations(overrides) if not each.startswith("agent=client:")]
 
 
+def test_an_evaluation_plays_no_league():
+    config = compose(["conf=smoke", GAME, LEAGUE, "engine=vllm"]).config
+    check_rules(config, "play", "eval")
+    with pytest.raises(BrokenRulesError, match=r"env\.players\.league="):
+        check_rules(config, "train", "play")
+
+
 def test_every_rule_has_a_sample_that_breaks_it():
     broken = []
     for overrides, _ in BROKEN:

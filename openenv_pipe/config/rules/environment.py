@@ -1,8 +1,9 @@
 """Rules about `env` and its tasks, `host`, `agent` and `eval`."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
+from openenv_pipe.config.rules.rule import MAX_PRODUCT, Moment, Rule
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
@@ -91,6 +92,28 @@ def _league_has_no_seat(config: "RunConfig") -> bool:
     return _has_league(config) and sum(role in (POLICY, UNTRAINED) for role in roles) < 2
 
 
+def _of_earlier_weights(
+    key: str, breaks: Callable[["RunConfig"], bool], otherwise: str, when: Moment
+) -> tuple[Rule, Rule]:
+    """Return the rules for a setting by which earlier weights play against the policy."""
+    return (
+        Rule(
+            keys=(key, "engine"),
+            breaks=lambda c: breaks(c) and not c.engine.samples_in_process,
+            advice="this engine has the present weights of the policy alone; set engine=local, or "
+            f"{otherwise}",
+            when=when,
+        ),
+        Rule(
+            keys=(key, "trainer.parallel"),
+            breaks=lambda c: breaks(c) and c.trainer.is_sharded,
+            advice="earlier weights are not divided among devices; set trainer.parallel=data, or "
+            f"{otherwise}",
+            when=when,
+        ),
+    )
+
+
 NOT_MEASURED = (
     "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
     "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
@@ -130,36 +153,17 @@ RULES = (
         "RUN/checkpoints/step_000100, in a game with env.players; name one, or set "
         "eval.opponent=null",
     ),
-    Rule(
-        keys=("eval.opponent", "engine"),
-        breaks=lambda c: _plays_a_checkpoint(c) and not c.engine.samples_in_process,
-        advice="this engine has the weights of the policy alone; set engine=local, or name a "
-        "policy of env.baselines",
-    ),
-    Rule(
-        keys=("eval.opponent", "trainer.parallel"),
-        breaks=lambda c: _plays_a_checkpoint(c) and c.trainer.is_sharded,
-        advice="the weights of a checkpoint are not divided among devices; set trainer.parallel="
-        "data, or name a policy of env.baselines",
+    *_of_earlier_weights(
+        "eval.opponent", _plays_a_checkpoint, "name a policy of env.baselines", "always"
     ),
     Rule(
         keys=("env.players.league", "env.players.roles"),
         breaks=_league_has_no_seat,
         advice="an earlier version of the policy plays in its place, against it; give two players "
         f"the role {POLICY}, or set env.players.league=null",
+        when="train",
     ),
-    Rule(
-        keys=("env.players.league", "engine"),
-        breaks=lambda c: _has_league(c) and not c.engine.samples_in_process,
-        advice="this engine has the present weights of the policy alone; set engine=local, or "
-        "env.players.league=null",
-    ),
-    Rule(
-        keys=("env.players.league", "trainer.parallel"),
-        breaks=lambda c: _has_league(c) and c.trainer.is_sharded,
-        advice="earlier weights are not divided among devices; set trainer.parallel=data, or "
-        "env.players.league=null",
-    ),
+    *_of_earlier_weights("env.players.league", _has_league, "env.players.league=null", "train"),
     Rule(
         keys=("env.players", "agent"),
         breaks=lambda c: c.env.players is not None and not c.agent.is_loop,
