@@ -188,7 +188,8 @@ def memory_bytes(
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.max_episode_tokens * per_cached
         if in_one_memory and model.dtype == "float32":
-            needed["weights of the engine"] = _engine_weight_bytes(shape, config)
+            num_copies = 1 + _num_opponents_at_once(config)
+            needed["weights of the engine"] = num_copies * _engine_weight_bytes(shape, config)
     return needed
 
 
@@ -202,6 +203,17 @@ def _num_opponents(config: RunConfig) -> int:
         if players is not None and players.league is not None:
             num_members += players.league.size
     return len(named) + num_members
+
+
+def _num_opponents_at_once(config: RunConfig) -> int:
+    """Count the frozen copies that play in the same rollout: in a step one member of each league,
+    and in an evaluation one checkpoint."""
+    each_env = config.environments.values()
+    has_checkpoint = any(each.eval.opponent not in (None, *each.env.baselines) for each in each_env)
+    num_leagues = sum(
+        each.env.players is not None and each.env.players.league is not None for each in each_env
+    )
+    return max(has_checkpoint, num_leagues)
 
 
 def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:

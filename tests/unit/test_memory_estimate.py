@@ -75,6 +75,27 @@ def test_the_engine_s_copy_of_the_weights_takes_memory_only_while_it_samples():
     assert while_learning(overlapping, config).keys() >= {*OF_A_ROLLOUT}
 
 
+def test_a_frozen_opponent_samples_from_a_copy_of_its_own():
+    """In a step one member of a league plays, and in an evaluation one checkpoint."""
+    game = ["conf=tic_tac_toe", "model.autocast=bfloat16", "model.lora.rank=4"]
+    league = "env.players.league={every: 1, size: 3, share: 0.5}"
+    scripted = "eval.opponent=random"
+    plain, *others = (
+        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["weights of the engine"]
+        for config in (
+            compose([*game, *changes]).config
+            for changes in (
+                ["env.players.league=null", scripted],
+                ["env.players.league=null", "eval.opponent=a/b"],
+                [league, scripted],
+                [league, "eval.opponent=a/b"],
+                [league, scripted, "beside.second.conf=tic_tac_toe", f"beside.second.{league}"],
+            )
+        )
+    )
+    assert others == [2 * plain, 2 * plain, 2 * plain, 3 * plain]
+
+
 def test_a_batch_has_at_least_one_episode():
     low, high = (
         memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["activations"]
