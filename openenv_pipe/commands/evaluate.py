@@ -20,7 +20,7 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     seed_warnings,
 )
-from openenv_pipe.pipeline.requirements import check_agent, check_settings
+from openenv_pipe.pipeline.requirements import check_agent, check_opponents, check_settings
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
@@ -74,6 +74,7 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
     for subject in subjects:
         check_settings(subject.config, "play", "eval")
         check_agent(subject.config)
+        check_opponents(subject.config)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -101,6 +102,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     config = composed.config
     check_settings(config, "play", "eval")
     check_agent(config)
+    check_opponents(config)
     folder = RunFolder.create(
         config, overrides=composed.overrides, command=command, purpose="evaluation"
     )

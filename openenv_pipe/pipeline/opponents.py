@@ -4,10 +4,13 @@ It is a model of the policy's architecture with the checkpoint's weights, or the
 the checkpoint's adapter.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.models.hub import model_source
 from openenv_pipe.models.load import load_tokenizer
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG
@@ -16,6 +19,9 @@ from openenv_pipe.runs.checkpoints import DIGESTS, find_damage
 from openenv_pipe.runs.folder import RunFolder
 
 KEY = "eval.opponent"
+# Keys of `model` that say nothing about the weights of a base model.
+COMPUTED = {"lora", "dtype", "autocast", "activation_checkpointing", "max_length"}
+SHOWN = {"chat_template", "chat_template_kwargs", "template_time", "history"}
 
 
 def find_opponent(config: RunConfig) -> Path | None:
@@ -26,7 +32,7 @@ def find_opponent(config: RunConfig) -> Path | None:
     named = config.eval.opponent
     if named is None or named in config.env.baselines:
         return None
-    folder = Path(named).expanduser().resolve()  # `best` is a link
+    folder = Path(named)
     if not (folder / DIGESTS).is_file():
         raise ConfigError(
             f"{KEY}={named!r} is no folder of a checkpoint, and no policy of env.baselines "
@@ -47,11 +53,15 @@ def opponent_label(config: RunConfig) -> str | None:
 
 
 def check_opponent(config: RunConfig) -> str:
-    """Check that the checkpoint can be read; return what `check` reports. Raises ConfigError."""
+    """Check that the checkpoint can be read, and that an adapter is of the policy's base model.
+
+    Returns what `check` reports. Raises ConfigError.
+    """
     if (folder := find_opponent(config)) is None:
         return ""
     if (damage := find_damage(folder)) is not None:
         raise ConfigError(f"{KEY}={config.eval.opponent!r} is damaged: {damage}; name another one")
+    _reject_another_adapter(config, folder)
     return f"evaluations are played against {opponent_label(config)}"
 
 
@@ -76,12 +86,57 @@ def _load(config: RunConfig, folder: Path, policy: Policy, named: str) -> Policy
     reject_another_vocabulary(policy.tokenizer, theirs, given)
     opponent = policy.twin()
     try:
-        if (folder / ADAPTER_CONFIG).exists() != bool(config.model.lora.rank):
-            raise ConfigError(f"model.lora.rank={config.model.lora.rank} is not the checkpoint's")
         opponent.load_model(folder)
     except (ConfigError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"{given} is not of the policy's architecture, or has not its adapter "
-            f"({config.model.label}): {error}; name a checkpoint of a run with the same model"
+            f"{given} is not of the policy's architecture ({config.model.label}): {error}; name a "
+            "checkpoint of a run with the same model"
         ) from error
     return opponent
+
+
+def _reject_another_adapter(config: RunConfig, folder: Path) -> None:
+    """Raise ConfigError if the checkpoint's adapter is of other settings or another base model.
+
+    Its tensors may fit all the same. The settings are those of the checkpoint's run, or, where it
+    was copied out of its run's folder, those in the adapter's own file, which has fewer.
+    """
+    ours: dict[str, Any] = {"lora.rank": config.model.lora.rank}
+    theirs: dict[str, Any] = {"lora.rank": 0}
+    if (folder / ADAPTER_CONFIG).exists():
+        try:
+            model = RunFolder.open(folder.parent.parent).written_config.model
+        except RunFolderError:
+            written = json.loads((folder / ADAPTER_CONFIG).read_text())
+            theirs = {"lora.rank": written["r"], "lora.alpha": written["lora_alpha"]}
+            ours["lora.alpha"] = config.model.lora.alpha
+            if isinstance(config.model, HubModelConfig):
+                theirs["path"] = _whole_path(written["base_model_name_or_path"])
+                ours["path"] = _whole_path(model_source(config.model))
+        else:
+            theirs, ours = _adapter_settings(model), _adapter_settings(config.model)
+    for key, value in theirs.items():
+        if ours.get(key) != value:
+            raise ConfigError(
+                f"{KEY}={config.eval.opponent!r} was trained with model.{key}={value!r}, and the "
+                f"policy has {ours.get(key)!r}; name a checkpoint of a run with the same model"
+            )
+
+
+def _adapter_settings(model: ModelConfig) -> dict[str, Any]:
+    """Return the settings that an adapter's weights are made for, by key."""
+    lora = model.lora
+    targets = lora.target_modules
+    found = {
+        "lora.rank": lora.rank,
+        "lora.alpha": lora.alpha,
+        "lora.target_modules": targets if isinstance(targets, str) else sorted(targets),
+        **model.model_dump(exclude=COMPUTED | SHOWN),
+    }
+    return found | {"path": _whole_path(model.path)} if isinstance(model, HubModelConfig) else found
+
+
+def _whole_path(path: str) -> str:
+    """Return the real path of a model's folder; an id on a hub as it is."""
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.exists() else path

@@ -355,6 +355,7 @@ def _of_each(check: Requirement) -> Requirement:
     return checked
 
 
+check_opponents = _of_each(check_opponent)
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "settings": lambda config: check_settings(config, "train"),
     "device": _device,
@@ -381,6 +382,6 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "tasks": _of_each(_tasks),
     "rewards": _of_each(_rewards),
     "policies": _of_each(_policies),
-    "opponent": _of_each(check_opponent),
+    "opponent": check_opponents,
     "agent": check_agent,
 }

@@ -1,5 +1,6 @@
 """`eval`: the evaluation, with the same tasks and seeds for every model."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -21,6 +22,12 @@ def _greedy_or_warm(temperature: float) -> float:
             f"least {MIN_TEMPERATURE}"
         )
     return temperature
+
+
+def _real_path(opponent: str) -> str:
+    """Return the real path of a checkpoint: that of a link may change, and a relative one differs
+    from folder to folder. The name of a policy stays as it is."""
+    return str(Path(opponent).expanduser().resolve()) if "/" in opponent else opponent
 
 
 class StopConfig(Block):
@@ -61,7 +68,7 @@ class EvalConfig(Block):
     )
     greedy: bool = Field(description="true: one more row, with each task played at temperature 0")
     baselines: bool = Field(description="true: further rows, one for each policy of env.baselines")
-    opponent: str | None = Field(
+    opponent: Annotated[str, AfterValidator(_real_path)] | None = Field(
         description="with env.players, who plays all players but the evaluated one: a policy of "
         "env.baselines, or the folder of a checkpoint; null: as in training"
     )
