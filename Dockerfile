@@ -1,10 +1,11 @@
 # Build:  docker build -t openenv-pipe .
 # Run:    docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" openenv-pipe train conf=smoke
-# torch is its build for CPUs. The package index's own build, for CUDA:  --build-arg TORCH_INDEX=
+# torch is the build for CUDA, which also runs on CPUs. A smaller image for CPUs alone:
+#         --build-arg TORCH_INDEX=URL   of PyTorch's own index of CPU builds
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 # Optional parts, in brackets: [datasets,wandb]
 ARG EXTRAS=
 
