@@ -129,7 +129,7 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
 def test_a_folder_of_another_format_is_rejected_with_both_versions(tmp_path, written):
     path = run_samples.create(tmp_path).path
     record = json.loads((path / "run.json").read_text())
-    assert record["format"] == 9
+    assert record["format"] == 10
     del record["format"], record["id"]
     record["versions"]["openenv-pipe"] = "0.7.0"
     files.write_json(path / "run.json", record | ({} if written is None else {"format": written}))

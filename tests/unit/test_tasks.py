@@ -91,7 +91,7 @@ def test_labels_are_columns_that_reset_does_not_get(tmp_path):
     tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
     assert [task.reset for task in tasks] == [{"q": "1+1?"}, {"q": "1?"}]
     assert [task.labels for task in tasks] == [{"tier": "2", "topic": "sums"}, {"topic": "other"}]
-    share = {"type": "share", "share": 0.5}
+    share = {"type": "share", "share": 0.5, "by": None}
     known = read_known_sets(configured(block, share).env.tasks)
     assert {task.labels["topic"] for tasks in known.values() for task in tasks} == {"sums", "other"}
 
@@ -323,7 +323,7 @@ def test_a_row_of_a_data_set_without_a_required_value_is_named(tmp_path, monkeyp
 
 # --- splits ------------------------------------------------------------------------------------
 
-SHARE = {"type": "share", "share": 0.25}
+SHARE = {"type": "share", "share": 0.25, "by": None}
 
 
 async def test_a_share_of_the_rows_is_left_for_the_evaluation(tmp_path):
@@ -348,6 +348,39 @@ async def test_equal_rows_are_in_one_part(tmp_path):
         found = await splits(configured(file_block(path, seed_start=seed_start), SHARE))
         assert [len(found.train), len(found.eval)] == [30, 10]
         assert len({task.reset["q"] for task in found.eval}) == 1
+
+
+async def test_all_rows_of_a_question_are_in_one_part(tmp_path):
+    rows = [{"question": f"{n % 100}?", "answer": n % 7, "source": n} for n in range(200)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    by = {"train": file_block(path), "evaluation": SHARE | {"by": "question"}}
+    found = await splits(configured(**by))
+    trained, held_out = (
+        [task.reset["question"] for task in each] for each in (found.train, found.eval)
+    )
+    assert len(held_out) == 50 and len(trained) == 150
+    assert not set(trained) & set(held_out)
+    assert found.train.source.endswith("100 of 200 rows repeat the question of another")
+    write(path, *reversed(rows))
+    again = await splits(configured(**by))
+    assert {task.reset["question"] for task in again.eval} == set(held_out)
+
+
+async def test_questions_that_do_not_repeat_are_divided_as_rows_are(tmp_path):
+    rows = [{"question": f"{n}?", "answer": n} for n in range(40)]
+    rows += rows[:3]  # equal rows do not change it
+    path = write(tmp_path / "a.jsonl", *rows)
+    parts = [
+        [task.reset for task in (await splits(configured(file_block(path), share))).eval]
+        for share in (SHARE, SHARE | {"by": "question"})
+    ]
+    assert parts[0] == parts[1]
+
+
+def test_a_row_without_what_a_share_is_undivided_by_is_named(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"question": "1?"}, {"prompt": "2?"})
+    message = rejection(configured(file_block(path), SHARE | {"by": "question"}))
+    assert "env.tasks.eval.by='question': row 2 of" in message and "it has prompt" in message
 
 
 def test_a_share_that_leaves_nothing_is_rejected(tmp_path):

@@ -132,17 +132,22 @@ class TaskShare(Block):
     """A share of the training tasks, which training then leaves out (conf/env/tasks/share.yaml).
 
     A hash of each task decides, so that the order of the rows has no influence, and equal rows
-    stay together.
+    stay together; with `by`, rows that ask the same thing do, too.
     """
 
     type: Literal["share"]
     share: PositiveShare = Field(
         description="of the rows or folders of env.tasks.train, rounded to whole tasks"
     )
+    by: str | None = Field(
+        description="a reset keyword, such as question: tasks with the same value of it are either "
+        "all trained on or all left out; null: only tasks that are equal in everything are"
+    )
 
     @property
     def title(self) -> str:
-        return f"a share of {self.share:g} of the rows or folders of training"
+        together = f", undivided by {self.by}" if self.by else ""
+        return f"a share of {self.share:g} of the rows or folders of training{together}"
 
     @property
     def reset(self) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class ListedRows:
 class SelectedTasks:
     """Some tasks of another set. The ids keep their numbers or names in it."""
 
-    def __init__(self, tasks: TaskSet, split: str, indices: Sequence[int]) -> None:
-        self.source = tasks.source
+    def __init__(self, tasks: TaskSet, split: str, indices: Sequence[int], source: str) -> None:
+        self.source = source
         self._tasks = tasks
         self._split = split
         self._indices = indices

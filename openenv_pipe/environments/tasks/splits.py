@@ -80,36 +80,63 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
                 rows = read_folders(tasks, key)
                 names = [Path(row["path"]).name for row in rows]
                 known[split] = ListedRows(split, tasks, rows, tasks.path, names)
-            case TaskShare(share=share):
+            case TaskShare() as tasks:
                 listed = known["train"]
                 assert isinstance(listed, ListedRows)  # as the schema has checked
-                known["train"], known[split] = _divided(listed, share)
+                known["train"], known[split] = _divided(listed, tasks)
     return known
 
 
-def _divided(tasks: ListedRows, share: float) -> tuple[TaskSet, TaskSet]:
+def _divided(tasks: ListedRows, config: TaskShare) -> tuple[TaskSet, TaskSet]:
     """Divide the training tasks into those that are left for training, and the held-out share.
 
-    The tasks with the smallest hashes are held out: equal rows are in the same part.
+    The tasks with the smallest hashes are held out. Tasks that are the same by `config.by` have one
+    hash, and so are in the same part: that of the task if they are equal, else that of its value.
 
-    Raises ConfigError if a part is empty.
+    Raises ConfigError if a part is empty, or a task has no value of `config.by`.
     """
-    hashes = [
-        hashlib.sha256(_identity(tasks.wherever(index)).encode()).digest()
-        for index in range(len(tasks))
-    ]
-    num_held_out = round(share * len(tasks))
+    each = [tasks.wherever(index) for index in range(len(tasks))]
+    whole = [_identity(task) for task in each]
+    values = (
+        whole if config.by is None else [_value(task, config.by, tasks.source) for task in each]
+    )
+    equal: dict[str, set[str]] = {}
+    for value, identity in zip(values, whole, strict=True):
+        equal.setdefault(value, set()).add(identity)
+    by_value = {
+        value: hashlib.sha256((min(rows) if len(rows) == 1 else value).encode()).digest()
+        for value, rows in equal.items()
+    }
+    hashes = [by_value[value] for value in values]
+    num_held_out = round(config.share * len(tasks))
     last = sorted(hashes)[num_held_out - 1] if num_held_out else b""
     parts = [
         [index for index, each in enumerate(hashes) if (each <= last) is is_held_out]
         for is_held_out in (False, True)
     ]
+    source = tasks.source
+    if num_repeated := len(tasks) - len(equal):
+        what = f"repeat the {config.by} of another" if config.by else "equal another"
+        source += f", in which {num_repeated} of {len(tasks)} rows {what}"
     if not all(parts):
         raise ConfigError(
-            f"env.tasks.eval.share={share:g} of the {len(tasks)} tasks of {tasks.source} leaves "
+            f"env.tasks.eval.share={config.share:g} of the {len(tasks)} tasks of {source} leaves "
             "none for training or none for the evaluation; set another share, or add rows"
         )
-    return SelectedTasks(tasks, "train", parts[0]), SelectedTasks(tasks, "eval", parts[1])
+    return (
+        SelectedTasks(tasks, "train", parts[0], source),
+        SelectedTasks(tasks, "eval", parts[1], source),
+    )
+
+
+def _value(task: Task, keyword: str, source: str) -> str:
+    """Return the task's value of a reset keyword as JSON. Raises ConfigError without one."""
+    if keyword not in task.reset:
+        raise ConfigError(
+            f"env.tasks.eval.by={keyword!r}: row {task.index + 1} of {source} has no such reset "
+            f"keyword; it has {', '.join(task.reset) or 'nothing'}; name one, or set null"
+        )
+    return json.dumps(task.reset[keyword], sort_keys=True)
 
 
 async def open_splits(config: RunConfig, known: KnownSets, url: str, access: Access) -> Splits:

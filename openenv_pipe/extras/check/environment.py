@@ -10,12 +10,12 @@ from typing import Any
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode, play_scripted, reset
-from openenv_pipe.config.schema import EnvConfig, RunConfig
+from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskShare
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
-from openenv_pipe.environments.tasks import build_order, known_splits, open_splits
+from openenv_pipe.environments.tasks import Splits, build_order, known_splits, open_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.check.baselines import try_baselines
 from openenv_pipe.extras.check.tokens import load_chat, tokens_line
@@ -89,6 +89,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         Line("servers", Result.OK, _servers_text(config, num_servers)),
         _sessions_line(config, host.capacity),
         _seed_line(*(played[number].trajectory for number in (0, 2, 3))),
+        *_held_out_lines(config, splits),
         *_tasks_lines(
             len(tasks), played[0].trajectory, played[1].trajectory, is_played=dotted is not None
         ),
@@ -144,6 +145,12 @@ def _seed_line(first: Trajectory, again: Trajectory, elsewhere: Trajectory) -> L
         "different tasks, and a run cannot be repeated; look for a reset keyword that names a "
         "task (env.tasks.*.index_key)",
     )
+
+
+def _held_out_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
+    if isinstance(config.env.tasks.eval, TaskShare):
+        text = f"{len(splits.train)} to train on and {len(splits.eval)} held out, of "
+        yield Line("tasks", Result.OK, f"{text}{splits.train.source}")
 
 
 def _tasks_lines(
