@@ -15,9 +15,10 @@ from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, build_order, known_splits, open_splits
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.check.baselines import try_baselines
+from openenv_pipe.errors import ConfigError, SessionError
+from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
 from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
@@ -75,6 +76,9 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         # Later episodes get sessions of their own, because some environments use a seed only once.
         async with host.session() as session:
             played.append(await play(session, first))
+        is_played, differ = policy is not None, played[0].trajectory != played[1].trajectory
+        if policy is None and not differ and len(tasks) > 1:
+            is_played, differ = await _baselines_differ(config, host, adapter, (first, other))
         openings = [each.opening for each in played if each.opening is not None]
         if not openings:
             raise ConfigError(done_at_reset(played[0].first))
@@ -90,9 +94,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         _sessions_line(config, host.capacity),
         _seed_line(*(played[number].trajectory for number in (0, 2, 3))),
         *_held_out_lines(config, splits),
-        *_tasks_lines(
-            len(tasks), played[0].trajectory, played[1].trajectory, is_played=dotted is not None
-        ),
+        *_tasks_lines(len(tasks), differ=differ, is_played=is_played),
         *measured,
     ]
 
@@ -153,18 +155,42 @@ def _held_out_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
         yield Line("tasks", Result.OK, f"{text}{splits.train.source}")
 
 
-def _tasks_lines(
-    num_tasks: int, first: Trajectory, other: Trajectory, *, is_played: bool
-) -> Iterator[Line]:
+async def _baselines_differ(
+    config: RunConfig, host: Host, adapter: Adapter, tasks: tuple[Task, Task]
+) -> tuple[bool, bool]:
+    """Play two tasks that begin alike with each baseline until one is answered differently.
+
+    Returns whether any baseline could play, and whether the tasks differ. What is wrong with a
+    baseline is in its own line.
+    """
+    is_played = False
+    for dotted in config.env.baselines.values():
+        try:
+            async with asyncio.timeout(LIMIT_S), host.session() as session:
+                play = partial(_play, adapter=adapter, policy=load_callable(dotted), env=config.env)
+                one, other = [await play(session, task) for task in tasks]
+        except (ConfigError, SessionError, TimeoutError):
+            continue
+        is_played = True
+        if one.trajectory != other.trajectory:
+            return True, True
+    return is_played, False
+
+
+def _tasks_lines(num_tasks: int, *, differ: bool, is_played: bool) -> Iterator[Line]:
+    """Compare the first and the last task."""
     if num_tasks == 1:
         return
-    if first != other:
+    if differ:
         yield Line("tasks", Result.OK, f"{num_tasks}; the first and the last differ")
     elif is_played:
         text = "the first and the last task are the same: does the environment read their keywords?"
         yield Line("tasks", Result.WARN, text)
     else:
-        text = f"{num_tasks}; they look the same at first, and no policy is there to play further"
+        text = (
+            f"{num_tasks}; the first and the last begin alike, and without a policy or a baseline "
+            "that plays them it could not be told whether they differ"
+        )
         yield Line("tasks", Result.OK, text)
 
 

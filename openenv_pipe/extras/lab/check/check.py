@@ -7,7 +7,6 @@ from functools import partial
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.client.metadata import describe_unknown_paths, fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
@@ -22,6 +21,7 @@ from openenv_pipe.extras.lab.check.seeds import probe_seeds
 from openenv_pipe.extras.lab.check.sessions import probe_sessions
 from openenv_pipe.extras.lab.check.speed import probe_speed
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
+from openenv_pipe.extras.lab.check.tasks import probe_tasks
 from openenv_pipe.extras.lab.check.validation import probe_validation
 from openenv_pipe.extras.lab.episodes import Chooser, scripted
 from openenv_pipe.extras.lab.random_play import random_actions, session_tools
@@ -35,6 +35,7 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "sessions": probe_sessions,
     "seeds": probe_seeds,
     "rewards": probe_groups,
+    "tasks": probe_tasks,
     "answers": probe_answers,
     "speed": probe_speed,
     "memory": probe_memory,
@@ -53,24 +54,30 @@ def probe_environment(
         ConfigError: The policy cannot be used.
         HostError: The server does not start.
     """
-    scripted_policy = load_callable(policy) if policy else None
-    return asyncio.run(_check(target, scripted_policy, num_episodes, notify))
+    if policy:
+        load_callable(policy)  # before a server starts
+    return asyncio.run(_check(target, policy, num_episodes, notify))
 
 
 async def _check(
-    target: Target, policy: ScriptedPolicy | None, num_episodes: int, notify: Callable[[str], None]
+    target: Target, policy: str | None, num_episodes: int, notify: Callable[[str], None]
 ) -> list[Line]:
     serving = target.serving
     num_declared = serving.host.sessions_per_server
     notify("starting the server")
     async with one_server(serving, num_sessions=num_declared) as host:
         tasks = await open_tasks(serving.env, "train", host)
+        read_policy = partial(_chooser, serving.env, host, tasks[0])
+        choosers = {"random": await _random_chooser(serving.env, host, tasks[0])}
+        if policy:
+            choosers["scripted"] = await read_policy(policy)
         subject = EnvironmentUnderTest(
             env=serving.env,
             host=host,
             tasks=tasks,
             eval_tasks=await open_tasks(serving.env, "eval", host),
-            choosers=await _choosers(serving.env, host, tasks[0], policy),
+            choosers=choosers,
+            read_policy=read_policy,
             is_experiment=target.is_experiment,
             unusable_reward=target.unusable_reward,
             num_declared=num_declared,
@@ -93,17 +100,16 @@ async def _check(
         return lines
 
 
-async def _choosers(
-    env: EnvConfig, host: Host, task: Task, policy: ScriptedPolicy | None
-) -> dict[str, Chooser]:
-    """Return how actions are chosen: at random, and by the policy if there is one."""
+async def _random_chooser(env: EnvConfig, host: Host, task: Task) -> Chooser:
     schema = (await fetch_metadata(host.urls[0], host.access)).action
-    choosers = {"random": random_actions(schema, await session_tools(env, host, task, schema))}
-    if policy is not None:
-        adapter = await adapter_for(env.adapter, host.urls, host.access)
-        opening = await _opening(env, host, task, adapter)
-        choosers["scripted"] = scripted(policy, adapter, opening)
-    return choosers
+    return random_actions(schema, await session_tools(env, host, task, schema))
+
+
+async def _chooser(env: EnvConfig, host: Host, task: Task, policy: str) -> Chooser:
+    """Return the chooser of the scripted policy `module:name`. Raises ConfigError."""
+    adapter = await adapter_for(env.adapter, host.urls, host.access)
+    opening = await _opening(env, host, task, adapter)
+    return scripted(load_callable(policy), adapter, opening)
 
 
 async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:

@@ -37,7 +37,8 @@ async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     if (ends := ends_line(plays, subject.env.max_turns)) is not None:
         yield ends
     if (best := best_play(groups, subject.env.success_reward)) is not None:
-        yield constant_line(best, await _repeated(subject, best))
+        subject.repeated = await _repeated(subject, best)
+        yield constant_line(best, subject.repeated)
     for line in leak_lines(plays):
         yield line
 

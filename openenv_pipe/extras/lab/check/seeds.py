@@ -1,4 +1,4 @@
-"""Check that a task is the same each time it is played, and that tasks differ."""
+"""Check that a task is the same each time it is played."""
 
 import random
 from collections.abc import AsyncIterator
@@ -19,27 +19,21 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     async with subject.session() as session:
         plays = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         again = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
-        acting_alike = [
-            await subject.play_alike(session, [tasks[n] for n in range(min(NUM_TASKS, len(tasks)))])
-            for tasks in (subject.tasks, subject.eval_tasks)
-        ]
         interrupted = await _after_interruption(subject, session)
     async with subject.session() as session:
         fresh = await subject.play(session, num_tasks - 1, subject.best)
     yield same_seed_line(plays, again)
-    if _are_alike(plays[0], interrupted):
+    if are_alike(plays[0], interrupted):
         text = "starts anew after done and in the middle of an episode"
         yield Line("reset again", Result.OK, text)
     else:
         text = "a task differs after an episode that was left in the middle"
         yield Line("reset again", Result.FAIL, text)
-    if _are_alike(plays[-1], fresh):
+    if are_alike(plays[-1], fresh):
         yield Line("fresh session", Result.OK, "a task is the same in a new session")
     else:
         text = "a task differs in a new session, and a group's members play in several"
         yield Line("fresh session", Result.FAIL, text)
-    if num_tasks > 1:
-        yield tasks_line(*acting_alike)
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
@@ -52,7 +46,7 @@ async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -
 
 def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Line:
     pairs = list(zip(plays, again, strict=True))
-    num_unlike = sum(not _are_alike(one, other) for one, other in pairs)
+    num_unlike = sum(not are_alike(one, other) for one, other in pairs)
     if not num_unlike:
         clocks = sorted({name for one, other in pairs for name in _clocks(one, other)})
         besides = f", except for the clocks {', '.join(clocks)}" if clocks else ""
@@ -67,7 +61,7 @@ def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Li
     )
 
 
-def _are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
+def are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
     """True if two episodes differ in nothing but clocks."""
     differences = _differences(one, other)
     return differences is not None and all(differences.values())
@@ -93,34 +87,3 @@ def _differences(one: PlayedEpisode, other: PlayedEpisode) -> dict[str, bool] | 
             if a != b:
                 found[path] = found.get(path, True) and is_clock(path, a, b)
     return found
-
-
-def tasks_line(plays: list[PlayedEpisode], eval_plays: list[PlayedEpisode]) -> Line:
-    """Say whether tasks differ, from episodes of both splits with equal actions."""
-    num_begun = len({repr(play.comparable[0]) for play in plays})
-    count = len({repr(play.comparable) for play in plays})
-    measured = {"tasks": len(plays), "distinct": count}
-    repeated = [
-        str(index)
-        for index, held_out in enumerate(eval_plays)
-        if any(_are_alike(play, held_out) for play in plays)
-    ]
-    if count > 1 and repeated:
-        text = (
-            f"eval tasks {', '.join(repeated)} are the same as training tasks under other seeds or "
-            "keywords, so the evaluation repeats what was trained on; choose others for "
-            "env.tasks.eval, if the environment has any"
-        )
-        return Line("tasks", Result.WARN, text, measured | {"repeated": len(repeated)})
-    if num_begun > 1:
-        text = f"{num_begun} of {len(plays)} begin differently"
-        return Line("tasks", Result.OK, text, measured)
-    text = f"{len(plays)} tasks begin with the same observation"
-    if count > 1:
-        text += f", and {count} of them answer equal actions differently"
-        return Line("tasks", Result.OK, text, measured)
-    text += (
-        " and answer equal actions alike: reset seems to use neither the seed nor the keywords of "
-        "env.tasks"
-    )
-    return Line("tasks", Result.WARN, text, measured)

@@ -3,9 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from openenv_pipe.commands.recorded_play import PlayedEpisode
@@ -33,12 +33,15 @@ class EnvironmentUnderTest:
     tasks: TaskSet  # of the train split
     eval_tasks: TaskSet
     choosers: dict[str, Chooser]  # "random", and "scripted" if there is a policy
+    read_policy: Callable[[str], Awaitable[Chooser]]  # the chooser of module:name
     is_experiment: bool  # True for an experiment's environment, which training will use
     num_declared: int  # sessions per server in the configuration
     num_episodes: int  # for the memory probe
     notify: Callable[[str], None]  # receives progress messages
     unusable_reward: float = 0.0  # of one unusable reply
     num_sessions: int = 1  # that the server really allows; set by the session probe
+    # of different tasks with the actions of the best episode; set by the probe of rewards
+    repeated: list[PlayedEpisode] = field(default_factory=list)
 
     @property
     def best(self) -> Chooser:
@@ -87,14 +90,16 @@ class EnvironmentUnderTest:
         await play_to_end(session, play, chooser, self.env, draw, with_states=with_states)
         return play
 
-    async def play_alike(self, session: Session, tasks: Iterable[Task]) -> list[PlayedEpisode]:
-        """Play tasks with the same random actions each. Raises SessionError."""
+    async def play_alike(self, tasks: Sequence[Task], chooser: Chooser) -> list[PlayedEpisode]:
+        """Play tasks in one session with a chooser that draws the same numbers in each.
+
+        Raises SessionError.
+        """
         plays = []
-        for task in tasks:
-            play = PlayedEpisode(task=task)
-            draw = random.Random(0)
-            await play_to_end(session, play, self.choosers["random"], self.env, draw)
-            plays.append(play)
+        async with self.session() as session:
+            for task in tasks:
+                plays.append(PlayedEpisode(task=task))
+                await play_to_end(session, plays[-1], chooser, self.env, random.Random(0))
         return plays
 
     async def spread(

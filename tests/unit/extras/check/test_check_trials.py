@@ -125,22 +125,44 @@ def test_baselines_that_are_not_evaluated_are_not_tried(players: str):
         tried(config, FakeHost())
 
 
+def check_played(config: RunConfig, host: FakeHost, monkeypatch: Any) -> dict[str, Line]:
+    async def adapter_for(*_: Any) -> Any:
+        return build_adapter(config.env.adapter)
+
+    host.urls, host.access = ["http://fake"], None
+    monkeypatch.setattr(environment, "build_host", lambda *_: host)
+    monkeypatch.setattr(environment, "adapter_for", adapter_for)
+    return {line.name: line for line in environment.check_environment(config)}
+
+
 def test_resets_that_are_done_at_once_are_rejected_with_the_observation(
     monkeypatch: pytest.MonkeyPatch,
 ):
     def done(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
         return StepResult({"error": "the key of the service is missing"}, None, done=True)
 
-    async def adapter_for(*_: Any) -> Any:
-        return build_adapter(config.env.adapter)
-
-    config = run_config()
-    host = FakeHost(done)
-    host.urls, host.access = ["http://fake"], None
-    monkeypatch.setattr(environment, "build_host", lambda *_: host)
-    monkeypatch.setattr(environment, "adapter_for", adapter_for)
     with pytest.raises(ConfigError, match="the key of the service is missing"):
-        list(environment.check_environment(config))
+        check_played(run_config(), FakeHost(done), monkeypatch)
+
+
+def test_baselines_play_on_where_tasks_begin_alike(players: str, monkeypatch: pytest.MonkeyPatch):
+    def told_after_an_action(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+        return StepResult({"text": str(seed) if number else "go"}, 0.0, done=number > 0)
+
+    def alike(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+        return StepResult({"text": "go"}, 0.0, done=number > 0)
+
+    def line(play: Any, *names: str) -> Line:
+        baselines = {name: f"{players}:{name}" for name in names}
+        config = run_config({"env.baselines": baselines})
+        return check_played(config, FakeHost(play), monkeypatch)["tasks"]
+
+    told = line(told_after_an_action, "raises", "speaks")
+    assert (told.result, "the first and the last differ" in told.text) == (Result.OK, True)
+    assert line(alike, "speaks").result is Result.WARN
+    for unplayed in (line(alike), line(alike, "raises")):
+        assert unplayed.result is Result.OK
+        assert "could not be told whether they differ" in unplayed.text
 
 
 def test_a_model_without_a_tokenizer_here_is_not_measured():

@@ -21,7 +21,8 @@ from openenv_pipe.extras.lab.check.rewards import (
     reward_lines,
     silence_line,
 )
-from openenv_pipe.extras.lab.check.seeds import same_seed_line, tasks_line
+from openenv_pipe.extras.lab.check.seeds import same_seed_line
+from openenv_pipe.extras.lab.check.tasks import tasks_line
 from openenv_pipe.extras.lab.check.validation import judge_pin, read_report
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.types import Task
@@ -117,23 +118,42 @@ def test_clocks_ids_and_frequent_values_are_no_leaks():
     assert leaks(told) is Result.FAIL
 
 
+def each_alone(*texts: str, end: str = "b") -> list[list[PlayedEpisode]]:
+    """Return tasks that begin with these texts, with one episode of each."""
+    return [[played({"text": text}, {"text": end})] for text in texts]
+
+
 def test_tasks_are_told_apart_by_what_reset_answers():
-    alike = [played({"text": "a"}, {"text": "b"}) for _ in range(3)]
-    assert tasks_line(alike, alike).result is Result.WARN
-    hidden = [played({"text": "a"}, {"text": str(number)}) for number in range(3)]
+    hidden = [[played({"text": "a"}, {"text": str(number)})] for number in range(3)]
     assert tasks_line(hidden, []).result is Result.OK
     assert "begin with the same observation" in tasks_line(hidden, []).text
-    apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
-    assert tasks_line(apart, []).measured == {"tasks": 3, "distinct": 3}
+    assert tasks_line(each_alone("0", "1", "2"), []).measured == {"tasks": 3, "distinct": 3}
+
+
+def test_tasks_that_answer_alike_are_the_same_only_where_more_than_random_actions_played():
+    alike = each_alone("a", "a", "a")
+    line = tasks_line(alike, alike)
+    assert line.result is Result.WARN
+    assert "could not be told whether they differ; pass --policy" in line.text
+    assert "reset seems" not in line.text
+    twice = [[*each, *each] for each in alike]
+    line = tasks_line(twice, twice, policies=["random", "baseline expert"])
+    assert line.result is Result.WARN
+    assert "alike (random, baseline expert): reset seems to use neither" in line.text
+    repeated = [played({"text": "a"}, {"text": end}) for end in ("lost", "won", "lost")]
+    line = tasks_line(twice, twice, policies=["random", "scripted"], repeated=repeated)
+    assert line.result is Result.OK
+    assert "best episode are answered in 2 ways in 3 tasks" in line.text
 
 
 def test_eval_tasks_that_are_training_tasks_are_named():
-    apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
-    others = [played({"text": str(number)}, {"text": "a"}) for number in (7, 1, 2)]
+    apart, others = each_alone("0", "1", "2", end="a"), each_alone("7", "1", "2", end="a")
     line = tasks_line(apart, others)
     assert (line.result, line.measured["repeated"]) == (Result.WARN, 2)
-    assert "eval tasks 1, 2 are the same as training tasks" in line.text
+    assert "2 of the first 3 eval tasks (1, 2) begin and answer as training tasks" in line.text
     assert tasks_line(apart, others[:1]).result is Result.OK
+    two_kinds = [[played({"text": "a"}, {"text": end})] for end in ("no", "no", "yes")]
+    assert tasks_line(two_kinds, two_kinds).result is Result.OK, "others may answer no as well"
 
 
 def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():
