@@ -13,7 +13,6 @@ A worked example, Wordle with the tiny tokenizer and two turns:
     turns[1].completion_ids  s h e e t <|end|>
 
 The sample of that episode is the four lists in a row; its loss mask is True on completions only.
-
 The turns of an episode are a graph: a turn continues its `parent` if the parent's whole context and
 completion are a prefix of the turn's prompt, token for token, and otherwise begins a root with its
 whole prompt. A branch is a path from a root to a turn that no other continues.
@@ -253,6 +252,7 @@ class Episode:
     duration_s: float = 0.0
     started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files
     others: list["Episode"] = field(default_factory=list)  # of its game, until all have groups
+    after_a_move: bool = field(default=False, compare=False)  # of another player; not stored
 
     @property
     def observations(self) -> list[Observation]:

@@ -59,7 +59,8 @@ class Scorer:
         """
         for episode in group.scored:
             total = math.fsum(turn.reward for turn in episode.turns)
-            episode.success = total >= self._success_reward
+            is_played = bool(episode.turns) or not episode.status.is_limit
+            episode.success = is_played and total >= self._success_reward
         values = await run_all(term.values(group) for term in self._terms.values())
         compose_rewards(self._config, group, dict(zip(self._terms, values, strict=True)))
 

@@ -230,10 +230,9 @@ def _reject_total_failure(episodes: Sequence[Episode]) -> None:
         )
     if not episodes or any(episode.turns for episode in episodes):
         return
-    players = {episode.task.labels.get(PLAYER) for episode in episodes}
-    if len(players) == 1 and None not in players:
-        return  # The other player may have ended all games before the first turn of this one.
     played = [episode for episode in episodes if not episode.failed]
+    if any(each.after_a_move and each.status is not Status.TOKEN_LIMIT for each in played):
+        return  # A move of another player ended the game before the first turn of this one.
     if all(episode.status is Status.DONE for episode in played):
         raise FailureError(done_at_reset(played[0].first_observation))
     raise FailureError(

@@ -79,6 +79,9 @@ class LocalRunner:
         game = Game(context.env, context.env.players)
         plays = {name: self._player(context, spec, name).play for name in spec.roles}
         episodes = await game.play(self.host, spec.task, plays)
+        num_moving = sum(bool(episode.turns) for episode in episodes)
+        for episode in episodes:
+            episode.after_a_move = num_moving > bool(episode.turns)
         of_roles = zip(episodes, spec.roles.values(), strict=True)
         first, *others = [episode for episode, role in of_roles if role == POLICY]
         first.others = others

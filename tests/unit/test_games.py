@@ -211,12 +211,34 @@ async def test_games_that_end_before_a_players_first_turn_are_recorded(roles):
     assert {episode.reward for episode in all_episodes(own)} == {0.0}
 
 
-async def test_games_that_are_over_at_their_reset_are_an_error():
+@pytest.mark.parametrize("roles", [{"x": "fixed", "o": "policy"}, ROLES])
+async def test_games_that_are_over_at_their_reset_are_an_error(roles):
     def over(seed: int, number: int, action: dict) -> StepResult:
         return moves(seed, NUM_MOVES, action)
 
     with pytest.raises(FailureError, match="done at its reset"):
-        await games(game_config(), over)
+        await games(game_config(roles), over)
+
+
+@pytest.mark.parametrize("roles", [{"x": "policy", "o": "fixed"}, {"x": "fixed", "o": "policy"}])
+async def test_games_whose_first_messages_leave_no_room_are_an_error(roles):
+    changes = {"env.max_episode_tokens": 8, "env.max_reply_tokens": 4}
+    with pytest.raises(FailureError, match=r"raise env\.max_episode_tokens"):
+        await games(game_config(roles, **changes))
+
+
+async def test_an_episode_that_a_limit_ended_before_its_first_turn_is_no_success():
+    def long_for_x(seed: int, number: int, action: dict) -> StepResult:
+        result = moves(seed, number, action)
+        if seed % 2 == 0 and number == 0:
+            result.observation["text"] = "too long " * 400
+        return result
+
+    x, o, *others = await games(game_config(**{"env.success_reward": 0.0}), long_for_x)
+    for episode in all_episodes([x, o]):
+        assert (episode.status, episode.turns) == (Status.TOKEN_LIMIT, [])
+        assert not episode.success
+    assert any(episode.success for episode in all_episodes(others))
 
 
 async def test_an_opponent_that_raises_ends_the_run_with_its_name():
