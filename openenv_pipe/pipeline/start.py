@@ -235,7 +235,7 @@ def fork(
     lineage = source.lineage("fork", checkpoint.name, changed)
     control.stop.run(prepare(config, progress.note))
     folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
-    left_out = _copy_checkpoint(checkpoint, folder.path, changed)
+    left_out = _copy_checkpoint(checkpoint, folder.path, saved, changed)
     if left_out:
         progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
     own = all_checkpoints(folder.path)[-1]
@@ -244,12 +244,17 @@ def fork(
     return folder
 
 
-def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
+def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Changed) -> list[str]:
     """Copy a checkpoint into a new run, without the state that changed keys make unusable.
 
-    Returns the names of the state that was left out.
+    Returns the names of the state that was left out. saved: the configuration of its run.
     """
-    left_out = [] if is_resumable(checkpoint) else ["the optimizer, which was deleted there"]
+    left_out, players = [], [each.env.players for each in saved.environments.values()]
+    leagues = [each.league for each in players if each is not None and each.league is not None]
+    if not is_resumable(checkpoint):
+        left_out = ["the optimizer, which was deleted there"]
+        if any(StageStep.of(checkpoint).step >= each.every for each in leagues):
+            left_out.append("the league")
     with new_checkpoint(to, StageStep.of(checkpoint)) as path:
         for file in checkpoint.iterdir():
             if file.is_file():
