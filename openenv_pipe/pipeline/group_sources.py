@@ -15,6 +15,7 @@ from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstration
 from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.types import Group
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ class GroupSource(Protocol):
     async def publish(self, version: int) -> None:
         """Sample later groups with the policy's current weights."""
 
+    async def go_back(self, step: int) -> None:
+        """Forget what later weights than those of a step have left, before these are loaded."""
+
     async def metrics(self) -> Mapping[str, float]:
         """Return what sampling and publishing have measured since the last call."""
 
@@ -50,7 +54,10 @@ class GroupSource(Protocol):
         """Save the state that the next `groups` depends on. Call `settle` first."""
 
     def load(self, folder: Path) -> None:
-        """Load the state from a checkpoint. State that a fork left out keeps its initial value."""
+        """Load the state from a folder of a checkpoint, as far as a fork has it.
+
+        Call it in torch's thread. The order of tasks that was left out begins at the next step.
+        """
 
     async def close(self) -> None:
         """Cancel the episodes that are still being played."""
@@ -118,20 +125,20 @@ class PlayedGroups:
     async def groups(self, step: int) -> list[Group]:
         groups = self._restored.pop(step, None)
         if groups is None:
-            self._begin(step)
+            await self._begin(step)
             groups = await asyncio.shield(self._batches[step].playing)
             del self._batches[step]
         await self._publish_late()
         trainer = self._config.trainer
         last = min(step + trainer.max_staleness, trainer.steps)
         for ahead in range(step + 1, last + 1):
-            self._begin(ahead)
+            await self._begin(ahead)
         return groups
 
-    def _begin(self, step: int) -> None:
+    async def _begin(self, step: int) -> None:
         if step not in self._batches and step not in self._restored:
             for league in self._leagues:
-                league.join(self.version)
+                await league.join(self.version)
             self._batches[step] = _StepGroups(
                 version=self.version,
                 order=self._order_state(),
@@ -165,7 +172,7 @@ class PlayedGroups:
         self._num_taken += count
         games: list[Game] = [(task, self._rollout.of(task).roles) for task in tasks]
         for league in self._leagues:
-            games = league.cast(step, games)
+            games = league.cast(step, games, label)
         groups = await collect_groups(
             self._rollout,
             [task for task, _ in games],
@@ -193,6 +200,17 @@ class PlayedGroups:
             await self._engine.publish(self.version)
             _log.debug("published the weights of step %d", self.version)
             self._is_published = True
+
+    async def go_back(self, step: int) -> None:
+        """See `GroupSource`. Games that are played ahead end with the league that they began with.
+
+        A later checkpoint has these games and the league without its later members, so that a
+        resumed run goes on the same.
+        """
+        if self._leagues:
+            await self.clear_engine()
+        for league in self._leagues:
+            league.drop_after(step)
 
     async def clear_engine(self) -> None:
         """Prepare the engine for an evaluation: wait for its episodes, publish late weights."""
@@ -248,14 +266,15 @@ class PlayedGroups:
         return OrderState(num_taken=self._num_taken, order=self._order.state())
 
     def load(self, folder: Path) -> None:
+        load_leagues(self._leagues, folder)
         state = SourceState.read(folder)
         if state is None:
+            self.version = StageStep.of(folder.parent).step
             return
         self.version = state.version
         self._num_taken = state.order_after.num_taken
         self._order.restore(state.order_after.order)
         self._restored, self._restored_order = dict(state.ahead), state.order_before
-        load_leagues(self._leagues, folder)
 
     async def close(self) -> None:
         playing = [batch.playing for batch in self._batches.values()]

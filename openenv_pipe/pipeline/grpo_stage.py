@@ -125,20 +125,22 @@ class GrpoStage:
         """Load the best weights with `trainer.guard=back`, if the last step shows a collapse.
 
         This is a part of the step. All checkpoints of it have the weights that the run goes on
-        with, which the next metrics are about. A reference of later weights than the best goes too.
+        with, which the next metrics are about. References and members of leagues that are of later
+        weights than the best go too.
         """
         context, optimizer = self._context, self._learner.optimizer
         is_collapsed = context.metrics_log.alarms.collapse is not None
         if self._trainer.guard != "back" or not is_collapsed or self._why_stopped():
             return
         self._in_step = True
+        num_before = StageStep.of(self._best.resolve()).step
+        await context.source.go_back(num_before)
         await context.source.begin_update()
         await context.components.compute(context.saver.load_weights, self._best)
         every, policy = self._trainer.loss.kl.refresh_every, context.components.policy
-        if every and policy is not None and policy.reference is not None:
-            num_before = StageStep.of(self._best.resolve()).step
-            if num_before < (self._step - 1) // every * every:
-                await context.components.compute(policy.keep_reference)
+        is_later = every is not None and num_before < (self._step - 1) // every * every
+        if is_later and policy is not None and policy.reference is not None:
+            await context.components.compute(policy.keep_reference)
         optimizer.forget()
         self._set_rate()
         await context.source.publish(self._step)

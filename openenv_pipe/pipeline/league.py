@@ -6,6 +6,7 @@ run goes on against the same opponents.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.context import OPPONENT
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.system.files import naming
+from openenv_pipe.system.tasks import in_thread
 from openenv_pipe.types import Task
 
 LEAGUE = "league.safetensors"
@@ -30,52 +32,69 @@ class League:
     """The members of an environment's league, and which games they play."""
 
     def __init__(
-        self, config: LeagueConfig, env: str, seed: int, policy: Policy, engine: LocalEngine
+        self,
+        config: LeagueConfig,
+        env: str,
+        seed: int,
+        policy: Policy,
+        engine: LocalEngine,
+        executor: Executor,
     ) -> None:
-        """env: the environment's name in its tasks."""
+        """env: the environment's name in its tasks. executor: torch's thread."""
         self._config = config
         self._env = env
         self._seed = seed
         self._policy = policy
         self._engine = engine
+        self._executor = executor
         self._members: dict[int, Policy] = {}  # by version, the oldest first
 
-    def join(self, version: int) -> None:
+    async def join(self, version: int) -> None:
         """Let the present weights join, if they are at least `every` steps after the last member.
 
         Call it while nothing is played.
         """
         if version >= max(self._members, default=0) + self._config.every:
-            self._add(version)
+            self._add(version, await in_thread(self._executor, self._policy.twin))
 
-    def _add(self, version: int) -> Policy:
-        """Add a copy of the policy, in place of the oldest if there are enough members."""
-        self._members[version] = self._engine.frozen[self._name(version)] = self._policy.twin()
+    def _add(self, version: int, member: Policy) -> None:
+        """Add a member, in place of the oldest if there are enough of them."""
+        self._members[version] = self._engine.frozen[self._name(version)] = member
         if len(self._members) > self._config.size:
-            oldest = min(self._members)
-            del self._members[oldest], self._engine.frozen[self._name(oldest)]
-        return self._members[version]
+            self._drop(min(self._members))
+
+    def drop_after(self, version: int) -> None:
+        """Drop the members of later versions than this. Call it while nothing is played."""
+        for each in [each for each in self._members if each > version]:
+            self._drop(each)
+
+    def _drop(self, version: int) -> None:
+        del self._members[version], self._engine.frozen[self._name(version)]
 
     def _name(self, version: int) -> str:
         return f"{self._env} league {version}"
 
-    def cast(self, step: int, games: Sequence[Game]) -> list[Game]:
+    def cast(self, step: int, games: Sequence[Game], label: str) -> list[Game]:
         """Return the games of a step, some of them with a member as the opponent.
 
         The member is drawn for the step. It plays all players of the model but one, which is
         trained; the trained ones take turns. Their episodes have its step as the label `opponent`.
+
+        label: sets the rounds of a step apart. Where the share of its games is no whole number,
+            whether it is rounded up is drawn for it, so that the share holds over many.
         """
         if not self._members:
             return list(games)
-        digest = hashlib.sha256(f"{self._seed}/league/{self._env}/{step}".encode()).digest()
-        version = sorted(self._members)[int.from_bytes(digest[:8], "big") % len(self._members)]
+        version = sorted(self._members)[self._drawn(step) % len(self._members)]
         member = FrozenPolicy(self._engine, self._name(version))
+        num_own = sum(task.env == self._env for task, _ in games)
+        num_cast = int(num_own * self._config.share + (self._drawn(label) % 2**32 + 0.5) / 2**32)
         found: list[Game] = []
         num_seen = 0  # of this environment's
         for task, roles in games:
-            number = int(num_seen * self._config.share)  # games with a member before this one
+            number = num_seen * num_cast // max(1, num_own)  # games with a member before this one
             num_seen += task.env == self._env
-            if number == int(num_seen * self._config.share):
+            if number == num_seen * num_cast // max(1, num_own):
                 found.append((task, roles))
                 continue
             trained = [player for player, role in roles.items() if role == POLICY]
@@ -88,6 +107,10 @@ class League:
             found.append((replace(task, labels=labels), cast))
         return found
 
+    def _drawn(self, what: int | str) -> int:
+        digest = hashlib.sha256(f"{self._seed}/league/{self._env}/{what}".encode()).digest()
+        return int.from_bytes(digest[:8], "big")
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights of all members, by names that `restore` reads."""
         return {
@@ -98,23 +121,29 @@ class League:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the members from what `tensors` returned, that of other environments included."""
+        """Take the members from what `tensors` returned, that of other environments included.
+
+        Call it in torch's thread.
+        """
         names = (name.split("/") for name in tensors)
         for version in sorted({int(version) for env, version, _ in names if env == self._env}):
-            for number, (_, values) in enumerate(self._add(version).trained_parameters()):
+            member = self._policy.twin()
+            for number, (_, values) in enumerate(member.trained_parameters()):
                 values.copy_(tensors[f"{self._env}/{version}/{number}"])
+            self._add(version, member)
 
 
 def build_leagues(
-    config: RunConfig, rollout: RolloutContext, policy: Policy | None
+    config: RunConfig, rollout: RolloutContext, policy: Policy | None, executor: Executor
 ) -> list[League]:
-    """Build the league of each environment that has one."""
+    """Build the league of each environment that has one. executor: torch's thread."""
     leagues = []
     for name, each in config.environments.items():
         players = each.env.players
         if players is not None and players.league is not None:
             assert policy is not None and isinstance(rollout.engine, LocalEngine)
-            leagues.append(League(players.league, name, config.seed, policy, rollout.engine))
+            league = League(players.league, name, config.seed, policy, rollout.engine, executor)
+            leagues.append(league)
     return leagues
 
 

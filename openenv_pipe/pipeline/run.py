@@ -127,7 +127,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))
         folder.update(**facts)
-        leagues = build_leagues(config, rollout, components.policy)
+        leagues = build_leagues(config, rollout, components.policy, components.torch_thread)
         source = PlayedGroups(config, rollout, leagues)
         evaluator: Evaluator = NoEvaluations()
         can_play = config.host.has_environment or not config.agent.needs_environment

@@ -6,13 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fakes import made_up_episode, made_up_group, run_config
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
 from openenv_pipe.pipeline import group_sources
 from openenv_pipe.pipeline.group_sources import PlayedGroups
-from openenv_pipe.pipeline.source_state import AHEAD, SourceState
+from openenv_pipe.pipeline.source_state import AHEAD, ORDER, SourceState
 from openenv_pipe.rollout.metrics import summarise_staleness
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.system.files import write_json
@@ -81,8 +82,34 @@ def made_up_groups(monkeypatch):
     monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
 
 
-def played_groups(rollout):
-    return PlayedGroups(rollout.config, rollout)
+def played_groups(rollout, *leagues):
+    return PlayedGroups(rollout.config, rollout, leagues)
+
+
+class League:
+    """A league of numbers, which plays nothing and records when it changes."""
+
+    def __init__(self, under_way=lambda: False):
+        self.members = []
+        self._under_way = under_way
+
+    async def join(self, version):
+        await asyncio.sleep(0)
+        if version not in self.members:
+            self.members.append(version)
+
+    def cast(self, step, games, label):
+        return games
+
+    def drop_after(self, version):
+        assert not self._under_way()
+        self.members = [each for each in self.members if each <= version]
+
+    def tensors(self):
+        return {str(member): torch.zeros(1) for member in self.members}
+
+    def restore(self, tensors):
+        self.members = sorted(map(int, tensors))
 
 
 class Engine:
@@ -246,6 +273,39 @@ async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path
     fork = played_groups(Rollout(engine=Engine(in_flight=False)))
     fork.load(tmp_path)
     assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]
+
+
+async def test_a_fork_without_the_order_of_tasks_keeps_league_and_version(tmp_path):
+    folder = tmp_path / "step_000002" / "resume"
+    folder.mkdir(parents=True)
+    source = played_groups(Rollout(), League())
+    await learn(source, [1, 2])
+    source.save(folder)
+    (folder / ORDER).unlink()
+    league = League()
+    fork = played_groups(Rollout(), league)
+    fork.load(folder)
+    assert (fork.version, league.members) == (2, [0, 1])
+    assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]
+
+
+async def test_a_run_that_goes_back_ends_its_games_before_later_members_leave(tmp_path):
+    engine = Engine(in_flight=False)
+    league = League(lambda: source._under_way())
+    source = played_groups(Rollout(staleness=1, engine=engine, duration_s=0.01), league)
+    await learn(source, [1, 2])
+    await source.groups(3)
+    await asyncio.sleep(0)
+    assert source._under_way()
+    await source.go_back(1)
+    assert league.members == [0, 1]
+    await source.publish(3)
+    await source.settle()
+    source.save(tmp_path)
+    again = League()
+    played_groups(Rollout(staleness=1), again).load(tmp_path)
+    assert again.members == [0, 1]
+    await source.close()
 
 
 def test_the_files_of_a_checkpoint_keep_their_format(tmp_path):

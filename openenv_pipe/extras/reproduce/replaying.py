@@ -37,6 +37,9 @@ class RecordedGroups:
     async def publish(self, version: int) -> None:
         self.version = version
 
+    async def go_back(self, step: int) -> None:
+        """Do nothing: the recording says who played."""
+
     async def metrics(self) -> Mapping[str, float]:
         return {}
 
