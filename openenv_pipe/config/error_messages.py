@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from openenv_pipe.config.other_names import OTHER_NAMES
+from openenv_pipe.config.other_names import NOT_HERE, NOTES, OTHER_NAMES
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
@@ -70,7 +70,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
         case "extra_forbidden":
             shown = _shown(detail["input"], key, exists=False)
-            return f"{key}={shown}: {_unknown_key(key, block, schema)}"
+            return f"{key}={shown}: {_unknown_key(key, detail['input'], block, schema)}"
         case "missing":
             return f"{key} is missing; expected {expectation(annotation)}"
         case "union_tag_not_found":
@@ -78,13 +78,15 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         case "union_tag_invalid":
             tag, tags = detail["ctx"]["tag"], detail["ctx"]["expected_tags"]
             near = did_you_mean(tag, [name.strip("'") for name in tags.split(", ")])
+            if key == "trainer.loss" and tag in group_options("trainer"):
+                near = f"; trainer={tag} chooses it, with its normalisation and advantages"
             return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
     value = detail["input"]
     near = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
     return f"{key}={_shown(value, key)}: expected {expectation(annotation)}{near}"
 
 
-def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
+def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> str:
     known = known_keys(schema)
     if key in known:  # It belongs to another type of the same block.
         return (
@@ -92,8 +94,13 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
             f"leave it out with '~{key}'"
         )
     leaf = key.rpartition(".")[2]
+    if leaf in NOT_HERE:
+        return f"there is no such key; {NOT_HERE[leaf]}"
     if own := OTHER_NAMES.get(leaf):
-        return f"there is no such key; what other trainers call {leaf} is {own} here"
+        if own == "trainer.loss.type" and value in group_options("trainer"):
+            own = f"trainer={value}"
+        note = f", {NOTES[leaf]}" if leaf in NOTES else ""
+        return f"there is no such key; what other trainers call {leaf} is {own} here{note}"
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"

@@ -56,10 +56,29 @@ OTHER_NAMES: Mapping[str, str] = {
     "test_freq": "eval.during.every",
     "staleness_threshold": "trainer.max_staleness",
     "enable_gradient_checkpointing": "model.activation_checkpointing",
+    "loss_mode": "trainer.loss.type",
     # prime-rl and ART
     "rollouts_per_example": "trainer.group_size",
     "max_async_level": "trainer.max_staleness",
     "max_off_policy_steps": "trainer.max_staleness",
     "kl_penalty_coef": "trainer.loss.kl.coef",
     "base_model": "model.path",
+}
+
+# What differs although the key is the nearest one.
+NOTES: Mapping[str, str] = {
+    "per_device_train_batch_size": "in tokens, not rows",
+    "max_completion_length": "for each reply; env.max_episode_tokens limits all replies of an "
+    "episode, with its prompts and observations",
+}
+
+EPOCHS = (
+    "only steps are counted: trainer.steps = epochs * tasks of training / trainer.tasks_per_step"
+)
+# Why there is no such key, and what to do instead.
+NOT_HERE: Mapping[str, str] = {
+    "max_prompt_length": "prompts have no limit of their own: env.max_episode_tokens limits them "
+    "together with the replies, and env.max_observation_tokens cuts observations",
+    "num_train_epochs": EPOCHS,
+    "total_epochs": EPOCHS,
 }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from openenv_pipe.config.compose import _leaves, amend, compose
-from openenv_pipe.config.other_names import OTHER_NAMES
+from openenv_pipe.config.other_names import NOT_HERE, OTHER_NAMES
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
@@ -313,6 +313,9 @@ def test_a_missing_file_of_a_defaults_list_is_named(folder):
         ("trainer.num_generations=8", "trainer.group_size"),
         ("trainer.optimizer.learning_rate=1e-5", "trainer.optimizer.lr"),
         ("epsilon_high=0.28", "trainer.loss.clip_high"),
+        ("trainer.loss_type=dr_grpo", "trainer=dr_grpo"),
+        ("trainer.loss_type=dapo", "trainer=dapo"),
+        ("trainer.loss_type=vespo", "trainer.loss.type"),
     ],
 )
 def test_a_name_of_another_trainer_is_answered_with_the_own_one(override, own):
@@ -320,10 +323,26 @@ def test_a_name_of_another_trainer_is_answered_with_the_own_one(override, own):
         compose(["conf=echo", override])
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.per_device_train_batch_size=8", "tokens_per_batch here, in tokens, not rows"),
+        ("max_completion_length=64", "max_reply_tokens here, for each reply; env.max_episode_tok"),
+        ("max_prompt_length=64", "prompts have no limit of their own: env.max_episode_tokens"),
+        ("trainer.num_train_epochs=2", "only steps are counted: trainer.steps"),
+        ("trainer.loss.type=dr_grpo", r"'python'; trainer=dr_grpo chooses it"),
+        ("trainer.loss.type=dapo", r"'python'; trainer=dapo chooses it"),
+    ],
+)
+def test_what_differs_from_another_trainer_is_said(override, expected):
+    with pytest.raises(ConfigError, match=expected):
+        compose(["conf=echo", override])
+
+
 def test_the_names_of_other_trainers_stand_for_keys_and_are_none_themselves():
     known = set(known_keys())
     assert set(OTHER_NAMES.values()) <= known
-    assert not {key.rpartition(".")[2] for key in known} & set(OTHER_NAMES)
+    assert not {key.rpartition(".")[2] for key in known} & {*OTHER_NAMES, *NOT_HERE}
 
 
 def test_known_keys_reach_into_every_type_of_a_block():
