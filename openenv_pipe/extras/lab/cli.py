@@ -227,11 +227,11 @@ def new(
     for path in create_environment(name, Path.cwd()):
         print(short_path(path))
     print(
-        f"\nplay it        openenv-pipe env play {name}"
+        f"\nplay it        openenv-pipe env play conf={name}"
         f"\ncheck it       openenv-pipe env check {name}"
         f"\ntrain on it    openenv-pipe train conf={name}"
         f"\ntest it        python -m pip install pytest && python -m pytest envs/{name}"
-        f"\nthen make it your own, from envs/{name}/rules.py on"
+        f"\nthen make it your own: envs/{name}/README.md says what each file is for"
     )
 
 

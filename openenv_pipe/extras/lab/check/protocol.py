@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.recorded_play import PlayedEpisode, reset
-from openenv_pipe.environments.adapters.templates import observation_text
-from openenv_pipe.environments.client.protocol import EXECUTION_ERROR, is_wrong_return
+from openenv_pipe.environments.adapters.templates import BOOKKEEPING, EMPTY, observation_text
+from openenv_pipe.environments.client.protocol import EXECUTION_ERROR, StepResult, is_wrong_return
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRejectedError
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
@@ -40,8 +40,7 @@ async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Resul
     done = [each.observation for each in firsts if each.done]
     if len(done) == len(firsts):
         return Result.FAIL, done_at_reset(done[0])
-    shown = shortened(observation_text(firsts[0].observation), MAX_SHOWN)
-    text = f"{len(firsts[0].observation)} fields, reward {firsts[0].reward}: {shown}"
+    text = first_text(firsts[0])
     if done:
         shown = shortened(observation_text(done[0]), MAX_SHOWN)
         return Result.WARN, f"{len(done)} of {len(firsts)} tasks are done at their reset: {shown}"
@@ -51,6 +50,19 @@ async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Resul
             "(env.tasks.train.reset), or the server data or a key (env.variables)"
         )
     return Result.OK, text
+
+
+def first_text(first: StepResult) -> str:
+    """Describe the answer to a reset, and name the fields that are not shown."""
+    seen = first.observation
+    left_out = [name for name, value in seen.items() if value in EMPTY or name in BOOKKEEPING]
+    if "metadata" in seen and len(left_out) < len(seen) - 1:  # shown only if nothing else is
+        left_out = list(dict.fromkeys([*left_out, "metadata"]))
+    text = f"{len(seen)} fields, reward {first.reward}: "
+    text += shortened(observation_text(seen), MAX_SHOWN)
+    if left_out:
+        text += f"; not shown, as empty or bookkeeping: {shortened(', '.join(left_out), MAX_SHOWN)}"
+    return text
 
 
 async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:

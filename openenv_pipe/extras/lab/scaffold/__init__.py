@@ -62,4 +62,4 @@ def _reject_bad_name(name: str) -> None:
             f"hidden by; choose another name, such as {name}_env"
         )
     if name in (BASE, *group_options("env"), *group_options("conf")):
-        raise ConfigError(f"conf/ has a {name!r} already; choose another name")
+        raise ConfigError(f"conf/ already has the name {name!r}; choose another name")

@@ -14,6 +14,7 @@ from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.extras.lab.check.leaks import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.extras.lab.check.memory import growth_line
+from openenv_pipe.extras.lab.check.protocol import first_text
 from openenv_pipe.extras.lab.check.rewards import (
     best_play,
     constant_line,
@@ -173,6 +174,20 @@ def test_a_field_whose_name_tells_is_pointed_at():
         ("fields", Result.WARN),
     ]
     assert "observation.metadata.solution" in lines[1].text
+
+
+# --- protocol ----------------------------------------------------------------------------------
+
+
+def test_fields_of_a_reset_that_are_not_shown_are_named():
+    first = StepResult({"turn": 0, "hint": "", "left": 4, "metadata": {"a": 1}}, None, done=False)
+    assert first_text(first) == (
+        '4 fields, reward None: {"turn":0,"left":4}; not shown, as empty or bookkeeping: hint, '
+        "metadata"
+    )
+    assert first_text(StepResult({"text": "go"}, 0.5, done=False)) == (
+        '1 fields, reward 0.5: {"text":"go"}'
+    )
 
 
 # --- rewards -----------------------------------------------------------------------------------

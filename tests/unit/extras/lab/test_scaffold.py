@@ -1,12 +1,16 @@
 """The files that `env new` writes, and names that it rejects. The integration test uses the
 files."""
 
+import re
 import sys
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.cli import app
 from openenv_pipe.extras.lab.scaffold import TEMPLATE, create_environment
 
 
@@ -33,6 +37,41 @@ def test_every_file_has_the_new_name_in_all_its_forms(folder):
     assert (package / "README.md").read_text().startswith("# Odd one 2\n")
 
 
+def test_the_readme_names_every_file_to_make_ones_own(folder):
+    create_environment("odd_one", folder)
+    readme = (folder / "envs/odd_one/README.md").read_text()
+    listed = readme.partition("Make it your own")[2]
+    package = ("rules.py", "models.py", "server/odd_one_environment.py", "policies.py", "tests/")
+    conf = [str(path.relative_to(folder)) for path in sorted((folder / "conf").rglob("*.yaml"))]
+    assert [name for name in (*package, *conf) if f"- `{name}`: " not in listed] == []
+    assert "delete `discount`" in listed
+    (first, *_) = (folder / "envs/odd_one/tests/test_odd_one.py").read_text().splitlines()
+    assert "rewrite these tests" in first
+
+
+def test_the_warm_start_in_the_comment_is_one(folder, monkeypatch):
+    create_environment("odd_one", folder)
+    path = folder / "conf/conf/odd_one/tiny.yaml"
+    text = re.sub(r"^  # (?=warm_start:|  )", "  ", path.read_text(), flags=re.MULTILINE)
+    path.write_text(text)
+    monkeypatch.chdir(folder)
+    trainer = compose(["conf=odd_one"]).config.trainer
+    assert trainer.warm_start.steps == 60
+    assert trainer.warm_start.source.scripted_policy == "odd_one.policies:perfect"
+
+
+def test_the_experiment_says_how_many_tasks_its_evaluation_has(folder):
+    create_environment("odd_one", folder)
+    written = yaml.safe_load((folder / "conf/conf/odd_one.yaml").read_text())
+    assert written["eval"]["num_tasks"] == 50
+
+
+def test_the_next_steps_play_what_the_trained_model_sees(folder):
+    done = CliRunner().invoke(app, ["new", "odd_one"])
+    assert done.exit_code == 0
+    assert "openenv-pipe env play conf=odd_one" in done.stdout
+
+
 def test_the_template_is_an_environment_as_openenv_lays_it_out():
     package = TEMPLATE / "envs/my_env"
     for name in ("openenv.yaml", "pyproject.toml", "README.md", "models.py", "client.py"):
@@ -50,8 +89,8 @@ def test_the_template_is_an_environment_as_openenv_lays_it_out():
         ("../escape", "lowercase"),
         ("json", "module 'json'"),
         ("torch", "module 'torch'"),
-        ("smoke", "conf/ has a 'smoke'"),
-        ("base", "conf/ has a 'base'"),
+        ("smoke", "conf/ already has the name 'smoke'"),
+        ("base", "conf/ already has the name 'base'"),
     ],
 )
 def test_names_that_cannot_be_are_rejected(folder, name, expected, monkeypatch):
