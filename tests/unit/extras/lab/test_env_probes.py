@@ -1,7 +1,10 @@
 """What `env check` concludes from played episodes; its integration test uses real servers."""
 
+import asyncio
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 import run_samples
@@ -10,7 +13,7 @@ from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.lab.check.leaks import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.extras.lab.check.memory import growth_line
@@ -23,7 +26,7 @@ from openenv_pipe.extras.lab.check.rewards import (
     silence_line,
 )
 from openenv_pipe.extras.lab.check.seeds import same_seed_line
-from openenv_pipe.extras.lab.check.tasks import tasks_line
+from openenv_pipe.extras.lab.check.tasks import probe_tasks, tasks_line
 from openenv_pipe.extras.lab.check.validation import judge_pin, read_report
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.types import Task
@@ -145,6 +148,42 @@ def test_tasks_that_answer_alike_are_the_same_only_where_more_than_random_action
     line = tasks_line(twice, twice, policies=["random", "scripted"], repeated=repeated)
     assert line.result is Result.OK
     assert "best episode are answered in 2 ways in 3 tasks" in line.text
+
+
+def test_baselines_play_until_all_tasks_are_told_apart():
+    """Random actions are answered alike, one baseline cannot play, the next one tells."""
+    train = [TASK, replace(TASK, id="train/1", index=1)]
+    held_out = [replace(TASK, id="eval/0", split="eval", index=7)]
+    read: list[str] = []
+
+    async def read_policy(path: str) -> str:
+        read.append(path)
+        if path == "m:broken":
+            raise ConfigError("no such module")
+        return path
+
+    async def play_alike(tasks, chooser):
+        ends = [str(task.index) if chooser == "m:expert" else "no" for task in tasks]
+        return [played({"text": "go"}, {"text": end}) for end in ends]
+
+    baselines = {"broken": "m:broken", "expert": "m:expert", "unneeded": "m:unneeded"}
+    subject = SimpleNamespace(
+        tasks=train,
+        eval_tasks=held_out,
+        choosers={"random": "random"},
+        env=SimpleNamespace(baselines=baselines),
+        read_policy=read_policy,
+        play_alike=play_alike,
+        repeated=[],
+    )
+
+    async def found():
+        return [line async for line in probe_tasks(subject)]
+
+    broken, line = asyncio.run(found())
+    assert (broken.name, broken.result) == ("baseline broken", Result.WARN)
+    assert (line.result, line.measured) == (Result.OK, {"tasks": 2, "distinct": 2})
+    assert read == ["m:broken", "m:expert"]
 
 
 def test_eval_tasks_that_are_training_tasks_are_named():
