@@ -195,6 +195,15 @@ def test_encodings_and_line_ends_of_a_file(tmp_path):
     assert rows() == [{"q": "\U0001f600", "n": 0.1}]
 
 
+def test_a_file_that_is_missing_is_answered_with_the_nearest_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", {"q": 1})
+    message = rejection(configured(file_block("sum.jsonl"), RANGE.model_dump()))
+    assert f"no file sum.jsonl in {tmp_path} (did you mean sums.jsonl?)" in message
+    message = rejection(configured(file_block("data/sums.jsonl"), RANGE.model_dump()))
+    assert f"no folder {tmp_path}/data" in message
+
+
 def test_two_columns_cannot_become_one_keyword(tmp_path):
     with pytest.raises(ValidationError, match="two columns to the reset keyword 'x'"):
         configured(file_block("a.csv", columns={"a": "x", "b": "x"}), RANGE.model_dump())

@@ -22,6 +22,7 @@ from openenv_pipe.environments.client.protocol import request_frame
 from openenv_pipe.environments.tasks.sets import Labels
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.resources import did_you_mean
 
 Row = Mapping[str, Any]
 
@@ -55,8 +56,20 @@ def read_file(config: TaskFile, key: str) -> Rows:
             _require_values(rows[-1], config.required, row, where, key)
             require_sendable(rows[-1], where, key)
         return Rows(rows, labels)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{key}.path={config.path!r}: {_no_file(path)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
+
+
+def _no_file(path: Path) -> str:
+    """Say where a file was looked for, and which one there has the most similar name."""
+    folder = path.parent.resolve()
+    if not folder.is_dir():
+        return f"there is no folder {folder}; name a file, from the current folder {Path.cwd()}"
+    names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    near = did_you_mean(path.name, names)
+    return f"there is no file {path.name} in {folder}{near}; name one that is there"
 
 
 def read_text(path: Path) -> str:
