@@ -5,7 +5,7 @@ adapters need a larger one than the weights below them. A rate in YAML or on the
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -57,13 +57,19 @@ def default_supervised_lr(model: Mapping[str, Any]) -> float:
     return _fit(model).supervised_lr
 
 
-def describe_lr(config: "RunConfig") -> str:
+def describe_lr(config: "RunConfig", overrides: Sequence[str] = ()) -> str:
     """Return the learning rate of each stage that the run has, and whether it is the default for
-    this kind of model."""
+    this kind of model.
+
+    overrides: those of the command line, which may set a rate to the default.
+    """
     fit, texts = _fit(config.model.model_dump()), []
     for key, optimizer, lr in _stages(config, fit):
         text = f"{STAGES[key]}: {optimizer.type} {optimizer.lr:g}"
-        texts.append(f"{text}, the default" if optimizer.lr == lr else f"{text} (default {lr:g})")
+        is_set = any(each.lstrip("+").startswith(f"{key}.optimizer.lr=") for each in overrides)
+        text += ", set on the command line" if is_set else ""
+        known = f"{' and' if is_set else ','} the default" if optimizer.lr == lr else None
+        texts.append(text + (known or f" (default {lr:g})"))
     return f"{'; '.join(texts)}, for {_kind(config.model, fit)}" if texts else ""
 
 

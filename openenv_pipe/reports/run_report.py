@@ -289,7 +289,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         **({"reward": terms} if trainer.steps else {}),
         "warm start": warm_start,
         "GRPO": grpo if trainer.steps else "none",
-        "learning rates": describe_lr(config),
+        "learning rates": describe_lr(config, folder.overrides),
         "engine, seed": f"{config.engine.type}, {config.seed}",
         "code": _code(folder),
         "machine": f"{for_markdown(record.machine.cpu)}, {record.machine.num_cpus} CPUs{gpus}",

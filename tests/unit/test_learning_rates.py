@@ -62,6 +62,9 @@ def test_a_rate_of_the_user_wins(tmp_path, monkeypatch):
     by_line = config_with("model=smollm2_135m", "trainer.optimizer.lr=7e-6", conf="mine")
     assert by_line.trainer.optimizer.lr == 7e-6
     assert "GRPO: adamw 7e-06 (default 1e-05), for pretrained" in describe_lr(by_line)
+    line = "trainer.optimizer.lr=1e-5"
+    as_default = describe_lr(config_with("model=smollm2_135m", line, conf="mine"), [line])
+    assert "GRPO: adamw 1e-05, set on the command line and the default, for pretr" in as_default
     # Of the same name as a shipped one, whose block for the tiny model stays below it.
     (tmp_path / "conf/conf/echo.yaml").write_text(own)
     optimizer = config_with(conf="echo").trainer.optimizer
