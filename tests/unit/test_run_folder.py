@@ -15,6 +15,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import RESUME, StageStep, checkpoint_path, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.record import FORMAT
 from openenv_pipe.system import files
 
 TEN = StageStep("grpo", 10)
@@ -125,17 +126,17 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
         RunFolder.open(folder.path)
 
 
-@pytest.mark.parametrize("written", [None, 5, 10])
+@pytest.mark.parametrize("written", [None, FORMAT - 1, FORMAT + 1])
 def test_a_folder_of_another_format_is_rejected_with_both_versions(tmp_path, written):
     path = run_samples.create(tmp_path).path
     record = json.loads((path / "run.json").read_text())
-    assert record["format"] == 10
+    assert record["format"] == FORMAT
     del record["format"], record["id"]
     record["versions"]["openenv-pipe"] = "0.7.0"
     files.write_json(path / "run.json", record | ({} if written is None else {"format": written}))
     with pytest.raises(RunFolderError, match=rf"format={written}") as caught:
         RunFolder.open(path)
-    for each in ("openenv-pipe 0.7.0", f"openenv-pipe {__version__} reads format=9"):
+    for each in ("openenv-pipe 0.7.0", f"openenv-pipe {__version__} reads format={FORMAT}"):
         assert each in str(caught.value)
 
 
