@@ -27,6 +27,7 @@ from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.registry import extras, load
 from openenv_pipe.system.garbage import collect_rarely
+from openenv_pipe.system.library_defaults import set_library_defaults
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
@@ -266,13 +267,6 @@ def _install_now(missing: EngineMissingError) -> bool:
     with redirect_stdout(sys.stderr):  # stdout is the command's own
         app(["engine", "install", "vllm", "--build", missing.build], standalone_mode=False)
     return True
-
-
-def set_library_defaults() -> None:
-    """Set the variables that libraries read when they are imported."""
-    # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
-    # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from openenv_pipe.errors import PipeError
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.library_defaults import set_library_defaults
 from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:  # these import torch
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # these import torch
 
 Result = TypeVar("Result")
 RunName = Run | str | os.PathLike[str]
+
+set_library_defaults()  # before one of the API's functions imports torch
 
 
 def run_name(run: RunName) -> str:

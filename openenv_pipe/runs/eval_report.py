@@ -94,7 +94,8 @@ class EvalReport(FrozenModel):
     env_reward: FiniteInterval | None = None  # the environment's own, where `reward` is relative
     turns: FiniteInterval | None
     pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
-    tasks: Annotated[list[TaskScores], FailFast()]  # A damaged file may have a million errors.
+    # A damaged file may have a million errors; tasks are too many for a repr.
+    tasks: Annotated[list[TaskScores], FailFast(), Field(repr=False)]
     by_label: dict[str, dict[str, LabelScores]] = {}  # by the column, and the label in it
     unusable: float | None = None  # fraction of the replies that could not become an action
     # scored episodes that differ from each other in an observation or a reply

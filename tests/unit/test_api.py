@@ -43,6 +43,16 @@ def test_importing_the_package_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_threads_of_torch_sleep_while_they_wait_unless_the_user_says_otherwise():
+    code = "import os, openenv_pipe; openenv_pipe.train; print(os.environ['OMP_WAIT_POLICY'])"
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        others = {k: value for k, value in os.environ.items() if k != "OMP_WAIT_POLICY"}
+        env = others if given is None else others | {"OMP_WAIT_POLICY": given}
+        command = [sys.executable, "-c", code]
+        found = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+        assert found.stdout.strip() == expected
+
+
 def test_every_name_of_the_api_exists():
     for name in openenv_pipe.__all__:
         assert callable(getattr(openenv_pipe, name))

@@ -29,6 +29,7 @@ from openenv_pipe.cli.signals import stop_signals
 from openenv_pipe.cli.streams import keep_streams
 from openenv_pipe.extras.sweeps.worker import INTERRUPTED, STOP, WorkerJob
 from openenv_pipe.system.garbage import collect_as_usual, collect_rarely
+from openenv_pipe.system.library_defaults import set_library_defaults
 from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 from openenv_pipe.system.stop_request import StopRequest
 
@@ -45,7 +46,7 @@ def main() -> None:
     keep_streams()
     configure_logging(0, "text")
     collect_rarely()
-    cli.set_library_defaults()
+    set_library_defaults()
     for name in MODULES:
         import_module(name)
     from openenv_pipe.extras.sweeps.leased_host import sharing
