@@ -87,12 +87,12 @@ def test_checkpoints_of_two_runs_side_by_side(home):
 
 
 def test_thresholds_are_also_written_as_junit(home):
-    thresholds = ("--fail-under", "reward=-100", "--fail-under", "success=1.1")
+    thresholds = ("--fail-under", "success=0", "--fail-under", "reward=1000")
     told(home, "eval", "runs/smoke/0001", *thresholds, "--junit", "eval.xml", code=3)
     (suite,) = parse(home / "eval.xml").getroot()
     assert [(case.attrib["name"].split(": ")[1], case[0].tag) for case in suite] == [
-        ("reward", "system-out"),
-        ("success", "failure"),
+        ("success", "system-out"),
+        ("reward", "failure"),
     ]
     told(home, "eval", "runs/smoke/0001", "--junit", "other.xml", code=2)
     assert not (home / "other.xml").exists()

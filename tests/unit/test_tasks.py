@@ -227,7 +227,7 @@ def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
         ("a.jsonl", [{"q": 1}, {"r": 1}], ["line 2 has no 'q'; it has r"]),
         ("a.csv", ["q,r", "1"], ["line 2 has more or fewer cells"]),
         ("a.csv", ["q", "1,2"], ["line 2 has more or fewer cells"]),
-        ("none.jsonl", None, ["No such file"]),
+        ("none.jsonl", None, ["there is no file none.jsonl in"]),
         (
             "a.jsonl",
             [{"q": 1}, r'{"q": ["\ud800"]}'],

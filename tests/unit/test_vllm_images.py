@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import image_features, install
+from openenv_pipe.engines.vllm import image_features, installed
 from openenv_pipe.engines.vllm.image_features import ImageEncoder
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.errors import EngineMissingError
@@ -91,9 +91,9 @@ def test_a_server_that_sees_images_takes_their_patches_as_they_are():
 
 def test_torchvision_is_for_servers_that_see_images_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    without = [str(install.INSIDE), str(install.SERVER_SIDE)]
-    assert install.python_path(False).split(":") == without
-    assert install.python_path(True).split(":") == [*without, str(install.torchvision_dir())]
+    without = [str(installed.INSIDE), str(installed.SERVER_SIDE)]
+    assert installed.python_path(False).split(":") == without
+    assert installed.python_path(True).split(":") == [*without, str(installed.torchvision_dir())]
     with pytest.raises(EngineMissingError, match="`openenv-pipe engine install vllm --build cpu`"):
-        install.require_images("cpu")
-    install.require_images("cuda")  # that build's own environment has it
+        installed.require_images("cpu")
+    installed.require_images("cuda")  # that build's own environment has it
