@@ -27,7 +27,6 @@ class Program:
     variables: Mapping[str, str]
     task_files: Mapping[str, str]  # texts for the task's folder, by name
     files: Mapping[str, str]  # texts for its home, by path in it
-    max_output_mb: int
     grace_s: float  # between SIGTERM and SIGKILL
 
     def write_files(self, task_folder: Path, home: Path) -> None:

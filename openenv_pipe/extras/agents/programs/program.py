@@ -97,7 +97,6 @@ def make_program(
         variables=program_variables(config, address, values, home=paths.home),
         task_files={PROMPT_FILE: prompt, TASK_FILE: task},
         files={name: filled_in(text, values) for name, text in config.files.items()},
-        max_output_mb=config.max_output_mb,
         grace_s=config.grace_s,
     )
 

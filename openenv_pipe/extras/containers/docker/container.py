@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docker.types import DeviceRequest, LogConfig, Mount
+from docker.types import DeviceRequest, Mount
 
 from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.errors import ConfigError, FailureError, HostError
@@ -124,7 +124,6 @@ def container_options(
         "image": image.id,
         "environment": server_variables(env, config.sessions_per_server),
         "labels": dict(setup.daemon.labels),
-        "log_config": LogConfig(type="json-file"),  # the daemon's default may not be readable
         "tmpfs": {"/tmp": f"size={config.tmp_mb}m,mode=1777"},
     }
     if config.gpus:

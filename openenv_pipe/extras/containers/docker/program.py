@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docker.types import LogConfig, Mount
+from docker.types import Mount
 
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained
@@ -115,13 +115,11 @@ def program_options(
     variables: Mapping[str, str],
     task_folder: Path,
     gateway_folder: Path,
-    max_output_mb: int,
 ) -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` for one program.
 
     task_folder: with the task's files and the folder FILES.
     gateway_folder: with the socket SOCKET.
-    max_output_mb: how much output the daemon keeps until it has been copied.
     """
     folders = {TASK_FOLDER: task_folder, GATEWAY_FOLDER: gateway_folder}
     folders |= {inside: Path(path).expanduser() for inside, path in config.mounts.items()}
@@ -132,9 +130,6 @@ def program_options(
         "image": daemon.image.id,
         "environment": dict(variables),
         "labels": dict(daemon.labels),
-        "log_config": LogConfig(
-            type="json-file", config={"max-size": f"{max_output_mb}m", "max-file": "2"}
-        ),
         "network_mode": "none",
         "mounts": [
             Mount(inside, str(folder.absolute()), type="bind", read_only=True)

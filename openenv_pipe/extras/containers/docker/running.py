@@ -1,5 +1,9 @@
 """A container whose output is copied to a file and whose end is noticed, and its restrictions.
 
+The output is read from the container itself, not from the daemon's log of it: the daemon deletes
+the oldest file of a log that is limited, and a reader that is on it is lost. So the daemon keeps no
+log, and a container that writes faster than its output is copied waits.
+
 Containers get no capabilities, no new privileges and no swap. Docker neither restarts them nor runs
 health checks of its own, which would start a process in the container every few seconds.
 """
@@ -15,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import docker
 from docker.models.containers import Container
+from docker.types import LogConfig
+from docker.utils.socket import frames_iter
 
 from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained, in_thread, remove
 from openenv_pipe.system.process import log_redactor
@@ -24,7 +30,8 @@ if TYPE_CHECKING:
 
 SOCKET_PROXY = Path(__file__).with_name("socket_proxy.py")
 SHARED_FOLDER = "/run/openenv-pipe"  # in the container: the folder with the socket
-FOLLOW_LIMIT_S = 5.0  # time limit for the rest of the log after the container's end
+END_LIMIT_S = 60.0  # time limit for the container's end after that of its output
+FOLLOW_LIMIT_S = 5.0  # time limit for the rest of the output after the container's end
 
 
 class RunningContainer:
@@ -67,29 +74,37 @@ class RunningContainer:
             await asyncio.to_thread(self._follower.join, FOLLOW_LIMIT_S)
 
     def _start(self, options: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> None:
-        self._container = self._client.containers.create(name=self._name, **options)
-        self._container.start()
+        container = self._container = self._client.containers.create(name=self._name, **options)
+        # Before the start, so that nothing is missed.
+        output = container.attach_socket()
         self._follower = threading.Thread(
             target=self._follow,
-            args=(self._container, loop),
+            args=(container, output, loop),
             name=f"follow-{self._name}",
             daemon=True,
         )
         self._follower.start()
+        container.start()
 
-    def _follow(self, container: Container, loop: asyncio.AbstractEventLoop) -> None:
-        """Copy the log until the container ends, then set `ended` and how it has ended."""
+    def _follow(self, container: Container, output: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Copy the output until the container ends, then set `ended` and how it has ended.
+
+        output: the socket that is attached to the container.
+        """
         try:
             with self._log.open("ab", buffering=0) as file:
                 redactor = log_redactor()
-                for chunk in container.logs(stream=True, follow=True):
+                for _, chunk in frames_iter(output, tty=False):
                     file.write(redactor.feed(chunk))
                 file.write(redactor.end())
-            container.wait()
+            # The output ends with the container. If only the connection has ended, this fails.
+            container.wait(timeout=END_LIMIT_S)
             container.reload()
             self.state = container.attrs["State"]
         except Exception as error:  # a container that cannot be watched counts as dead
             self.failure = f"it cannot be watched: {explained(error)}"
+        # The socket's own close leaves the connection open.
+        output._response.close()
         with suppress(RuntimeError):  # the event loop is closed, so nothing waits for the end
             loop.call_soon_threadsafe(self.ended.set)
 
@@ -104,6 +119,7 @@ class RunningContainer:
 def restrictions(config: "DockerHostConfig | DockerSandboxConfig") -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` that limit what a container may do."""
     return {
+        "log_config": LogConfig(type="none"),
         "init": True,  # a PID 1 that forwards signals and reaps orphans
         "healthcheck": {"test": ["NONE"]},
         "mem_limit": f"{config.mem_limit_mb}m",

@@ -59,7 +59,6 @@ class ProgramContainers:
                 variables=program.variables,
                 task_folder=files,
                 gateway_folder=self.socket.parent,
-                max_output_mb=program.max_output_mb,
             )
         )
         return container

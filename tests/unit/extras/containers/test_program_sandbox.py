@@ -31,11 +31,11 @@ def test_a_container_gets_limits_and_its_files_to_read(tmp_path):
         variables={"MOOD": "merry"},
         task_folder=tmp_path / "task",
         gateway_folder=tmp_path / "gateway",
-        max_output_mb=3,
     )
     assert options["network_mode"] == "none"
     assert options["mem_limit"] == options["memswap_limit"] == "1024m"
     assert (options["nano_cpus"], options["pids_limit"]) == (1_000_000_000, 256)
+    assert options["log_config"]["Type"] == "none"  # a limited log can lose its reader
     assert options["cap_drop"] == ["ALL"] and options["read_only"]
     assert options["environment"] == {"MOOD": "merry"}  # and none of this process's
     mounts = {mount["Target"]: mount for mount in options["mounts"]}
