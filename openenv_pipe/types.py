@@ -13,6 +13,7 @@ A worked example, Wordle with the tiny tokenizer and two turns:
     turns[1].completion_ids  s h e e t <|end|>
 
 The sample of that episode is the four lists in a row; its loss mask is True on completions only.
+
 The turns of an episode are a graph: a turn continues its `parent` if the parent's whole context and
 completion are a prefix of the turn's prompt, token for token, and otherwise begins a root with its
 whole prompt. A branch is a path from a root to a turn that no other continues.
@@ -36,6 +37,7 @@ IMAGE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exa
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Images = Mapping[int, "Image"]  # by their token ids
 NO_IMAGES: Images = MappingProxyType({})
+PREVIOUS = -1  # as a turn's parent: the turn before it in the episode, if there is one
 
 
 class Image(dict[str, Any]):
@@ -117,9 +119,6 @@ class TurnRole(StrEnum):
     AGENT = "agent"
     RETRY = "retry"  # sampled and discarded: another turn in its place was continued
     AUXILIARY = "auxiliary"  # beside the task, without the agent's tools: a call for a title
-
-
-PREVIOUS = -1  # as a turn's parent: the turn before it in the episode, if there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -195,25 +195,18 @@ def memory_bytes(
 
 def _num_opponents(config: RunConfig) -> int:
     """Count the frozen copies that play against the policy, in evaluations and in leagues."""
-    named, num_members = set(), 0
-    for each in config.environments.values():
-        opponent, players = each.eval.opponent, each.env.players
-        if opponent is not None and opponent not in each.env.baselines:
-            named.add(opponent)
-        if players is not None and players.league is not None:
-            num_members += players.league.size
-    return len(named) + num_members
+    each_env = config.environments.values()
+    leagues = [each.env.league for each in each_env]
+    num_members = sum(league.size for league in leagues if league is not None)
+    return len({each.opponent_checkpoint for each in each_env} - {None}) + num_members
 
 
 def _num_opponents_at_once(config: RunConfig) -> int:
     """Count the frozen copies that play in the same rollout: in a step one member of each league,
     and in an evaluation one checkpoint."""
     each_env = config.environments.values()
-    has_checkpoint = any(each.eval.opponent not in (None, *each.env.baselines) for each in each_env)
-    num_leagues = sum(
-        each.env.players is not None and each.env.players.league is not None for each in each_env
-    )
-    return max(has_checkpoint, num_leagues)
+    has_checkpoint = any(each.opponent_checkpoint is not None for each in each_env)
+    return max(has_checkpoint, sum(each.env.league is not None for each in each_env))
 
 
 def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:

@@ -139,10 +139,9 @@ def build_leagues(
     """Build the league of each environment that has one. executor: torch's thread."""
     leagues = []
     for name, each in config.environments.items():
-        players = each.env.players
-        if players is not None and players.league is not None:
+        if each.env.league is not None:
             assert policy is not None and isinstance(rollout.engine, LocalEngine)
-            league = League(players.league, name, config.seed, policy, rollout.engine, executor)
+            league = League(each.env.league, name, config.seed, policy, rollout.engine, executor)
             leagues.append(league)
     return leagues
 

@@ -29,8 +29,8 @@ def find_opponent(config: RunConfig) -> Path | None:
 
     Raises ConfigError if there is no such checkpoint.
     """
-    named = config.eval.opponent
-    if named is None or named in config.env.baselines:
+    named = config.opponent_checkpoint
+    if named is None:
         return None
     folder = Path(named)
     if not (folder / DIGESTS).is_file():

@@ -76,20 +76,12 @@ def _has_unknown_opponent(config: "RunConfig") -> bool:
     )
 
 
-def _plays_a_checkpoint(config: "RunConfig") -> bool:
-    opponent = config.eval.opponent
-    return opponent is not None and opponent not in config.env.baselines
-
-
-def _has_league(config: "RunConfig") -> bool:
-    return config.env.players is not None and config.env.players.league is not None
-
-
 def _league_has_no_seat(config: "RunConfig") -> bool:
     """Return whether the model plays too few players for another version to play one of them."""
     players = config.env.players
     roles = players.roles.values() if players else ()
-    return _has_league(config) and sum(role in (POLICY, UNTRAINED) for role in roles) < 2
+    num_own = sum(role in (POLICY, UNTRAINED) for role in roles)
+    return config.env.league is not None and num_own < 2
 
 
 def _of_earlier_weights(
@@ -154,7 +146,10 @@ RULES = (
         "eval.opponent=null",
     ),
     *_of_earlier_weights(
-        "eval.opponent", _plays_a_checkpoint, "name a policy of env.baselines", "always"
+        "eval.opponent",
+        lambda c: c.opponent_checkpoint is not None,
+        "name a policy of env.baselines",
+        "always",
     ),
     Rule(
         keys=("env.players.league", "env.players.roles"),
@@ -163,7 +158,12 @@ RULES = (
         f"the role {POLICY}, or set env.players.league=null",
         when="train",
     ),
-    *_of_earlier_weights("env.players.league", _has_league, "env.players.league=null", "train"),
+    *_of_earlier_weights(
+        "env.players.league",
+        lambda c: c.env.league is not None,
+        "env.players.league=null",
+        "train",
+    ),
     Rule(
         keys=("env.players", "agent"),
         breaks=lambda c: c.env.players is not None and not c.agent.is_loop,

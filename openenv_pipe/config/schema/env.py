@@ -109,6 +109,11 @@ class EnvConfig(Block):
     tasks: TasksConfig
 
     @property
+    def league(self) -> LeagueConfig | None:
+        """The league of a game's players; None without one, or where no game is played."""
+        return self.players.league if self.players is not None else None
+
+    @property
     def min_reply_tokens(self) -> int:
         """The tokens that a reply has room for, or it is not asked for: one and its end, if it may
         have an end (`Turn.is_cut_off`)."""

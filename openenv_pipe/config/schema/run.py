@@ -91,6 +91,12 @@ class RunConfig(_Composed):
         }
 
     @property
+    def opponent_checkpoint(self) -> str | None:
+        """The folder of the checkpoint that plays against the model in evaluations of `env`."""
+        named = self.eval.opponent
+        return None if named is None or named in self.env.baselines else named
+
+    @property
     def capacity(self) -> int:
         """How many episodes all environments play at once."""
         return sum(each.host.capacity for each in self.environments.values())
