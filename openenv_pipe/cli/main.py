@@ -309,7 +309,8 @@ def exit_code_of(command: Callable[[], None]) -> int:
         return FailureError.exit_code
     except Exception as error:
         # pydantic makes an error of its own of Ctrl-C, if that comes while it builds a validator.
-        return INTERRUPTED if "KeyboardInterrupt" in str(error) else _print_traceback(error)
+        is_interrupt = type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error)
+        return INTERRUPTED if is_interrupt else _print_traceback(error)
     return 0
 
 

@@ -98,19 +98,19 @@ def evaluate(
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     openenv-pipe eval runs/wordle/latest --fail-under success=0.8
     """
+    from openenv_pipe.commands.thresholds import compare_with_thresholds, parse_thresholds
+
+    thresholds = parse_thresholds(fail_under or [])
+    if junit is not None and not thresholds:
+        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
     progress = LineProgress(notify_user)
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
         from openenv_pipe.commands.findings import Result
         from openenv_pipe.commands.junit import write_junit
-        from openenv_pipe.commands.thresholds import compare_with_thresholds, parse_thresholds
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
-
-    thresholds = parse_thresholds(fail_under or [])
-    if junit is not None and not thresholds:
-        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
     collect_as_usual()
     control = RunControl(progress=progress)
     words = with_runs_dir(subjects, runs_dir)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic_core import SchemaError
 
 from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.completion import complete_override
@@ -139,10 +140,18 @@ def test_our_own_bugs_keep_their_traceback_without_secrets(monkeypatch, capsys):
 
 def test_ctrl_c_inside_of_a_library_ends_without_a_traceback(capsys):
     def interrupted():
-        raise ValueError('Error building "definitions" validator:\n  KeyboardInterrupt: ')
+        raise SchemaError('Error building "definitions" validator:\n  KeyboardInterrupt: ')
 
     assert cli.exit_code_of(interrupted) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_that_only_names_ctrl_c_is_shown(capsys):
+    def failing():
+        raise ValueError("KeyboardInterrupt")
+
+    assert cli.exit_code_of(failing) == 1
+    assert "ValueError: KeyboardInterrupt" in capsys.readouterr().err
 
 
 def test_show_prints_marks_and_no_secrets(monkeypatch, capsys):
