@@ -3,6 +3,7 @@
 cli          the command's help
 checks       all checks, in their order
 environment  servers, sessions, seeds and tasks, and an episode of each baseline (baselines)
+rewards      the user's reward functions, called with an episode
 tokens       the first messages against the limits of an episode
 model        the model beyond what training requires
 """

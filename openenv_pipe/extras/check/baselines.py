@@ -48,7 +48,7 @@ async def try_baselines(
             text = f"an episode of {policy} takes more than {LIMIT_S:g} s; evaluations will be slow"
             yield Line(label, Result.WARN, text)
         except ConfigError as error:
-            yield Line(label, Result.WARN, f"{policy} cannot be played: {error}")
+            yield Line(label, Result.WARN, f"its episode cannot be played or scored: {error}")
         else:
             yield _line(label, episode, config.reward)
 

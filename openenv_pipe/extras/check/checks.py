@@ -76,7 +76,10 @@ def _try_engine(config: RunConfig) -> Iterator[Line]:
 # By the name of the failed line: a trial, and the requirements that it builds on.
 TRIALS: dict[str, tuple[Check, set[str]]] = {
     "tracker": (_try_tracker, {"tracker"}),
-    "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
+    "environment": (
+        check_environment,
+        {"ports", "environment", "adapter", "tasks", "policies", "rewards"},
+    ),
     "cluster": (_try_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"settings", "model"}),
     "learning rate": (check_lr, {"settings"}),

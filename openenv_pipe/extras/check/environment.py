@@ -19,6 +19,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, build_order, known_splits, open_splits
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
+from openenv_pipe.extras.check.rewards import try_reward_functions
 from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
@@ -82,7 +83,8 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         openings = [each.opening for each in played if each.opening is not None]
         if not openings:
             raise ConfigError(done_at_reset(played[0].first))
-        measured = []
+        functions = try_reward_functions(config, host, adapter, first)
+        measured = [line async for line in functions]
         if chat is not None:
             measured.append(tokens_line(config.env, chat, openings))
             baselines = try_baselines(config, host, adapter, splits, chat)

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ from openenv_pipe.extras.check.baselines import try_baselines
 from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.types import Opening
+from openenv_pipe.types import Episode, Opening
 
 CHAT = ChatFormat(build_tokenizer())  # a token is a byte
 TOOL = {"type": "function", "function": {"name": "t" * 200, "parameters": {}}}
@@ -163,6 +164,66 @@ def test_baselines_play_on_where_tasks_begin_alike(players: str, monkeypatch: py
     for unplayed in (line(alike), line(alike, "raises")):
         assert unplayed.result is Result.OK
         assert "could not be told whether they differ" in unplayed.text
+
+
+@pytest.fixture
+def reward_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Reward functions in a module, named by its import path."""
+
+    def raises_at_an_action(episode: Episode) -> float:
+        if any(turn.reply == "hello" for turn in episode.turns):
+            raise KeyError("no such field")
+        return 0.5
+
+    def blocks(episode: Episode) -> float:
+        released.wait()
+        return 0.0
+
+    released = threading.Event()
+    module = ModuleType("rewards_of_this_test")
+    module.number_of_turns = lambda episode: len(episode.turns)
+    module.text = lambda episode: "0.5"
+    module.nothing = lambda episode: None
+    module.raises_at_an_action, module.blocks = raises_at_an_action, blocks
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield module.__name__
+    released.set()
+
+
+def scored(function: str, monkeypatch: pytest.MonkeyPatch, **baselines: str) -> Line:
+    term = {"type": "python", "weight": 1.0, "per_turn": False, "target": function}
+    terms = {"mine": {**term, "keywords": {}, "use": "sum"}}
+    config = run_config({"reward.terms": terms, "env.baselines": baselines})
+    return check_played(config, FakeHost(), monkeypatch)["reward mine"]
+
+
+def test_reward_functions_are_called_with_an_episode_of_each_policy(
+    players: str, reward_functions: str, monkeypatch: pytest.MonkeyPatch
+):
+    one = f"{players}:speaks"
+    line = scored(f"{reward_functions}:number_of_turns", monkeypatch, one=one)
+    assert line.result is Result.OK
+    assert line.text.endswith("returns 2 for an episode of random actions, 2 for an episode of one")
+
+    line = scored(f"{reward_functions}:text", monkeypatch)
+    assert (line.result, "return one number" in line.text) == (Result.FAIL, True)
+
+    unread = scored(f"{reward_functions}:raises_at_an_action", monkeypatch)
+    assert (unread.result, "returns 0.5" in unread.text) == (Result.OK, True)
+    line = scored(f"{reward_functions}:raises_at_an_action", monkeypatch, one=one)
+    assert (line.result, "raised KeyError: 'no such field'" in line.text) == (Result.FAIL, True)
+
+    line = scored(f"{reward_functions}:nothing", monkeypatch)
+    assert "returns None for an episode of random actions" in line.text
+
+
+def test_a_reward_function_that_takes_long_is_left_behind(
+    reward_functions: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("openenv_pipe.extras.check.rewards.LIMIT_S", 0.2)
+    line = scored(f"{reward_functions}:blocks", monkeypatch)
+    assert line.result is Result.WARN
+    assert "takes more than 0.2 s for an episode of random actions" in line.text
 
 
 def test_a_model_without_a_tokenizer_here_is_not_measured():

@@ -1,0 +1,88 @@
+"""Call the user's reward functions with an episode, before a run does."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+
+from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.recorded_play import PlayedEpisode, RecordedPlayer
+from openenv_pipe.config.schema import PythonTerm, RunConfig
+from openenv_pipe.engines.scripted import ScriptedEngine, ScriptedPolicy
+from openenv_pipe.environments.adapters import Adapter
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.random_policy import random_action
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.check.baselines import LIMIT_S
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.system.resources import load_callable
+from openenv_pipe.types import Episode, Group, Observation, Opening, Task
+
+
+def random_reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
+    """A scripted policy for every adapter: a random action, or a text where any text is one."""
+    if opening.tools or opening.action_schema:
+        return random_action(observations, draw, opening=opening)
+    return "an example"
+
+
+async def try_reward_functions(
+    config: RunConfig, host: Host, adapter: Adapter, task: Task
+) -> AsyncIterator[Line]:
+    """Yield a line for each reward term that a function of the user computes.
+
+    The function is called with an episode of random actions, and with one of each baseline.
+
+    Raises:
+        HostError: as in training.
+    """
+    terms = {k: term for k, term in config.reward.terms.items() if isinstance(term, PythonTerm)}
+    if not terms:
+        return
+    policies: dict[str, ScriptedPolicy] = {"random actions": random_reply}
+    if config.eval.baselines:
+        policies |= {name: load_callable(path) for name, path in config.env.baselines.items()}
+    episodes = {}
+    for name, policy in policies.items():
+        if (episode := await _play(config, policy, host, adapter, task)) is not None:
+            episodes[name] = episode
+    for name, term in terms.items():
+        reward = config.reward.model_copy(update={"terms": {name: term}, "transforms": {}})
+        yield await _line(name, term, Scorer(reward, config.env.success_reward), episodes)
+
+
+async def _play(
+    config: RunConfig, policy: ScriptedPolicy, host: Host, adapter: Adapter, task: Task
+) -> Episode | None:
+    """Return an episode of the policy; None if it fails, for other checks report that."""
+    player = RecordedPlayer(config.env, ScriptedEngine(policy), adapter, PlayedEpisode(task=task))
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            episode = await player.play(host)
+    except (ConfigError, TimeoutError):
+        return None
+    return None if episode.failed else episode
+
+
+async def _line(
+    name: str, term: PythonTerm, scorer: Scorer, episodes: Mapping[str, Episode]
+) -> Line:
+    label = f"reward {name}"
+    returned = []
+    for policy, played in episodes.items():
+        episode = replace(played)  # no function sees what another one returned
+        group = Group(id="check", task=episode.task, episodes=[episode])
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await scorer.score(group)
+        except TimeoutError:
+            text = f"{term.target} takes more than {LIMIT_S:g} s for an episode of {policy}"
+            return Line(label, Result.WARN, f"{text}; training waits for it after each step")
+        except ConfigError as error:
+            return failed(label, error)
+        value = "None" if episode.unscored else f"{episode.reward_terms[name]:.3g}"
+        returned.append(f"{value} for an episode of {policy}")
+    if not returned:
+        text = f"no episode could be played to call {term.target} with; look at the other lines"
+        return Line(label, Result.WARN, text)
+    return Line(label, Result.OK, f"{term.target} returns {', '.join(returned)}")
