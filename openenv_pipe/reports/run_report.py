@@ -13,6 +13,7 @@ from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskSetConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.reports.costs import costs_text, seconds_text
 from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.sections import (
@@ -37,7 +38,6 @@ from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
-from openenv_pipe.system.progress import clock
 from openenv_pipe.system.untrusted_text import (
     code_block,
     code_span,
@@ -49,7 +49,6 @@ Reports = Mapping[str, EvalReport]
 Records = Sequence[Mapping[str, Any]]
 TITLES = dict(zip(STAGES, ("before training", "after the warm start", "after GRPO"), strict=True))
 SUPERVISED = "loss/supervised"
-TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -76,7 +75,7 @@ def write_report(folder: RunFolder) -> Path:
         parts_tables(config, records),
         signal_text(records),
         _what_was_run(folder, config),
-        _time_table(folder, records),
+        costs_text(folder, config, records),
         _examples(folder.path),
         _further(folder.path, can_resume=can_resume(folder.path, folder.record, folder.status)),
     ]
@@ -91,7 +90,7 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     steps = [record["step"] for record in records if record.get("stage") == stage]
     kind = "GRPO" if stage == "grpo" else "supervised"
     done = f"{steps[-1] if steps else 0} of {num_steps} {kind} steps"
-    took = f"{done} in {_seconds(folder.duration_s)}"
+    took = f"{done} in {seconds_text(folder.duration_s)}"
     if folder.status == "died":
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
     if folder.record.cause is None:
@@ -337,29 +336,6 @@ def _code(folder: RunFolder) -> str:
         for checkout in folder.record.checkouts
     ]
     return ", ".join([f"openenv-pipe {folder.record.version}", *checkouts])
-
-
-def _time_table(folder: RunFolder, records: Records) -> str:
-    """Sum the time/ keys; the rest of the run is start-up, evaluation and checkpoints."""
-    rows, in_steps_s = [], 0.0
-    for stage in dict.fromkeys(record["stage"] for record in records):
-        steps = [record for record in records if record["stage"] == stage]
-        sums = [sum(record.get(key) or 0.0 for record in steps) for key in TIMES]
-        tokens = sum(record.get("tokens/trained") or 0 for record in steps)
-        in_steps_s += sums[0]
-        rows.append([stage, str(len(steps)), *map(_seconds, sums), f"{tokens:,}"])
-    if not rows:
-        return ""
-    rest_s = max(folder.duration_s - in_steps_s, 0.0)
-    rows.append(["everything else", "", _seconds(rest_s), "", "", ""])
-    titles = ["stage", "steps", "time", "of it rollout", "of it learner", "tokens trained"]
-    return "## How long it took\n\n" + table(titles, rows)
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 60.0:
-        return f"{seconds:.1f} s" if seconds else ""
-    return clock(seconds)
 
 
 def _examples(path: Path) -> str:

@@ -28,6 +28,7 @@ from openenv_pipe.runs.evals import (
     read_stages,
     save_evaluation,
 )
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.untrusted_text import code_block
@@ -130,6 +131,21 @@ def test_steps_without_any_reward_end_the_run(failed, num_steps, ends):
     watch.warning({"stage": "warm_start", "step": 1})
     with pytest.raises(FailureError, match="no episode of the last") if ends else nullcontext():
         watch.check([])
+
+
+def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
+    config = run_samples.config(tmp_path).model_copy(update={"price_per_hour": 7.2})
+    folder = run_samples.create(tmp_path, config)
+    judged = {"judge/calls": 3, "judge/tokens": 1200, "judge/cost": 0.25, "tokens/sampled": 4000}
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        for step in (1, 2):
+            metrics.append({**run_samples.record(step), **judged})
+    monkeypatch.setattr(RunFolder, "duration_s", 1800.0)
+    text = write_report(folder).read_text()
+    assert "| grpo | 2 | 4.0 s | 3.0 s | 1.0 s | 8,000 | 200 |" in text
+    assert "0.50 hours of a machine with" in text and "at 7.2 an hour: **3.60**" in text
+    assert "6 answers in training took 2,400 tokens, at its prices: **0.50**" in text
+    assert "Together: **4.10**" in text
 
 
 def test_the_report_says_how_many_episodes_have_no_reward(folder):

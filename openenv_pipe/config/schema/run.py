@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from openenv_pipe.config.rules import check_rules
 from openenv_pipe.config.schema.agent import AgentConfig
-from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
+from openenv_pipe.config.schema.base import Document, NonNegative, NumProcesses, Seed
 from openenv_pipe.config.schema.beside import BesideConfig
 from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
@@ -49,6 +49,10 @@ class RunConfig(_Composed):
     )
     num_threads: NumProcesses | None = Field(
         description="torch's threads on the CPU; null: one per core"
+    )
+    price_per_hour: NonNegative = Field(
+        description="what all machines of the run cost, in the unit of the judge's prices; for "
+        "the report; 0: not said"
     )
     env: EnvConfig
     host: HostConfig
