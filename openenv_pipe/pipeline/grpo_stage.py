@@ -67,7 +67,8 @@ class GrpoStage:
         self._context = context
         self._config = context.components.config
         self._trainer = self._config.trainer
-        self._stop_after = stop_after
+        last = self._trainer.steps
+        self._last_step = last if stop_after is None else min(last, stop_after)
         self._advantages = {
             name: build_advantages(each.trainer.advantage, each.reward)
             for name, each in self._config.environments.items()
@@ -80,7 +81,7 @@ class GrpoStage:
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
         context = self._context
         components, evaluator = context.components, context.evaluator
-        context.metrics_log.begin("grpo", self._trainer.steps)
+        context.metrics_log.begin("grpo", self._last_step)
         assert components.policy is not None
         self._learner = await components.compute(
             build_learner, components.policy, self._config, components.workers
@@ -90,7 +91,7 @@ class GrpoStage:
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
         self._set_rate()
         evaluations = self._config.eval.during
-        while self._step < self._trainer.steps and self._step != self._stop_after:
+        while self._step < self._last_step:
             self.stop_reason = self._why_stopped() or await evaluator.during(self._step)
             if self.stop_reason is not None:
                 break

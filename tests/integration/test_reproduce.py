@@ -69,6 +69,7 @@ def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
     changed step."""
     code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay", "--steps", "1")
     assert code == 0, said
+    assert "grpo 1/1 " in said
     path = clone / "openenv_pipe" / "algorithms" / "losses" / "policy.py"
     text = path.read_text()
     assert "ratios(logprobs_N - old_logprobs_N)" in text
