@@ -32,7 +32,7 @@ NUM_SHOWN = 5  # bad rows in a note
 async def read_conversations(source: ConversationsConfig, setup: SourceSetup) -> list[Group]:
     """Read all conversations, each as a group of one episode.
 
-    Bad rows are left out, and a note says which they are.
+    Bad rows are left out, and a note says how many are read, and which are bad.
 
     Raises:
         ConfigError: the data cannot be read, or no row can be used.
@@ -62,13 +62,14 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
             'expected rows such as {"messages": [{"role": "user", "content": "2+2?"}, '
             '{"role": "assistant", "content": "4"}]}'
         )
-    if bad:
-        stage = setup.config.trainer.warm_start
-        times = stage.steps * stage.episodes_per_step / len(groups)
-        setup.notify(
-            f"{len(bad)} of {len(groups) + len(bad)} conversations are left out{shown}{more}\n"
-            f"each of the others is used {times:.3g} times"
-        )
+    stage = setup.config.trainer.warm_start
+    times = stage.steps * stage.episodes_per_step / len(groups)
+    num_replies = sum(len(group.episodes[0].turns) for group in groups)
+    left_out = f"; {len(bad)} left out{shown}{more}" if bad else ""
+    setup.notify(
+        f"imitating {len(groups)} of {len(groups) + len(bad)} conversations, {num_replies} replies "
+        f"in all, each {times:.3g} times{left_out}"
+    )
     return groups
 
 

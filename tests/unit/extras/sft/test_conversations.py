@@ -171,10 +171,14 @@ async def test_bad_rows_are_left_out_and_named_by_line(tmp_path):
     groups = await groups_of(source, tiny_policy().chat, notes)
     assert [group.task.id for group in groups] == ["data/0", "data/1"]
     (note,) = notes
-    assert note.startswith("7 of 9 conversations are left out")
+    read = "imitating 2 of 9 conversations, 2 replies in all, each 48 times; 7 left out"
+    assert note.startswith(f"{read}\n")
     assert f"{source.path}, line 3: it has no list `messages`" in note
     assert "line 5: it has more tokens than env.max_episode_tokens=120" in note
-    assert note.endswith("and 2 more\neach of the others is used 48 times")
+    assert note.endswith("and 2 more")
+    written(tmp_path / "rows.jsonl", [{"messages": row} for row in ROWS[:3]])
+    await groups_of(source, tiny_policy().chat, notes)
+    assert notes[-1] == "imitating 3 of 3 conversations, 4 replies in all, each 32 times"
 
 
 def test_rows_of_a_parquet_file_are_those_of_json_lines(tmp_path, monkeypatch):
