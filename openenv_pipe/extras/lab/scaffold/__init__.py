@@ -14,12 +14,22 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import BASE, group_options, short_path
 
 TEMPLATE = Path(__file__).parent / "template"
+# Not a file of the template, whose own files it would hide from git.
+GITIGNORE = """# made here
+/runs/
+/.venv/
+*.egg-info/
+
+# caches
+__pycache__/
+.pytest_cache/
+"""
 
 
 def create_environment(name: str, folder: Path) -> list[Path]:
     """Write `envs/name` and its `conf/` files below the folder; return the sorted files.
 
-    Nothing is overwritten.
+    Nothing is overwritten. A `.gitignore` is written too, unless the folder has one.
 
     Raises:
         ConfigError: The name is invalid or taken.
@@ -39,7 +49,11 @@ def create_environment(name: str, folder: Path) -> list[Path]:
     for path, template in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_renamed(template.read_text(), name))
-    return sorted(files)
+    ignored = folder / ".gitignore"
+    if ignored.exists():
+        return sorted(files)
+    ignored.write_text(GITIGNORE)
+    return sorted([ignored, *files])
 
 
 def _renamed(text: str, name: str) -> str:

@@ -2,6 +2,7 @@
 files."""
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -35,6 +36,19 @@ def test_every_file_has_the_new_name_in_all_its_forms(folder):
     package = folder / "envs/odd_one_2"
     assert "class OddOne2Environment" in (package / "server/odd_one_2_environment.py").read_text()
     assert (package / "README.md").read_text().startswith("# Odd one 2\n")
+
+
+def test_runs_and_caches_stay_out_of_git(folder):
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    create_environment("odd_one", folder)
+    made = ("runs/odd_one/0001/config.json", ".venv/bin/python", "envs/odd_one/__pycache__/a.pyc")
+    files = ("conf/env/odd_one.yaml", "envs/odd_one/rules.py")
+    asked = ["git", "check-ignore", *made, *files]
+    ignored = subprocess.run(asked, capture_output=True, text=True).stdout.split()
+    assert ignored == [*made]
+    (folder / ".gitignore").write_text("mine")
+    create_environment("odd_two", folder)
+    assert (folder / ".gitignore").read_text() == "mine"
 
 
 def test_the_readme_names_every_file_to_make_ones_own(folder):
