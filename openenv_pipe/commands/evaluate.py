@@ -18,7 +18,7 @@ from openenv_pipe.pipeline.evaluate import (
     baseline_labels,
     evaluate_model,
     play_baselines,
-    seed_warnings,
+    task_warnings,
 )
 from openenv_pipe.pipeline.requirements import check_agent, check_opponents, check_settings
 from openenv_pipe.pipeline.run import RunControl
@@ -193,7 +193,7 @@ async def _play(
         assert rollout is not None
         if is_new_run:
             subject.folder.update(**rollout.facts())
-        for warning in await seed_warnings(rollout):
+        for warning in await task_warnings(rollout):
             progress.note(f"eval: {warning}")
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
             own = await evaluate_model(subject.config, rollout, subject.label, subject.step)

@@ -4,12 +4,14 @@ The pipeline calls this for its stages and between its steps, and the command `e
 Episode k of a task has the same sampling seed for every policy, so that policies are comparable.
 """
 
+import asyncio
 import json
 from dataclasses import replace
 from functools import partial
 
 from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.environments.client.session import step_aside
+from openenv_pipe.environments.tasks import shared_values
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
 from openenv_pipe.pipeline.components import build_roles, with_scripted_policy
 from openenv_pipe.pipeline.opponents import find_opponent, opponent_label
@@ -71,13 +73,18 @@ async def evaluate_during(
     ]
 
 
-async def seed_warnings(rollout: RolloutContext) -> list[str]:
-    """Return the warning of each environment whose tasks begin differently with equal seeds.
+async def task_warnings(rollout: RolloutContext) -> list[str]:
+    """Return warnings about the tasks of each environment.
+
+    They begin differently with equal seeds, or those of the evaluation repeat training tasks.
 
     Raises:
         ConfigError, HostError: as any evaluation.
     """
-    warnings = [await _seed_warning(each) for each in rollout.environments.values()]
+    warnings = []
+    for each in rollout.environments.values():
+        warnings.append(await asyncio.to_thread(shared_values, each.env.tasks, each.splits))
+        warnings.append(await _seed_warning(each))
     return [each for each in warnings if each is not None]
 
 

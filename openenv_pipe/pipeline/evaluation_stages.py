@@ -33,7 +33,7 @@ class StartEvaluation(EvaluationStage):
         return at != self._origin
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
-        await self._evaluator.check_seed()
+        await self._evaluator.check_tasks()
         await self._evaluator.baselines()
         return await super().run(at, checkpoint)
 

@@ -8,8 +8,8 @@ from openenv_pipe.pipeline.evaluate import (
     evaluate_during,
     evaluate_model,
     play_baselines,
-    seed_warnings,
     stop_reason,
+    task_warnings,
 )
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.rollout import RolloutContext
@@ -52,9 +52,9 @@ class Evaluations:
         # Of the evaluation before, by environment; those during training repeat none.
         self._num_warnings: dict[str, int] = {}
 
-    async def check_seed(self) -> None:
-        """Show a warning if a task does not begin the same twice."""
-        for warning in await seed_warnings(self._rollout):
+    async def check_tasks(self) -> None:
+        """Show warnings if a task does not begin the same twice, or is trained on."""
+        for warning in await task_warnings(self._rollout):
             self._progress.note(f"eval: {warning}")
 
     async def baselines(self) -> None:
@@ -107,7 +107,7 @@ class Evaluations:
 class NoEvaluations:
     """The evaluations of a run without an environment: none."""
 
-    async def check_seed(self) -> None:
+    async def check_tasks(self) -> None:
         """Do nothing."""
 
     async def baselines(self) -> None:

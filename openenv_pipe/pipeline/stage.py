@@ -14,8 +14,8 @@ from openenv_pipe.runs.checkpoints import StageStep
 class Evaluator(Protocol):
     """Evaluates the current policy and saves the reports. No evaluation is repeated."""
 
-    async def check_seed(self) -> None:
-        """Show a warning if a task does not begin the same twice."""
+    async def check_tasks(self) -> None:
+        """Show warnings if a task does not begin the same twice, or is trained on."""
 
     async def baselines(self) -> None:
         """Evaluate the scripted policies."""

@@ -8,7 +8,7 @@ from fakes import FakeHost, rollout_context, run_config
 from openenv_pipe.engines.base import StaticEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import SessionClosedError
-from openenv_pipe.pipeline.evaluate import seed_warnings
+from openenv_pipe.pipeline.evaluate import task_warnings
 
 
 async def warning(first_text):
@@ -19,7 +19,7 @@ async def warning(first_text):
         return StepResult({"text": first_text(next(numbers), seed)}, 0.0, done=False)
 
     host = FakeHost(play, capacity=1)
-    found = await seed_warnings(
+    found = await task_warnings(
         rollout_context(run_config(), host, chat=None, engine=StaticEngine())
     )
     assert next(numbers) <= 2

@@ -18,6 +18,7 @@ from openenv_pipe.environments.tasks import (
     known_splits,
     open_splits,
     read_known_sets,
+    shared_values,
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN
@@ -423,6 +424,31 @@ async def test_a_task_in_both_splits_is_rejected_with_an_example(tmp_path):
         train.write_text('{"index": 3, "seed": 5}\n')
         range_block = RANGE.model_dump() | {"seed_start": 2, "reset": {}, "num_tasks": 4}
         await splits(configured(file_block(train), range_block))
+
+
+async def test_eval_tasks_with_the_question_of_a_training_task_are_counted(tmp_path):
+    rows = [{"q": f"{number}+1", "answer": number + 1} for number in range(4)]
+    train = write(tmp_path / "a.jsonl", *rows)
+    spelled = [{**row, "answer": str(row["answer"])} for row in rows[2:]]
+    held_out = write(tmp_path / "b.jsonl", {"q": "other", "answer": 3}, *spelled)
+
+    async def shared(train, held_out):
+        config = configured(train, held_out)
+        return shared_values(config.env.tasks, await splits(config))
+
+    required = ["q", "answer"]
+    text = await shared(file_block(train, required=required), file_block(held_out))
+    assert text.startswith("2 of 3 eval tasks have the q of a training task")
+    assert 'eval/1 and train/2 have "2+1"' in text
+    assert f"remove them from one of {train} and {held_out}" in text
+    assert await shared(file_block(train), file_block(held_out)) is None
+    other = write(tmp_path / "c.jsonl", {"q": "other", "answer": 3})
+    assert await shared(file_block(train, required=required), file_block(other)) is None
+
+    write(train, *({"q": "1+1", "answer": str(number)} for number in range(9)))
+    text = await shared(file_block(train, required=required), SHARE)
+    assert text.endswith("set env.tasks.eval.by=q")
+    assert await shared(file_block(train, required=["answer", "q"]), SHARE) is None
 
 
 async def test_more_tasks_than_the_evaluation_has_are_rejected(tmp_path):

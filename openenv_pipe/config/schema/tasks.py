@@ -38,7 +38,8 @@ class TaskRows(ListedTasks):
         description="maps columns to reset keywords; null: every column under its own name"
     )
     required: list[str] = Field(
-        description="reset keywords for which every row has to have a value that is not empty"
+        description="reset keywords for which every row has to have a value that is not empty; a "
+        "warning counts the eval tasks that have the first of a training task"
     )
     labels: list[str] = Field(
         description="columns that say what kind of task a row is, such as its difficulty or topic, "

@@ -7,6 +7,7 @@ from openenv_pipe.environments.tasks.splits import (
     known_splits,
     open_splits,
     read_known_sets,
+    shared_values,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "known_splits",
     "open_splits",
     "read_known_sets",
+    "shared_values",
 ]

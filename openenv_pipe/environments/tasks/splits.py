@@ -183,6 +183,39 @@ def _reject_shared_tasks(splits: Splits) -> None:
             )
 
 
+def shared_values(config: TasksConfig, splits: Splits) -> str | None:
+    """Say how many eval tasks have the question of a training task; None if there are none.
+
+    The question is the first keyword that `required` lists, such as that of env=questions.
+    """
+    if not isinstance(config.train, TaskFile | TaskDataset) or not config.train.required:
+        return None
+    keyword = config.train.required[0]
+    trained, held_out = _by_value(splits.train, keyword), _by_value(splits.eval, keyword)
+    shared = [value for value in held_out if value in trained]
+    if not shared:
+        return None
+    advice = f"remove them from one of {splits.train.source} and {splits.eval.source}"
+    if isinstance(config.eval, TaskShare):
+        advice = f"set env.tasks.eval.by={keyword}"
+    first = shared[0]
+    return (
+        f"{sum(len(held_out[each]) for each in shared)} of {len(splits.eval)} eval tasks have the "
+        f"{keyword} of a training task, so the evaluation may show what was memorized: "
+        f"{held_out[first][0]} and {trained[first][0]} have {first:.100}; {advice}"
+    )
+
+
+def _by_value(tasks: TaskSet, keyword: str) -> dict[str, list[str]]:
+    """Return the ids of the tasks that have the reset keyword, by its value as JSON."""
+    found: dict[str, list[str]] = {}
+    for task in map(tasks.__getitem__, range(len(tasks))):
+        if keyword in task.reset:
+            value = json.dumps(task.reset[keyword], sort_keys=True, ensure_ascii=False)
+            found.setdefault(value, []).append(task.id)
+    return found
+
+
 def _identity(task: Task) -> str:
     """Return a key that is equal for tasks with equal resets.
 

@@ -16,7 +16,13 @@ from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.tasks import Splits, build_order, known_splits, open_splits
+from openenv_pipe.environments.tasks import (
+    Splits,
+    build_order,
+    known_splits,
+    open_splits,
+    shared_values,
+)
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
 from openenv_pipe.extras.check.rewards import try_reward_functions
@@ -155,6 +161,8 @@ def _held_out_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
     if isinstance(config.env.tasks.eval, TaskShare):
         text = f"{len(splits.train)} to train on and {len(splits.eval)} held out, of "
         yield Line("tasks", Result.OK, f"{text}{splits.train.source}")
+    if (shared := shared_values(config.env.tasks, splits)) is not None:
+        yield Line("tasks", Result.WARN, shared)
 
 
 async def _baselines_differ(
