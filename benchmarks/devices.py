@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
-from openenv_pipe.learner.distributed.build import build_learner, load_checked_policy  # noqa: E402
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup  # noqa: E402
+from openenv_pipe.learner.devices import Devices  # noqa: E402
+from openenv_pipe.learner.distributed.build import SeveralDevices  # noqa: E402
 from openenv_pipe.learner.distributed.workers import Workers  # noqa: E402
 from openenv_pipe.learner.learner import Learner  # noqa: E402
 
@@ -34,14 +34,15 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_layers": 6, "max_le
 HEADS = {"num_heads": 4, "num_kv_heads": 4, "head_size": 64}
 
 
-def build(parallel: str, workers: Workers | None) -> Learner | LearnerGroup:
+def build(parallel: str, workers: Workers | None) -> Learner:
     model = tiny_model().model_copy(update=SHAPE | HEADS)
     changes = {"trainer.parallel": parallel, "trainer.tokens_per_batch": 2048}
     if workers:
         changes["trainer.devices"] = workers.ranks.size
     config = run_config({"model": model.model_dump(), **changes})
-    policy, _ = load_checked_policy(config, CPU, workers, None)
-    return build_learner(policy, config, workers)
+    devices = SeveralDevices(config, CPU, workers) if workers else Devices(config, CPU)
+    policy, _ = devices.load_policy(None)
+    return devices.learner(policy)
 
 
 def measure(parallel: str, workers: Workers, rounds: int) -> Iterator[tuple[float, float]]:

@@ -4,35 +4,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import known_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.learner.distributed.build import (
-    build_policy_weights,
-    build_workers,
-    load_checked_policy,
-)
-from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.devices import Devices, build_devices
 from openenv_pipe.learner.seeding import prepare_thread
-from openenv_pipe.models.forward.forward_check import UNPROBED
-from openenv_pipe.models.load import (
-    reject_long_episodes,
-    reject_rerendered_echo,
-    reject_unsupported_vision,
-    select_device,
-)
-from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.load import select_device
 from openenv_pipe.pipeline.cluster import Cluster, build_cluster
 from openenv_pipe.pipeline.components import Components, build_roles
 from openenv_pipe.pipeline.engines import EngineParts, opened_engine
+from openenv_pipe.pipeline.loading import load_checked
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import open_scorer
@@ -77,18 +64,18 @@ async def assembled(
     cluster = build_cluster(config)
     loops = _build_loops(config, cluster, servers, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
-    workers = build_workers(config, device, logs, num_threads, cluster.ranks(device, logs))
-    async with _closed_at_the_end(loops, workers, torch_thread):
+    devices = build_devices(config, device, logs, num_threads, cluster.ranks(device, logs))
+    async with _closed_at_the_end(loops, devices, torch_thread):
         with ExitStack() as starting:
             starting.enter_context(progress.phase("starting the servers and loading the model"))
             loading = in_thread(
-                torch_thread, _load_checked, config, device, workers, checkpoint, progress.note
+                torch_thread, load_checked, config, devices, checkpoint, progress.note
             )
             policy, _ = await asyncio.gather(loading, _start(loops, logs, progress.note))
             parts = EngineParts(
                 config=config,
                 policy=policy,
-                weights=build_policy_weights(policy, workers) if policy else None,
+                weights=devices.weights(policy) if policy else None,
                 torch_thread=torch_thread,
                 logs=logs,
                 checkpoint=checkpoint,
@@ -102,7 +89,7 @@ async def assembled(
                     config=config,
                     policy=policy,
                     torch_thread=torch_thread,
-                    workers=workers,
+                    devices=devices,
                     rollout=rollout,
                 )
 
@@ -124,13 +111,12 @@ def _folder_of(env: str, folder: Path) -> Path:
 
 @asynccontextmanager
 async def _closed_at_the_end(
-    loops: Mapping[str, EpisodeLoop], workers: Workers | None, torch_thread: ThreadPoolExecutor
+    loops: Mapping[str, EpisodeLoop], devices: Devices, torch_thread: ThreadPoolExecutor
 ) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if workers:
-            await asyncio.shield(asyncio.to_thread(workers.close))
+        await asyncio.shield(asyncio.to_thread(devices.close))
         await asyncio.shield(run_all(loop.close() for loop in loops.values()))
         torch_thread.shutdown(wait=True, cancel_futures=True)
 
@@ -200,46 +186,10 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
     device = select_device(config.device)
     num_threads = config.num_threads or len(usable_cores())
     nodes = build_cluster(config).ranks(device, logs)
-    workers = build_workers(config, device, logs, num_threads, nodes)
+    devices = build_devices(config, device, logs, num_threads, nodes)
     with (
-        closing(workers) if workers else nullcontext(),
+        closing(devices),
         ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads)) as torch_thread,
     ):
-        policy = await in_thread(
-            torch_thread, _load_checked, config, device, workers, None, _log.warning
-        )
-        yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
-
-
-def _load_checked(
-    config: RunConfig,
-    device: torch.device,
-    workers: Workers | None,
-    checkpoint: Path | None,
-    notify: Callable[[str], None],
-) -> Policy | None:
-    """Load the model, and check its forward pass and its number of positions.
-
-    Returns None if the engine needs no model in this process. Raises ConfigError.
-    """
-    if not config.engine.capabilities.needs_tokenizer:
-        return None
-    reject_unsupported_vision(config)
-    policy, reason = load_checked_policy(config, device, workers, checkpoint)
-    if reason is not None:
-        model = config.model.label
-        notify(f"model {model} does not support packed rows ({reason}); training pads samples")
-    if why := policy.left_out.get(UNPROBED):
-        notify(f"the model's forward passes are not {UNPROBED}: {why}")
-    if config.engine.samples_in_process and policy.samplers_left_out:
-        skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
-        _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
-    reject_long_episodes(config, policy.model)
-    reject_rerendered_echo(config, policy.chat)
-    if config.model.history == "auto" and policy.chat.history == "rerender":
-        notify(
-            "the chat template rewrites earlier turns, so it renders every prompt anew "
-            "(model.history=rerender), and a sample begins wherever it changes something; a "
-            "model.chat_template that keeps earlier turns is cheaper"
-        )
-    return policy
+        policy = await in_thread(torch_thread, load_checked, config, devices, None, _log.warning)
+        yield Components(config=config, policy=policy, torch_thread=torch_thread, devices=devices)

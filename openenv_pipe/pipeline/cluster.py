@@ -6,7 +6,7 @@ import torch
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.vllm.servers import MakeOnNodes
-from openenv_pipe.learner.distributed.workers import NodeRanks
+from openenv_pipe.learner.devices import NodeRanks
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rollout.context import EpisodeLoop
 

@@ -10,7 +10,7 @@ from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import FrozenPolicy
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.resources import load_callable
@@ -26,7 +26,7 @@ class Components:
     config: RunConfig
     policy: Policy | None  # None: the engine needs no tokenizer, such as engine=openai
     torch_thread: ThreadPoolExecutor  # runs all torch work, apart from the event loop's thread
-    workers: Workers | None = None  # with trainer.devices above 1; start at the first update
+    devices: Devices  # that the policy learns on
     rollout: RolloutContext | None = None  # None: the run learns from recorded episodes
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:

@@ -18,8 +18,6 @@ from openenv_pipe.config.schema import (
     RewardConfig,
 )
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.learner.distributed.build import build_learner
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
@@ -55,7 +53,7 @@ MAX_RETURNS = 3  # to the best checkpoint, by trainer.guard=back
 class GrpoStage:
     """Runs the steps of GRPO and counts them."""
 
-    _learner: Learner | LearnerGroup  # `run` builds it, from what the warm start has trained
+    _learner: Learner  # `run` builds it, from what the warm start has trained
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
@@ -83,9 +81,7 @@ class GrpoStage:
         components, evaluator = context.components, context.evaluator
         context.metrics_log.begin("grpo", self._last_step)
         assert components.policy is not None
-        self._learner = await components.compute(
-            build_learner, components.policy, self._config, components.workers
-        )
+        self._learner = await components.compute(components.devices.learner, components.policy)
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside

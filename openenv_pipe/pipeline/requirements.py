@@ -30,8 +30,7 @@ from openenv_pipe.environments.build import check_host
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.sharded_load import check_shardable
-from openenv_pipe.learner.distributed.workers import reject_missing_devices
+from openenv_pipe.learner.devices import reject_missing_devices, several_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.adapter import adapts_experts, describe_adapter, is_mixture
 from openenv_pipe.models.forward.architecture_check import find_decoder
@@ -91,12 +90,7 @@ def check_settings(config: RunConfig, *moments: Moment) -> str:
 
 
 def _sharding(config: RunConfig) -> str:
-    trainer = config.trainer
-    if not trainer.is_sharded:
-        return ""
-    check_shardable(config.model)
-    num_shards = trainer.devices // trainer.replicas
-    return f"each of {trainer.devices} devices holds one of {num_shards} shards of all weights"
+    return str(several_devices(config).check(config)) if config.trainer.devices > 1 else ""
 
 
 def _device(config: RunConfig) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openenv_pipe.algorithms.samples import episode_samples
-from openenv_pipe.learner.distributed.build import build_warm_start
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
@@ -38,11 +37,9 @@ class WarmStartStage:
         If a callback stops the run, the result is the step of the warm start that was reached.
         """
         context, trainer = self._context, self._config.trainer
-        components = context.components
-        assert components.policy is not None
-        self._warm_start = await components.compute(
-            build_warm_start, components.policy, self._config, components.workers
-        )
+        policy, devices = context.components.policy, context.components.devices
+        assert policy is not None
+        self._warm_start = await context.components.compute(devices.warm_start, policy)
         if checkpoint:
             await context.components.compute(self._load, checkpoint)
         samples = _build_samples(await self._demonstrations())

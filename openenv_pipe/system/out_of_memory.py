@@ -44,15 +44,13 @@ STAGES = {
     "engines/episode_batch": SAMPLING,
     "engines/eager": SAMPLING,
     "engines/vllm": PUBLISHING,
-    "learner/distributed/sharded_weights": PUBLISHING,
-    "learner/distributed/build": LOADING,
-    "learner/distributed/sharded_load": LOADING,
     "learner": UPDATE,
     "models/forward/forward_check": CHECKING,
     "models/load": LOADING,
     "models/safetensors_only": LOADING,
     "models/weights": PUBLISHING,
     "pipeline/grpo_stage": UPDATE,
+    "pipeline/loading": LOADING,
     "pipeline/warm_start_stage": UPDATE,
 }
 

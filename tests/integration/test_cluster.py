@@ -23,12 +23,7 @@ from openenv_pipe.extras.cluster.node_ranks import RayRanks
 from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.trial import try_cluster
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
-from openenv_pipe.learner.distributed.build import (
-    build_learner,
-    build_policy_weights,
-    build_workers,
-    load_checked_policy,
-)
+from openenv_pipe.learner.devices import build_devices
 from openenv_pipe.pipeline.cluster import build_cluster
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
@@ -215,16 +210,15 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
     for more in (("trainer.devices=1",), given):
         config = compose(["conf=smoke", *SMALL, *more]).config
         nodes = build_cluster(config).ranks(CPU, tmp_path)
-        workers = build_workers(config, CPU, tmp_path, 1, nodes)
+        devices = build_devices(config, CPU, tmp_path, 1, nodes)
         try:
-            policy, _ = load_checked_policy(config, CPU, workers, None)
-            learner = build_learner(policy, config, workers)
+            policy, _ = devices.load_policy(None)
+            learner = devices.learner(policy)
             seen.append([learner.update(samples, step) for step in (1, 2)])
-            if workers:
-                assert_published_here(build_policy_weights(policy, workers), tmp_path)
+            if nodes:
+                assert_published_here(devices.weights(policy), tmp_path)
         finally:
-            if workers:
-                workers.close()
+            devices.close()
     for ones, twos in zip(*seen, strict=True):
         losses = {key: value for key, value in ones.items() if key.startswith("loss/")}
         assert losses and {key: twos[key] for key in losses} == pytest.approx(

@@ -11,9 +11,10 @@ import torch
 from fakes import CPU, LOSS_BOUND, PLAIN, numbers_of, random_samples, run_config, tiny_model
 
 from openenv_pipe.errors import ConfigError, RankLostError, TrainingError
+from openenv_pipe.learner.devices import reject_missing_devices
 from openenv_pipe.learner.distributed import workers as workers_module
-from openenv_pipe.learner.distributed.build import build_learner
-from openenv_pipe.learner.distributed.workers import Workers, reject_missing_devices
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup
+from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process import ManagedProcess
@@ -30,7 +31,7 @@ def workers(tmp_path_factory):
 def learner_of(workers):
     values = {f"trainer.{key}": value for key, value in PLAIN.items()}
     config = run_config({**values, "model": tiny_model().model_dump()})
-    return build_learner(load_policy(config.model, seed=config.seed, device=CPU), config, workers)
+    return LearnerGroup(load_policy(config.model, seed=config.seed, device=CPU), config, workers)
 
 
 def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monkeypatch):

@@ -29,12 +29,8 @@ from safetensors.torch import load_file, save_file
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
-from openenv_pipe.learner.distributed.build import (
-    build_learner,
-    build_policy_weights,
-    build_warm_start,
-    load_checked_policy,
-)
+from openenv_pipe.learner.devices import Devices
+from openenv_pipe.learner.distributed.build import SeveralDevices
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.distributed.sharded_weights import WholeOnDemand
 from openenv_pipe.learner.distributed.workers import Workers
@@ -91,9 +87,14 @@ def config_of(
     return run_config({**values, "model": model.model_dump()})
 
 
+def devices_of(config, groups):
+    workers = groups[config.trainer.devices]
+    return SeveralDevices(config, CPU, workers) if workers else Devices(config, CPU)
+
+
 def policy_of(config, groups, folder):
     """Return the policy of the ranks; an adapter gets weights that are not zero."""
-    policy, _ = load_checked_policy(config, CPU, groups[config.trainer.devices], None)
+    policy, _ = devices_of(config, groups).load_policy(None)
     if config.model.lora.rank:
         if not folder.exists():
             whole = load_policy(config.model, seed=config.seed, device=CPU)
@@ -137,7 +138,7 @@ def test_ranks_give_the_losses_and_gradients_of_one(groups, tmp_path, lora_rank,
     for parallel, size in (("data", 1), layout):
         config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size, parallel=parallel)
         policy = policy_of(config, groups, tmp_path / "adapter")
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         metrics = learner.update(samples, 1)
         tokens = [(*each.entropy, *each.mismatch) for each in learner.trained_tokens]
         seen.append((metrics, tokens, *saved(tmp_path / str(size), policy, learner)))
@@ -162,7 +163,7 @@ def test_all_that_an_update_may_consist_of(groups, tmp_path, layout, lora_rank, 
         shape = {"num_ranks": size, "parallel": parallel, "checkpointing": checkpointing}
         config = config_of(WITH_ALL, lora_rank=lora_rank, **shape)
         policy = policy_of(config, groups, tmp_path / "adapter")
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         steps = [alike_samples(1, count=5), alike_samples(2, count=5), random_samples(1, count=1)]
         metrics = [learner.update(samples, step) for step, samples in enumerate(steps, start=1)]
         seen.append((metrics, saved(tmp_path / str(size), policy, learner)[0]))
@@ -184,19 +185,19 @@ def test_two_replicas_of_two_shards_are_one_process(groups, tmp_path, lora_rank)
     for size, num_replicas in layouts:
         config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
         policy = policy_of(config, groups, tmp_path / "adapter")
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         metrics = numbers_of(learner.update(random_samples(3, count=7), 1))
         folder = tmp_path / f"{size}"
         seen.append((metrics, *saved(folder, policy, learner)))
         config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         load_progress(folder / "resume", policy, learner.optimizer)
         clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
         seen.append((clipped, *saved(tmp_path / f"{size}-clipped", policy, learner)))
     config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=2)
     policy = policy_of(config, groups, tmp_path / "adapter")
     load_weights(tmp_path / "4", policy)
-    learner = build_learner(policy, config, groups[2])  # the reference is of the loaded weights
+    learner = devices_of(config, groups).learner(policy)  # the reference is of the loaded weights
     load_progress(tmp_path / "4" / "resume", policy, learner.optimizer)
     clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
     one, one_clipped, many, many_clipped = seen
@@ -214,7 +215,7 @@ def test_a_checkpoint_is_continued_to_the_bit(groups, layout, tmp_path):
     results = []
     for name in ("straight", "continued"):
         policy = policy_of(config, groups, tmp_path)
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         if name == "straight":
             learner.update(random_samples(1), 1)
             saved(tmp_path / "1", policy, learner)
@@ -236,7 +237,7 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(groups, tmp_path
     for size, lora_rank in ((4, 0), (4, 3), (2, 0), (2, 3), (1, 0), (1, 3)):
         config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=size)
         policy = policy_of(config, groups, tmp_path / "adapter")
-        learner = build_learner(policy, config, groups[size])
+        learner = devices_of(config, groups).learner(policy)
         checkpoint = tmp_path / f"checkpoint-{lora_rank}"
         if size == 4:
             learner.update(random_samples(1), 1)
@@ -296,7 +297,7 @@ def test_publishing(groups, num_ranks, tmp_path, lora_rank):
     for size, folder in zip((1, num_ranks), folders, strict=True):
         config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size)
         policy = policy_of(config, groups, tmp_path / "start")
-        publication = build_policy_weights(policy, groups[size])
+        publication = devices_of(config, groups).weights(policy)
         for kind, write in (("base", publication.write_base), ("all", publication.write_weights)):
             (folder / kind).mkdir(parents=True)
             write(folder / kind)
@@ -328,7 +329,7 @@ def test_the_warm_start_of_ranks_is_that_of_one(groups, num_ranks, tmp_path):
         changes = {"warm_start.optimizer.eps": 1e-3, "tokens_per_batch": 24}
         config = config_of(changes, lora_rank=0, num_ranks=size)
         policy = policy_of(config, groups, tmp_path)
-        warm_start = build_warm_start(policy, config, groups[size])
+        warm_start = devices_of(config, groups).warm_start(policy)
         metrics = [warm_start.step(random_samples(5, count=7)) for _ in range(2)]
         seen.append((metrics, saved(tmp_path / str(size), policy, warm_start)[0]))
     (ones, one_weights), (many, weights) = seen
@@ -353,8 +354,8 @@ def test_a_model_in_a_folder_is_read_part_by_part(groups, tmp_path, dtype):
         model = kept | place | {"dtype": dtype, "autocast": dtype}
         changes = {"model": model, "trainer.parallel": "fsdp", "trainer.devices": size}
         config = run_config(changes | {f"trainer.{key}": each for key, each in PLAIN.items()})
-        policy, _ = load_checked_policy(config, CPU, groups[size], None)
-        learner = build_learner(policy, config, groups[size])
+        policy, _ = devices_of(config, groups).load_policy(None)
+        learner = devices_of(config, groups).learner(policy)
         found.append(numbers_of(learner.update(random_samples(1), 1)))
     assert found[1] == pytest.approx(found[0], rel=1e-2 if lora_rank else LOSS_BOUND, abs=1e-4)
 

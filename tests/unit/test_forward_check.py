@@ -12,7 +12,7 @@ from fakes import (
 )
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed import build as policy_build
+from openenv_pipe.learner import devices
 from openenv_pipe.models.forward import forward_check
 from openenv_pipe.models.forward.attention.packed import PackedRow
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
@@ -21,7 +21,7 @@ from openenv_pipe.models.forward.kv_cache import RaggedCache
 from openenv_pipe.models.forward.own_logprobs import own_logprobs
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.pipeline import build
+from openenv_pipe.pipeline.loading import load_checked
 from tests.families import DEEPSEEK, family_run, make_family
 
 
@@ -302,11 +302,16 @@ def test_an_error_in_every_forward_pass_names_it():
         check_forward(policy_whose_decoder(with_a_bug))
 
 
+def load_on_one_device(notify):
+    config = run_config()
+    load_checked(config, devices.Devices(config, torch.device("cpu")), None, notify)
+
+
 def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
     reason = "its attention has softcap=30.0"
-    monkeypatch.setattr(policy_build, "check_forward", lambda policy, max_tokens: reason)
+    monkeypatch.setattr(devices, "check_forward", lambda policy, max_tokens: reason)
     notes = []
-    build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
+    load_on_one_device(notes.append)
     (note,) = notes
     assert "model tiny does not support packed rows (its attention has softcap=30.0)" in note
 
@@ -315,8 +320,8 @@ def test_a_run_tells_which_rows_are_not_compared(monkeypatch):
     def without_long_rows(policy, max_tokens):
         policy.left_out[UNPROBED] = "windows or chunks have 9,000 tokens"
 
-    monkeypatch.setattr(policy_build, "check_forward", without_long_rows)
+    monkeypatch.setattr(devices, "check_forward", without_long_rows)
     notes = []
-    build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
+    load_on_one_device(notes.append)
     (note,) = notes
     assert "not compared in longer rows: windows or chunks have 9,000 tokens" in note

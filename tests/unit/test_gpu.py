@@ -6,7 +6,7 @@ import torch
 from fakes import CPU, alike_samples, run_config, tiny_model
 
 from openenv_pipe.algorithms.prefix_tree import flat
-from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.forward.attention.flex import flex
 from openenv_pipe.models.forward.attention.packed import PackedRow, each_alone
 from openenv_pipe.models.forward.forward_check import check_forward
@@ -27,7 +27,7 @@ def test_an_update_is_that_of_a_cpu(lora_rank):
     for device in (CPU, torch.device("cuda")):
         policy = load_policy(config.model, seed=0, device=device)
         assert check_forward(policy) is None
-        metrics = build_learner(policy, config, None).update(alike_samples(1, count=5), 1)
+        metrics = Devices(config, device).learner(policy).update(alike_samples(1, count=5), 1)
         seen.append([metrics[key] for key in ("loss/policy", "grad/norm", "tokens/trained")])
     assert seen[1] == pytest.approx(seen[0], rel=1e-3, abs=1e-5)
 

@@ -13,7 +13,7 @@ from fakes import CPU, local_engine, random_samples, run_config, tiny_model, tin
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.errors import EngineError, HostError, OutOfMemoryError
-from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models import load
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
@@ -96,7 +96,7 @@ def test_the_advice_is_for_the_stage(monkeypatch, tmp_path):
     monkeypatch.setattr(policy, "model_logits", out_of_memory)
     assert "checking the forward pass" in str(as_out_of_memory(caught(check_forward, policy)))
     monkeypatch.setattr(policy, "predicted_logprobs", out_of_memory)
-    learner = build_learner(policy, run_config(), None)
+    learner = Devices(run_config(), CPU).learner(policy)
     update = caught(learner.update, random_samples(0), 1)
     assert "an update: " in str(as_out_of_memory(update))
 

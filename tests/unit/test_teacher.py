@@ -17,7 +17,7 @@ from fakes import (
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
-from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.forward.divergence import teacher_divergence
 from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
@@ -84,7 +84,7 @@ def tiny_teacher(folder):
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_reference_is_the_teacher_whatever_the_policy_becomes(teacher, lora_rank):
     policy, config = tiny_policy(lora_rank=lora_rank), distilling(teacher)
-    learner = build_learner(policy, config, None)
+    learner = Devices(config, CPU).learner(policy)
     expected = own_logprobs(teacher, 0.7)
     assert torch.allclose(policy.reference_logprobs(BATCH, 0.7), expected, atol=1e-5)
     before = policy.reference_logprobs(BATCH, 0.7)
@@ -97,7 +97,7 @@ def test_the_policy_moves_towards_the_teacher(teacher, estimator):
     kl = {"importance_weights": False, "estimator": estimator}
     changes = {f"trainer.loss.kl.{name}": value for name, value in kl.items()}
     config = distilling(teacher, **changes, **{"trainer.optimizer.lr": 1e-2})
-    learner = build_learner(tiny_policy(), config, None)
+    learner = Devices(config, CPU).learner(tiny_policy())
     kls = [learner.update(SAMPLES, step)["loss/kl"] for step in range(1, 9)]
     assert kls[-1] < kls[0] / 2
 
@@ -136,7 +136,7 @@ def test_without_a_weight_rewards_count_for_nothing(teacher):
 
 def test_a_checkpoint_has_no_copy_of_the_teacher(teacher, tmp_path):
     policy = tiny_policy()
-    learner = build_learner(policy, distilling(teacher), None)
+    learner = Devices(distilling(teacher), CPU).learner(policy)
     learner.update(SAMPLES, 1)
     (folder := tmp_path / "resume").mkdir()
     save_progress(folder, policy, learner.optimizer)
@@ -145,7 +145,7 @@ def test_a_checkpoint_has_no_copy_of_the_teacher(teacher, tmp_path):
         "progress.json",
     ]
     again = tiny_policy()
-    resumed = build_learner(again, distilling(teacher), None)
+    resumed = Devices(distilling(teacher), CPU).learner(again)
     load_progress(folder, again, resumed.optimizer)
     expected = policy.reference_logprobs(BATCH, 1.0)
     assert torch.equal(again.reference_logprobs(BATCH, 1.0), expected)

@@ -11,7 +11,7 @@ from openenv_pipe.extras.cluster.node_ranks import RayRanks
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.extras.cluster.vllm_server import remote_servers
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
-from openenv_pipe.learner.distributed.workers import NodeRanks
+from openenv_pipe.learner.devices import NodeRanks
 from openenv_pipe.pipeline.cluster import Cluster
 from openenv_pipe.rollout.context import EpisodeLoop
 from openenv_pipe.system.ray_connection import require_ray

@@ -1,6 +1,6 @@
 """The ranks of the learner on other nodes of a Ray cluster, as seen from rank 0.
 
-Each is a `worker.Worker` in a process that Ray places and that ends with this one. Orders go
+Each works in a process that Ray places and that ends with this one. Orders go
 through Ray, tensors through torch.distributed between the nodes.
 """
 
@@ -22,15 +22,15 @@ from openenv_pipe.extras.cluster.nodes import (
     WorkerLostError,
 )
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
-from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.learner.ranks import LONGEST_WAIT
+from openenv_pipe.registry import load
 
 START_LIMIT_S = 300.0  # for all ranks to import torch
 POLL_S = 1.0
 
 
 class RayRanks:
-    """Places ranks on other nodes, commands and ends them. It is a `workers.NodeRanks`.
+    """Places ranks on other nodes, commands and ends them. It is a `learner.devices.NodeRanks`.
 
     `trainer.devices` ranks are divided equally over `cluster.learner_nodes` nodes. The first of
     these is this machine, whose ranks are not placed by Ray.
@@ -54,8 +54,8 @@ class RayRanks:
     def num_nodes(self) -> int:
         return self._settings.learner_nodes
 
-    def start(self, size: int, num_threads: int) -> None:
-        """See `workers.NodeRanks.start`. Waits up to `cluster.start_timeout_s` for the nodes."""
+    def start(self, worker: str, size: int, num_threads: int) -> None:
+        """See `learner.devices.NodeRanks.start`. Waits `cluster.start_timeout_s` for nodes."""
         settings, per_node = self._settings, size // self.num_nodes
         num_gpus = 0.0 if self._device.type == "cpu" else 1.0
         self._cluster = Nodes(settings.address)
@@ -68,7 +68,7 @@ class RayRanks:
         self._reject_closed()
         for rank in range(per_node, size):
             self._ranks[rank] = self._reservation.place(
-                Worker,
+                load(worker),
                 *(rank, size, "cpu" if num_gpus == 0.0 else "cuda:0", num_threads, Path.cwd()),
                 node=rank // per_node - 1,
                 num_cpus=settings.cpus_per_rank,
@@ -103,7 +103,7 @@ class RayRanks:
         self._results(order, LONGEST_WAIT.total_seconds())
 
     def failure(self) -> PipeError | None:
-        """See `workers.NodeRanks.failure`. A lost process comes before what followed."""
+        """See `learner.devices.NodeRanks.failure`. A lost process comes before what followed."""
         errors = []
         for call in self._calls.values():
             try:

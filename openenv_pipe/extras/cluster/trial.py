@@ -16,7 +16,7 @@ from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.extras.cluster.vllm_server import remote_servers
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
-from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.devices import build_devices
 from openenv_pipe.models.load import is_vision_model, select_device
 from openenv_pipe.system.tasks import run_all
 
@@ -108,10 +108,10 @@ def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:
         return
     device, num_devices = select_device(config.device), config.trainer.devices
     nodes = RayRanks(_soon(settings), device)
-    ranks = Workers(num_devices, device, logs, num_threads=1, nodes=nodes)
+    devices = build_devices(config, device, logs, num_threads=1, nodes=nodes)
     try:
-        ranks.try_collective(SMALLEST_SUM)  # starts them
-        duration_s = ranks.try_collective(LARGE_SUM)
+        devices.time_sum(SMALLEST_SUM)  # starts them
+        duration_s = devices.time_sum(LARGE_SUM)
         text = (
             f"{num_devices} ranks of the learner, {nodes.summary()} and the rest "
             f"on this machine, add up {LARGE_SUM >> 20} MiB in {duration_s:.2g} s"
@@ -120,7 +120,7 @@ def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:
     except HostError as error:
         yield Line("learner", Result.WARN, str(error))
     finally:
-        ranks.close()
+        devices.close()
 
 
 def _soon(settings: RayClusterConfig) -> RayClusterConfig:

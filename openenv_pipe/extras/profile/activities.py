@@ -52,7 +52,7 @@ THREAD_RULES = (
     FrameRule(SAMPLING, "engines/episode_batch.py", "EpisodeBatch.generate"),
     FrameRule(UPDATE, "learner/learner.py", "Learner.update"),
     FrameRule(UPDATE, "learner/parallel_batches.py"),
-    FrameRule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
+    FrameRule(UPDATE, "", "LearnerGroup.update"),  # on several devices, of the extra that has them
     FrameRule(CHECKPOINT, "pipeline/checkpoints.py"),
     FrameRule(PUBLISHING, "models/policy.py", "Policy.follow"),
     FrameRule(PUBLISHING, "engines/vllm/transfer"),

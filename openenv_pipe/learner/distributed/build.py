@@ -1,106 +1,93 @@
-"""Build a run's policy and its learners, on one device or on several, also of other nodes."""
+"""Several devices of a run, each with a copy of the policy or a shard of it."""
 
 from pathlib import Path
 
 import torch
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.learner.devices import Devices, NodeRanks
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
-from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
+from openenv_pipe.learner.distributed.sharded_load import check_shardable, load_sharded_policy
 from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
-from openenv_pipe.learner.distributed.workers import NodeRanks, Workers
+from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.ranks import SINGLE_RANK
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.models.forward.forward_check import check_forward
-from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.teacher import give_teacher
 from openenv_pipe.models.weights import PolicyWeights
 
 
-def build_workers(
-    config: RunConfig,
-    device: torch.device,
-    logs: Path,
-    num_threads: int,
-    nodes: NodeRanks | None = None,
-) -> Workers | None:
-    """Build what starts the learner's other ranks; None if there is only one rank.
+class SeveralDevices(Devices):
+    """The device of this process, which is rank 0, and those of its workers."""
 
-    nodes: starts those on other machines.
-    """
-    if config.trainer.devices == 1:
-        return None
-    return Workers(config.trainer.devices, device, logs, num_threads, nodes)
+    def __init__(self, config: RunConfig, device: torch.device, workers: Workers) -> None:
+        super().__init__(config, device)
+        self._workers = workers
 
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        device: torch.device,
+        logs: Path,
+        num_threads: int,
+        nodes: NodeRanks | None,
+    ) -> "SeveralDevices":
+        """See `learner.devices.build_devices`."""
+        workers = Workers(config.trainer.devices, device, logs, num_threads, nodes)
+        return cls(config, device, workers)
 
-def load_checked_policy(
-    config: RunConfig, device: torch.device, workers: Workers | None, checkpoint: Path | None
-) -> tuple[Policy, str | None]:
-    """Load the policy and check its forward pass.
+    @staticmethod
+    def check(config: RunConfig) -> str:
+        """Return what a run with these devices has, for people.
 
-    Returns the policy and why its samples are padded instead of packed; None if they are packed.
+        Raises:
+            ConfigError: the model cannot be sharded.
+        """
+        trainer = config.trainer
+        if not trainer.is_sharded:
+            return ""
+        check_shardable(config.model)
+        num_shards = trainer.devices // trainer.replicas
+        return f"each of {trainer.devices} devices holds one of {num_shards} shards of all weights"
 
-    Raises:
-        ConfigError: the model cannot be read, trained or sharded.
-    """
-    max_tokens = config.max_episode_tokens
-    if workers and config.trainer.is_sharded:
+    def load_policy(self, checkpoint: Path | None) -> tuple[Policy, str | None]:
+        config = self._config
+        if not config.trainer.is_sharded:
+            return super().load_policy(checkpoint)
         policy = load_sharded_policy(
             config.model,
             seed=config.seed,
-            device=device,
-            ranks=workers.ranks,
+            device=self._device,
+            ranks=self._workers.ranks,
             num_replicas=config.trainer.replicas,
             checkpoint=checkpoint,
-            max_tokens=max_tokens,
+            max_tokens=config.max_episode_tokens,
         )
-        return policy, policy.check_forward(max_tokens)
-    whole = load_policy(
-        config.model,
-        seed=config.seed,
-        device=device,
-        checkpoint=checkpoint,
-        max_tokens=max_tokens,
-    )
-    return whole, check_forward(whole, max_tokens)
+        return policy, policy.check_forward(config.max_episode_tokens)
 
+    def learner(self, policy: Policy) -> Learner:
+        if not isinstance(policy, ShardedPolicy):
+            return LearnerGroup(policy, self._config, self._workers)
+        with self._workers.ranks.joined("build_learner", self._config):
+            return ShardedLearner(policy, self._config, self._workers.ranks)
 
-def build_learner(
-    policy: Policy, config: RunConfig, workers: Workers | None
-) -> Learner | LearnerGroup:
-    """Build the learner of a run, on several devices if there are workers.
+    def warm_start(self, policy: Policy) -> WarmStart:
+        """Build the warm start. Unless the policy is sharded, only this process does it."""
+        if not isinstance(policy, ShardedPolicy):
+            return super().warm_start(policy)
+        with self._workers.ranks.joined("build_warm_start", self._config):
+            return ShardedWarmStart(policy, self._config, self._workers.ranks)
 
-    Raises:
-        ConfigError: the teacher cannot be read, or none of its forward passes is right.
-    """
-    if workers and isinstance(policy, ShardedPolicy):
-        with workers.ranks.joined("build_learner", config):
-            return ShardedLearner(policy, config, workers.ranks)
-    if workers:
-        return LearnerGroup(policy, config, workers)
-    give_teacher(policy, config)
-    return build_rank(policy, config, SINGLE_RANK)
+    def weights(self, policy: Policy) -> PolicyWeights:
+        if not isinstance(policy, ShardedPolicy):
+            return super().weights(policy)
+        return ShardedPolicyWeights(policy, self._workers.ranks)
 
+    def time_sum(self, num_bytes: int) -> float:
+        """Do as `Devices.time_sum`. The first call starts the workers."""
+        return self._workers.try_collective(num_bytes)
 
-def build_warm_start(policy: Policy, config: RunConfig, workers: Workers | None) -> WarmStart:
-    """Build the warm start. Unless the policy is sharded, only this process does it."""
-    if workers and isinstance(policy, ShardedPolicy):
-        with workers.ranks.joined("build_warm_start", config):
-            return ShardedWarmStart(policy, config, workers.ranks)
-    return WarmStart(
-        policy,
-        config.trainer.warm_start,
-        tokens_per_batch=config.trainer.tokens_per_batch,
-        seed=config.seed,
-    )
-
-
-def build_policy_weights(policy: Policy, workers: Workers | None) -> PolicyWeights:
-    """Build what gives the policy to vLLM servers."""
-    if workers and isinstance(policy, ShardedPolicy):
-        return ShardedPolicyWeights(policy, workers.ranks)
-    return PolicyWeights(policy)
+    def close(self) -> None:
+        self._workers.close()

@@ -17,7 +17,7 @@ from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.types import Sample, TrainedTokens
+from openenv_pipe.types import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,23 +78,20 @@ def broadcast_weights(
         ranks.broadcast(values)
 
 
-class LearnerGroup:
-    """Rank 0's learner together with the workers; has the interface of `Learner`."""
+class LearnerGroup(Learner):
+    """Rank 0's learner, which trains together with the workers."""
 
     def __init__(self, policy: Policy, config: RunConfig, workers: Workers) -> None:
-        self._policy = policy
-        self._config = config
+        super().__init__(
+            policy,
+            config.trainer,
+            max_episode_tokens=config.max_episode_tokens,
+            seed=config.seed,
+            ranks=workers.ranks,
+        )
+        self._run_config = config
         self._workers = workers
-        self._learner = build_rank(policy, config, workers.ranks)
         self._has_started = False
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self._learner.optimizer
-
-    @property
-    def trained_tokens(self) -> list[TrainedTokens | None]:
-        return self._learner.trained_tokens
 
     def update(
         self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
@@ -103,17 +100,13 @@ class LearnerGroup:
         if not self._has_started:
             self._start_workers()
         with self._workers.running("update", samples, step, uncomputed):
-            return self._learner.update(samples, step, uncomputed)
-
-    def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
-        """Do what `Learner.kl_from_sampler` does, on rank 0 alone."""
-        return self._learner.kl_from_sampler(samples)
+            return super().update(samples, step, uncomputed)
 
     def _start_workers(self) -> None:
         """Start the workers and send them the state of rank 0's learner."""
-        policy, ranks, optimizer = self._policy, self._workers.ranks, self._learner.optimizer
+        policy, ranks, optimizer = self.policy, self._workers.ranks, self.optimizer
         layout, given = StateLayout.of(policy, optimizer), optimizer.tensors()
-        with self._workers.running("load", self._config):
+        with self._workers.running("load", self._run_config):
             pass
         with self._workers.running("receive_state", layout):
             broadcast_weights(policy, policy.reference, ranks)

@@ -13,15 +13,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from openenv_pipe.errors import ConfigError, PipeError, RankLostError, TrainingError
+from openenv_pipe.errors import PipeError, RankLostError, TrainingError
+from openenv_pipe.learner.devices import NodeRanks, reject_missing_devices
 from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
 from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.files import socket_folder
@@ -34,41 +35,6 @@ EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that
 NODE_GRACE_S = 60.0  # until a cluster knows that a node is lost
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
-MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
-
-
-class NodeRanks(Protocol):
-    """The ranks on other machines, as seen from rank 0. All methods block."""
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of machines that the ranks are divided over equally, with this one."""
-
-    def start(self, size: int, num_threads: int) -> None:
-        """Start the ranks, and wait until they can take orders.
-
-        size: the number of all ranks. num_threads: of each rank on a CPU.
-
-        Raises:
-            HostError: there is no room for them.
-            RankLostError: a rank ended while it started.
-            ConfigError: a machine does not have the run's folder, which sharded ranks need.
-        """
-
-    def listen(self) -> socket.socket:
-        """Listen on an address of this machine that the other ones reach, at any free port."""
-
-    def send(self, order: str, arguments: Sequence[Any]) -> None:
-        """Let all ranks execute an order, after those before it."""
-
-    def wait_until_done(self, order: str) -> None:
-        """Wait for the end of the last order. Raises RankLostError and the errors of the ranks."""
-
-    def failure(self) -> PipeError | None:
-        """Return why a rank has ended, if one has."""
-
-    def close(self) -> None:
-        """End all ranks for good, whatever they are doing. A second call does nothing."""
 
 
 class LeadRanks(Ranks):
@@ -181,7 +147,7 @@ class Workers:
     def _start(self) -> None:
         reject_missing_devices(self._num_local, self._device)
         if self.nodes:
-            self.nodes.start(self.ranks.size, self._num_threads_of_rank())
+            self.nodes.start(f"{WORKER}:Worker", self.ranks.size, self._num_threads_of_rank())
         folder = socket_folder("openenv-pipe-ranks-")
         self._folder = folder
         with socket.socket(socket.AF_UNIX) as orders:
@@ -319,18 +285,3 @@ class Workers:
             if time.monotonic() >= latest:
                 return
             time.sleep(POLL_S)
-
-
-def reject_missing_devices(num_devices: int, device: torch.device) -> None:
-    """Raise ConfigError if there are fewer GPUs than ranks, or far fewer cores of a CPU."""
-    num_cores = os.cpu_count() or 1
-    if device.type == "cpu" and num_devices > MAX_RANKS_PER_CORE * num_cores:
-        raise ConfigError(
-            f"trainer.devices={num_devices}, but this machine has {num_cores} cores for as many "
-            f"processes; set trainer.devices to at most {MAX_RANKS_PER_CORE * num_cores}"
-        )
-    if device.type == "cuda" and num_devices > torch.cuda.device_count():
-        raise ConfigError(
-            f"trainer.devices={num_devices}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices; set trainer.devices to at most that number, or device=cpu"
-        )

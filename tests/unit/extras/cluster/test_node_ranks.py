@@ -49,7 +49,7 @@ def test_ranks_of_nodes_that_are_placed_after_the_end_are_released(monkeypatch):
 
     def start():
         try:
-            nodes.start(2, 1)
+            nodes.start("builtins:object", 2, 1)
         except TrainingError as error:
             errors.append(str(error))
             nodes.close()
