@@ -25,9 +25,9 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
+from openenv_pipe.extras.devices.build import SeveralDevices  # noqa: E402
+from openenv_pipe.extras.devices.workers import Workers  # noqa: E402
 from openenv_pipe.learner.devices import Devices  # noqa: E402
-from openenv_pipe.learner.distributed.build import SeveralDevices  # noqa: E402
-from openenv_pipe.learner.distributed.workers import Workers  # noqa: E402
 from openenv_pipe.learner.learner import Learner  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_layers": 6, "max_length": 2048}

@@ -58,6 +58,7 @@ class Extra:
     # what takes minutes once and serves later runs.
     prepare: str = ""
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
+    devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1
     multirun: str = ""  # `train -m` calls it with the options of `train`.
     rules: str = ""  # further rules of `config.rules`
     unused: str = ""  # further rules of `config.unused_keys`

@@ -1,5 +1,4 @@
-"""Update policies on a device that torch pretends, whole or sharded, with backward passes and the
-optimizer.
+"""Update policies on a device that torch pretends, with backward passes and the optimizer.
 
 A process of its own, because it gives the process a device for good: torch's `privateuse1`, written
 in Python. Unlike the device `cuda` of a torch without CUDA it has what a backward pass needs. Code
@@ -8,19 +7,13 @@ that asks for `cuda` by name takes the way of another device here.
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.learner import learner as learners
-from openenv_pipe.learner.distributed import fsdp, sharded_learner
-from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.forward.attention import flex
 from openenv_pipe.models.load import load_policy
@@ -50,49 +43,6 @@ class Numbers(TorchFunctionMode):
             device = kwargs.pop("device", "cpu")
             return function(*args, **kwargs).to(device)
         return function(*args, **kwargs)
-
-
-class Event:
-    """An event of the pretended device, where everything has happened already."""
-
-    def __init__(self, *arguments, **options):
-        pass
-
-    def record(self, stream=None):
-        pass
-
-    def wait(self, stream=None):
-        pass
-
-
-class Stream:
-    """A stream of the pretended device, of which FSDP uses several."""
-
-    def __init__(self, *arguments, **options):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def wait_stream(self, stream):
-        pass
-
-    def wait_event(self, event):
-        pass
-
-    def record_event(self, event=None):
-        return Event()
-
-
-class RecordingOptimizer(fsdp.ShardedOptimizer):
-    """Keeps the gradients of the parameters, which a step drops."""
-
-    def step(self):
-        self.gradients = [source.grad for source in self._sources]
-        return super().step()
 
 
 class WrongDevice(torch.autograd.Function):
@@ -132,35 +82,6 @@ def update(lora_rank: int, *, packs_rows: bool) -> None:
     assert {each.device.type for each in (*gradients, *state.values())} == {NAME}
 
 
-def update_shards(lora_rank: int, mesh: DeviceMesh) -> None:
-    """Update the first rank's shards of a policy; nothing comes from the second rank."""
-    fsdp.init_device_mesh = lambda *arguments, **options: mesh  # it reads values of tensors
-    sharded_learner.ShardedOptimizer = RecordingOptimizer
-    whole, ranks = load_policy(tiny_model(lora_rank=lora_rank), seed=0, device=CPU), Ranks(0, 2)
-    shape_env = ShapeEnv(allow_dynamic_output_shape_ops=True)
-    with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True), Numbers():
-        device = torch.device(NAME)
-        root = fsdp.shard(on_gpu(whole, device).model, ranks, device, num_replicas=1)
-        policy = fsdp.ShardedPolicy(
-            root,
-            ranks,
-            whole.chat,
-            device=device,
-            autocast=torch.float32,
-            activation_checkpointing=False,
-        )
-        policy.packs_rows = True
-        given = ("trainer.devices=2", "trainer.parallel=fsdp", "trainer.optimizer.type=adamw")
-        config = compose(["conf=echo", *given]).config
-        learner = sharded_learner.ShardedLearner(policy, config, ranks)
-        assert "loss/policy" in learner.update(random_samples(1, count=3), 1)
-        state = learner.optimizer.tensors()
-    gradients = learner.optimizer.gradients
-    assert len(gradients) == len(policy.trained_parameters()) > 0
-    assert all(isinstance(each, DTensor) for each in gradients)
-    assert {each.device.type for each in (*gradients, *state.values())} == {NAME}
-
-
 def find_a_mistake() -> None:
     """Check that a mixture of devices in a backward pass is found at all."""
     with FakeTensorMode():
@@ -169,24 +90,21 @@ def find_a_mistake() -> None:
             WrongDevice.apply(values).sum().backward()
 
 
-def main() -> None:
+def pretend() -> None:
+    """Let torch have the device, and the learner ask for no values of tensors."""
     _setup_privateuseone_for_python_backend(NAME)
     torch.pretended.get_amp_supported_dtype = lambda: [torch.bfloat16]
     flex._compiled = lambda: kernel
     learners._reject_broken = lambda samples: None  # it reads values
     TokenRecorder.collected = lambda self, ranks: []  # it reads values too, on the CPU
+
+
+def main() -> None:
+    pretend()
     find_a_mistake()
     for lora_rank in (0, 4):
         for packs_rows in (True, False):
             update(lora_rank, packs_rows=packs_rows)
-    torch.pretended.Stream, torch.pretended.Event = Stream, Event
-    torch.pretended.stream = lambda stream: stream
-    torch.pretended.current_stream = lambda *arguments: Stream()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    mesh = init_device_mesh(NAME, (2,), mesh_dim_names=("shard",))
-    Ranks.gather = lambda self, value: [value] * self.size
-    for lora_rank in (0, 4):
-        update_shards(lora_rank, mesh)
 
 
 if __name__ == "__main__":

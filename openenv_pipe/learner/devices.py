@@ -17,6 +17,7 @@ from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.teacher import give_teacher
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.registry import extras, load
 
 MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
 
@@ -145,10 +146,18 @@ def build_devices(
 
 
 def several_devices(config: RunConfig) -> Any:
-    """Return the subclass of `Devices` for several; it has `build` and `check`."""
-    from openenv_pipe.learner.distributed.build import SeveralDevices
+    """Return the subclass of `Devices` for several; it has `build` and `check`.
 
-    return SeveralDevices
+    Raises:
+        ConfigError: no extra brings it.
+    """
+    for extra in extras():
+        if extra.devices:
+            return load(extra.devices)
+    raise ConfigError(
+        f"trainer.devices={config.trainer.devices} is not supported: no folder of "
+        "openenv_pipe/extras/ trains on several devices; set trainer.devices=1"
+    )
 
 
 def reject_missing_devices(num_devices: int, device: torch.device) -> None:

@@ -11,10 +11,10 @@ import torch
 from fakes import CPU, LOSS_BOUND, PLAIN, numbers_of, random_samples, run_config, tiny_model
 
 from openenv_pipe.errors import ConfigError, RankLostError, TrainingError
+from openenv_pipe.extras.devices import workers as workers_module
+from openenv_pipe.extras.devices.learner_group import LearnerGroup
+from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.devices import reject_missing_devices
-from openenv_pipe.learner.distributed import workers as workers_module
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup
-from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process import ManagedProcess
@@ -120,7 +120,7 @@ def workers_below(folder):
         process
         # psutil gives None for a process that has just ended
         for process in psutil.process_iter(["cmdline", "cwd"])
-        if "openenv_pipe.learner.distributed.worker" in (process.info["cmdline"] or ())
+        if "openenv_pipe.extras.devices.worker" in (process.info["cmdline"] or ())
         and process.info["cwd"] == str(folder)
     ]
 

@@ -28,12 +28,12 @@ from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.devices.build import SeveralDevices
+from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
+from openenv_pipe.extras.devices.sharded_weights import WholeOnDemand
+from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.devices import Devices
-from openenv_pipe.learner.distributed.build import SeveralDevices
-from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
-from openenv_pipe.learner.distributed.sharded_weights import WholeOnDemand
-from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import load_policy
 
 

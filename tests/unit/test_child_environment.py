@@ -68,8 +68,8 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 OWN_CODE = {  # processes that run this package's own code, which inherit all variables
     "extras/containers/docker/start_guard.py",
     "extras/containers/docker/socket_proxy.py",  # in a container, with the container's
+    "extras/devices/workers.py",
     "extras/sweeps/worker.py",
-    "learner/distributed/workers.py",
     "system/process.py",
 }
 

@@ -201,12 +201,11 @@ def test_the_optimizers_state(real, gpu):
     assert {each.device.type for each in optimizer.tensors().values()} == {"cuda"}
 
 
-def test_updates_with_their_backward_passes():
-    """In a process of its own: see tests/pretended_device.py."""
+def run_module(name):
     root = Path(__file__).parents[2]
     paths = (root, root / "tests", root / "tests" / "unit")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.pretended_device"],
+        [sys.executable, "-m", name],
         cwd=root,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
@@ -215,3 +214,8 @@ def test_updates_with_their_backward_passes():
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_updates_with_their_backward_passes():
+    """In a process of its own: see tests/pretended_device.py."""
+    run_module("tests.pretended_device")

@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.fsdp import (
+from openenv_pipe.extras.devices.fsdp import (
     Root,
     ShardedPolicy,
     as_shard_of,
     shard,
     shard_like,
 )
-from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
+from openenv_pipe.extras.devices.shard_files import read_shapes, read_shards
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported

@@ -6,7 +6,7 @@ import torch
 
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.learner.distributed.fsdp import ShardedOptimizer, ShardedPolicy
+from openenv_pipe.extras.devices.fsdp import ShardedOptimizer, ShardedPolicy
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.learner.supervised import WarmStart

@@ -1,7 +1,7 @@
 """On which device the tensors of a sharded policy on GPUs are: a forward pass on pretended GPUs.
 
 A rank of four has a process group that sends nothing. Without a GPU's library torch cannot make the
-nodes of a backward pass for a weight, so the weights are frozen here; `pretended_device.py` has
+nodes of a backward pass for a weight, so the weights are frozen here; `pretended_shards.py` has
 whole updates.
 """
 
@@ -13,20 +13,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes import random_samples, tiny_model
-from test_device_placement import CUDA, attend, pretended_gpu
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from openenv_pipe.algorithms.packing import pack
-from openenv_pipe.learner.distributed import fsdp
-from openenv_pipe.learner.distributed.fsdp import ShardedPolicy, own_part
-from openenv_pipe.learner.distributed.sharded_load import _fill
+from openenv_pipe.extras.devices import fsdp
+from openenv_pipe.extras.devices.fsdp import ShardedPolicy, own_part
+from openenv_pipe.extras.devices.sharded_load import _fill
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models import policy as policies
 from openenv_pipe.models.forward.attention import flex
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.forward.logit_transform import UNCHANGED
 from openenv_pipe.models.load import build_empty, load_chat
+from tests.unit.test_device_placement import CUDA, attend, pretended_gpu, run_module
 
 ASKERS = ("_fsdp_param_group", "_fsdp_collectives", "_fsdp_state", "_fsdp_init")
 
@@ -105,3 +105,8 @@ def test_logprobs_of_a_sharded_policy(ranks, monkeypatch):
     weights = list(root.parameters())
     assert {own_part(each).device.type for each in weights} == {"cuda"}
     assert all(len(own_part(each)) == math.ceil(len(each) / ranks.size) for each in weights)
+
+
+def test_updates_of_shards_with_their_backward_passes():
+    """In a process of its own: see pretended_shards.py."""
+    run_module("tests.unit.extras.devices.pretended_shards")

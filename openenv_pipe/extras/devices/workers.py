@@ -29,7 +29,7 @@ from openenv_pipe.system.files import socket_folder
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
 
-WORKER = "openenv_pipe.learner.distributed.worker"
+WORKER = "openenv_pipe.extras.devices.worker"
 START_LIMIT_S = 300.0  # for all workers to import torch and connect
 EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that broke it
 NODE_GRACE_S = 60.0  # until a cluster knows that a node is lost

@@ -1,6 +1,6 @@
 """The process of one rank of the learner above 0.
 
-    python -m openenv_pipe.learner.distributed.worker SOCKET RANK SIZE DEVICE NUM_THREADS
+    python -m openenv_pipe.extras.devices.worker SOCKET RANK SIZE DEVICE NUM_THREADS
 
 It connects to the unix socket SOCKET and executes the orders that rank 0 sends, until rank 0 closes
 the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
@@ -25,11 +25,11 @@ import torch
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
-from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank
-from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
-from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
-from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
+from openenv_pipe.extras.devices.fsdp import ShardedPolicy
+from openenv_pipe.extras.devices.learner_group import StateLayout, build_rank
+from openenv_pipe.extras.devices.sharded_learner import ShardedLearner, ShardedWarmStart
+from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
+from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks, Rendezvous, try_collective

@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.extras.devices.fsdp import ShardedPolicy
+from openenv_pipe.extras.devices.learner_group import LearnerGroup
+from openenv_pipe.extras.devices.sharded_learner import ShardedLearner, ShardedWarmStart
+from openenv_pipe.extras.devices.sharded_load import check_shardable, load_sharded_policy
+from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
+from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.devices import Devices, NodeRanks
-from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup
-from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
-from openenv_pipe.learner.distributed.sharded_load import check_shardable, load_sharded_policy
-from openenv_pipe.learner.distributed.sharded_weights import ShardedPolicyWeights
-from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.shard_files import (
+from openenv_pipe.extras.devices.shard_files import (
     read_shapes,
     read_shards,
     write_gathered,

@@ -12,7 +12,7 @@ import torch
 
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks

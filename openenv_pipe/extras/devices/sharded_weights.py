@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.learner.distributed.fsdp import (
+from openenv_pipe.extras.devices.fsdp import (
     ShardedPolicy,
     as_shard_of,
     gather,

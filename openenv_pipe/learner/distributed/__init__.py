@@ -1,1 +1,0 @@
-"""Learning on several devices: worker processes, sharding, and communication between ranks."""
