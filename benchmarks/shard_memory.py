@@ -27,6 +27,7 @@ from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
 from openenv_pipe.config.schema import RunConfig  # noqa: E402
 from openenv_pipe.extras.devices.learner_group import build_rank  # noqa: E402
+from openenv_pipe.extras.devices.ranks import ConnectedRanks  # noqa: E402
 from openenv_pipe.extras.devices.sharded_learner import ShardedLearner  # noqa: E402
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy  # noqa: E402
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks  # noqa: E402
@@ -79,7 +80,7 @@ def peak_rss_bytes() -> int:
 
 def run_rank(rank: int, size: int, folder: str, rendezvous: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks(rank, size) if size > 1 else SINGLE_RANK
+    ranks = ConnectedRanks(rank, size) if size > 1 else SINGLE_RANK
     config = model_config(folder, ranks)
     before = peak_rss_bytes()
     if size > 1:

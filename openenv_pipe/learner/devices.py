@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from openenv_pipe.models.teacher import give_teacher
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.registry import extras, load
 
+LONGEST_WAIT = timedelta(minutes=10)  # of a collective, for the slowest rank
 MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.packing import split_by_budget
-from openenv_pipe.learner.ranks import LOOPBACK, Ranks, interface_towards
+from openenv_pipe.learner.ranks import Ranks
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -33,7 +33,3 @@ def test_ranks_get_about_the_same_number_of_tokens(seed, size, share):
         ]
         most_rows = -(-len(rows) // size)
         assert max(loads) <= sum(loads) / size + most_rows * max(lengths)
-
-
-def test_ranks_talk_over_the_interface_that_reaches_rank_0():
-    assert interface_towards("127.0.0.1", 9) == LOOPBACK

@@ -22,7 +22,7 @@ from openenv_pipe.extras.cluster.nodes import (
     WorkerLostError,
 )
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
-from openenv_pipe.learner.ranks import LONGEST_WAIT
+from openenv_pipe.learner.devices import LONGEST_WAIT
 from openenv_pipe.registry import load
 
 START_LIMIT_S = 300.0  # for all ranks to import torch

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.extras.devices.shard_files import (
     read_shapes,
     read_shards,
@@ -32,7 +33,6 @@ from openenv_pipe.extras.devices.shard_files import (
     write_shards,
 )
 from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
-from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
@@ -80,7 +80,7 @@ class Root(torch.nn.Module):
         return function()
 
 
-def shard(model: Any, ranks: Ranks, device: torch.device, *, num_replicas: int) -> Root:
+def shard(model: Any, ranks: ConnectedRanks, device: torch.device, *, num_replicas: int) -> Root:
     """Shard a model's weights over the ranks. Those on torch's device `meta` stay without values.
 
     num_replicas: groups of ranks that each hold all shards; a divisor of the number of ranks.
@@ -108,7 +108,7 @@ class ShardedPolicy(Policy):
 
     samplers = Policy.samplers[1:]  # the fast forward pass copies whole weights
 
-    def __init__(self, root: Any, ranks: Ranks, chat: ChatFormat, **options: Any) -> None:
+    def __init__(self, root: Any, ranks: ConnectedRanks, chat: ChatFormat, **options: Any) -> None:
         """root: from `shard`, with values. options: those of `Policy`. A collective."""
         self._root = root
         self._ranks = ranks
@@ -273,7 +273,11 @@ class ShardedOptimizer(Optimizer):
     """AdamW on this rank's shards; AdamW is elementwise, so the result is that of one device."""
 
     def __init__(
-        self, parameters: NamedParameters, config: OptimizerConfig, num_steps: int, ranks: Ranks
+        self,
+        parameters: NamedParameters,
+        config: OptimizerConfig,
+        num_steps: int,
+        ranks: ConnectedRanks,
     ) -> None:
         assert config.type == "adamw", config.type
         self._sources = [parameter for _, parameter in parameters]
@@ -326,7 +330,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def write_model(
-    model: Any, weights: Mapping[str, torch.Tensor], folder: Path, ranks: Ranks
+    model: Any, weights: Mapping[str, torch.Tensor], folder: Path, ranks: ConnectedRanks
 ) -> None:
     """Write a transformers model's configuration, and sharded weights. A collective.
 

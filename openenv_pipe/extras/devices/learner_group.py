@@ -12,6 +12,7 @@ import torch
 
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
@@ -40,7 +41,7 @@ class StateLayout:
             num_steps_taken=optimizer.num_steps_taken,
         )
 
-    def receive(self, policy: Policy, ranks: Ranks) -> list[torch.Tensor] | None:
+    def receive(self, policy: Policy, ranks: ConnectedRanks) -> list[torch.Tensor] | None:
         """Receive rank 0's weights into the policy; return the reference's, if there are any."""
         policy.packs_rows = self.packs_rows
         if policy.attention != self.attention:
@@ -55,7 +56,7 @@ class StateLayout:
     def broadcast_optimizer(
         self,
         target: Optimizer,
-        ranks: Ranks,
+        ranks: ConnectedRanks,
         device: torch.device,
         given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class StateLayout:
 
 
 def broadcast_weights(
-    policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: Ranks
+    policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: ConnectedRanks
 ) -> None:
     """Overwrite the weights and the reference of every rank with those of rank 0."""
     trained = [parameter.data for _, parameter in policy.trained_parameters()]

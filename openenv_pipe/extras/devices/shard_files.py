@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.models.model_files import read_header
 
 TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
@@ -42,7 +42,7 @@ def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
     save(dict(tensors), storage_writer=_SafetensorsWriter(file))
 
 
-def write_gathered(tensors: Mapping[str, torch.Tensor], file: Path, ranks: Ranks) -> None:
+def write_gathered(tensors: Mapping[str, torch.Tensor], file: Path, ranks: ConnectedRanks) -> None:
     """Do as `write_shards`, but from rank 0 alone, which gathers one tensor at a time."""
     layout = {name: (values.shape, values.dtype) for name, values in tensors.items()}
     offsets = _make_file(file, layout) if ranks.rank == 0 else {}

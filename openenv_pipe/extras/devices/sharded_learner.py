@@ -7,8 +7,8 @@ import torch
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.extras.devices.fsdp import ShardedOptimizer, ShardedPolicy
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.learner.learner import NOTHING, Learner
-from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.types import Sample
 
@@ -16,7 +16,7 @@ from openenv_pipe.types import Sample
 class ShardedLearner(Learner):
     """A `Learner` of which each rank has one. A call on rank 0 is a call on all ranks."""
 
-    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: Ranks) -> None:
+    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: ConnectedRanks) -> None:
         trainer = config.trainer
         super().__init__(
             policy,
@@ -46,7 +46,7 @@ class ShardedLearner(Learner):
 class ShardedWarmStart(WarmStart):
     """A `WarmStart` of which each rank has one. Rank 0 draws the samples of a step for all."""
 
-    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: Ranks) -> None:
+    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: ConnectedRanks) -> None:
         settings = config.trainer.warm_start
         super().__init__(
             policy,

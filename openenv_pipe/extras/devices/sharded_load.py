@@ -21,8 +21,8 @@ from openenv_pipe.extras.devices.fsdp import (
     shard,
     shard_like,
 )
+from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.extras.devices.shard_files import read_shapes, read_shards
-from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
@@ -44,7 +44,7 @@ def load_sharded_policy(
     *,
     seed: int,
     device: torch.device,
-    ranks: Ranks,
+    ranks: ConnectedRanks,
     num_replicas: int = 1,
     checkpoint: Path | None = None,
     max_tokens: int | None = None,
@@ -68,7 +68,7 @@ def _load(
     config: ModelConfig,
     seed: int,
     device: torch.device,
-    ranks: Ranks,
+    ranks: ConnectedRanks,
     num_replicas: int,
     checkpoint: Path | None,
     max_tokens: int | None,

@@ -15,7 +15,7 @@ from openenv_pipe.extras.devices.fsdp import (
     shard_like,
     write_model,
 )
-from openenv_pipe.learner.ranks import Ranks, collective
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.models.weights import PolicyWeights, made_up_values
 
 
@@ -35,7 +35,7 @@ class WholeOnDemand:
 class ShardedPolicyWeights(PolicyWeights):
     """Publishes a sharded policy without holding all of it anywhere."""
 
-    def __init__(self, policy: ShardedPolicy, ranks: Ranks) -> None:
+    def __init__(self, policy: ShardedPolicy, ranks: ConnectedRanks) -> None:
         super().__init__(policy)
         self._sharded = policy
         self._ranks = ranks

@@ -27,12 +27,12 @@ from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy
 from openenv_pipe.extras.devices.learner_group import StateLayout, build_rank
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, Rendezvous, try_collective
 from openenv_pipe.extras.devices.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
 from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.ranks import Ranks, Rendezvous, try_collective
 from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
@@ -62,7 +62,7 @@ class Worker:
         torch.set_num_threads(num_threads)
         use_deterministic_kernels()
         keep_freed_memory()
-        self._ranks = Ranks(rank, size)
+        self._ranks = ConnectedRanks(rank, size)
         self._device = torch.device(device)
         self._policy: Policy  # whole
         self._config: RunConfig

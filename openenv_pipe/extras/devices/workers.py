@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from openenv_pipe.errors import PipeError, RankLostError, TrainingError
-from openenv_pipe.learner.devices import NodeRanks, reject_missing_devices
-from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, Rendezvous, try_collective
+from openenv_pipe.learner.devices import LONGEST_WAIT, NodeRanks, reject_missing_devices
 from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.files import socket_folder
 from openenv_pipe.system.process import ManagedProcess
@@ -37,7 +37,7 @@ STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 
 
-class LeadRanks(Ranks):
+class LeadRanks(ConnectedRanks):
     """Rank 0, which lets the other ranks take part in what it does."""
 
     def __init__(self, workers: "Workers", size: int) -> None:

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.extras.devices import fsdp, sharded_learner
-from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.models.load import load_policy
 from tests.fakes import CPU, random_samples, tiny_model
 from tests.pretended_device import NAME, Numbers, pretend
@@ -67,7 +67,10 @@ def update_shards(lora_rank: int, mesh: DeviceMesh) -> None:
     """Update the first rank's shards of a policy; nothing comes from the second rank."""
     fsdp.init_device_mesh = lambda *arguments, **options: mesh  # it reads values of tensors
     sharded_learner.ShardedOptimizer = RecordingOptimizer
-    whole, ranks = load_policy(tiny_model(lora_rank=lora_rank), seed=0, device=CPU), Ranks(0, 2)
+    whole, ranks = (
+        load_policy(tiny_model(lora_rank=lora_rank), seed=0, device=CPU),
+        ConnectedRanks(0, 2),
+    )
     shape_env = ShapeEnv(allow_dynamic_output_shape_ops=True)
     with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True), Numbers():
         device = torch.device(NAME)
@@ -99,7 +102,7 @@ def main() -> None:
     torch.pretended.current_stream = lambda *arguments: Stream()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     mesh = init_device_mesh(NAME, (2,), mesh_dim_names=("shard",))
-    Ranks.gather = lambda self, value: [value] * self.size
+    ConnectedRanks.gather = lambda self, value: [value] * self.size
     for lora_rank in (0, 4):
         update_shards(lora_rank, mesh)
 

@@ -19,8 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.extras.devices import fsdp
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy, own_part
+from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.extras.devices.sharded_load import _fill
-from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models import policy as policies
 from openenv_pipe.models.forward.attention import flex
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
@@ -71,7 +71,7 @@ def ranks(monkeypatch):
     for name in ASKERS:
         module = importlib.import_module(f"torch.distributed.fsdp._fully_shard.{name}")
         monkeypatch.setattr(module, "_get_device_handle", lambda device_type: Gpus())
-    yield Ranks(0, 4)
+    yield ConnectedRanks(0, 4)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,7 @@
-"""What a rank that cannot load its shards says. integration/test_sharding loads some."""
+"""How ranks reach each other, and what one says that cannot load its shards.
+
+integration/test_sharding loads some.
+"""
 
 import pytest
 from fakes import CPU
@@ -6,8 +9,8 @@ from fakes import CPU
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.devices.ranks import LOOPBACK, ConnectedRanks, interface_towards
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
-from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models import hub
 
 
@@ -21,4 +24,8 @@ def test_a_rank_names_the_machine_that_lacks_the_models_weights(monkeypatch, tmp
         kept | {"type": "hub", "path": "org/no-such-name", "revision": None}
     )
     with pytest.raises(ConfigError, match=r"no \*.safetensors of model.path=org/no-such-name"):
-        load_sharded_policy(config, seed=0, device=CPU, ranks=Ranks(1, 2))
+        load_sharded_policy(config, seed=0, device=CPU, ranks=ConnectedRanks(1, 2))
+
+
+def test_ranks_talk_over_the_interface_that_reaches_rank_0():
+    assert interface_towards("127.0.0.1", 9) == LOOPBACK
