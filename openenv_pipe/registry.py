@@ -57,6 +57,7 @@ class Extra:
     # A run awaits it before it has a folder, with its RunConfig and with what shows a note, to get
     # what takes minutes once and serves later runs.
     prepare: str = ""
+    made_model: str = ""  # returns the `models.hub.MadeModel` of a HubModelConfig, or None
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1
     multirun: str = ""  # `train -m` calls it with the options of `train`.

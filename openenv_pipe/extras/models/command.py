@@ -13,8 +13,8 @@ from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.hub import (
     download_missing,
+    find_made_model,
     find_model_folder,
-    find_wheel,
     provide_model,
 )
 from openenv_pipe.system.resources import group_options
@@ -40,8 +40,8 @@ def _where(model: HubModelConfig) -> str:
     if folder := find_model_folder(model):
         size_mb = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20
         return f"{folder} ({size_mb:,.0f} MB)"
-    wheel = find_wheel(model)
-    return "no" + (f"; without the hub, {wheel}" if wheel else "")
+    made = find_made_model(model)
+    return "no" + (f"; without the hub, {made.about}" if made else "")
 
 
 async def fetch_model(name: str, notify: Callable[[str], None]) -> Path | None:

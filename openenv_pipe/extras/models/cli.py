@@ -24,7 +24,7 @@ def models(
     openenv-pipe models --fetch smollm2_135m
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands.models import fetch_model, models_table
+    from openenv_pipe.extras.models.command import fetch_model, models_table
 
     if fetch is None:
         print_table(models_table())

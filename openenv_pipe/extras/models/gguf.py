@@ -7,31 +7,20 @@ import asyncio
 import io
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, redirect_stderr
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.hub import Notify
 from openenv_pipe.system.file_lock import try_lock
 from openenv_pipe.system.files import cache_folder, digest_of_file, new_folder
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 SUFFIX = ".gguf"
 LOCK_POLL_S = 0.5
-Notify = Callable[[str], None]
-
-
-def is_gguf(path: Path) -> bool:
-    """Return whether the path is that of a GGUF file, by its name alone."""
-    return path.suffix == SUFFIX
-
-
-def find_converted(file: Path) -> Path | None:
-    """Return the folder that was made from a GGUF file, None if there is none yet."""
-    folder = _folder_of(file)
-    return folder if folder.is_dir() else None
 
 
 async def convert(file: Path, notify: Notify) -> Path:
@@ -41,7 +30,7 @@ async def convert(file: Path, notify: Notify) -> Path:
         ConfigError: The file is missing, damaged, or of an architecture that transformers does not
             read from GGUF, or the cache cannot be written.
     """
-    folder = _folder_of(file)
+    folder = folder_of(file)
     async with made_once(folder, notify) as is_made:
         if not is_made:
             await asyncio.to_thread(write_folder, file, folder, notify)
@@ -82,7 +71,7 @@ def write_folder(file: Path, folder: Path, notify: Notify) -> None:
         ConfigError: The file is damaged, or of an architecture that transformers does not read.
         OSError: The folder cannot be written.
     """
-    # Imported here, because `find_converted` is asked often, and by processes without torch.
+    # Imported here, because `folder_of` is called often, and by processes without torch.
     from safetensors import SafetensorError
 
     size_mb = file.stat().st_size / 2**20
@@ -136,7 +125,7 @@ def _read(file: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _folder_of(file: Path) -> Path:
+def folder_of(file: Path) -> Path:
     """Return where the folder of a GGUF file is, by its content. Raises ConfigError."""
     if not file.is_file():
         raise ConfigError(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.gguf import Notify, made_once, models_folder, write_folder
+from openenv_pipe.extras.models.gguf import made_once, models_folder, write_folder
+from openenv_pipe.models.hub import Notify
 from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.process import ManagedProcess
