@@ -40,6 +40,12 @@ class ResponseCache:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(response))
 
+    def set_aside(self, url: str, body: Mapping[str, Any]) -> Path:
+        """Rename the file of a response, so that `read` no longer finds it. Raises OSError."""
+        path = self._path(url, body)
+        number = len(list(path.parent.glob(f"{path.stem}.*")))
+        return path.rename(path.with_suffix(f".{number}.json"))
+
     def _path(self, url: str, body: Mapping[str, Any]) -> Path:
         request = json.dumps([url, body], sort_keys=True)
         digest = hashlib.sha256(request.encode(errors="replace")).hexdigest()

@@ -88,9 +88,11 @@ class Judge:
             ConfigError: the endpoint rejects every request, because of its address or its key.
         """
         asked = list(messages)
+        bodies: list[dict[str, Any]] = []
         prices: list[Price] = []
         for _ in range(self._config.max_repairs + 1):
-            answer = await self._answer(self._body(asked, schema))
+            bodies.append(self._body(asked, schema))
+            answer = await self._answer(bodies[-1])
             prices.append(self._spending.price(answer))
             text = _text(answer)
             try:
@@ -109,6 +111,8 @@ class Judge:
                 num_tokens=sum(price.num_tokens for price in prices),
                 cost=sum(price.cost for price in prices),
             )
+        for body in bodies:
+            self._verdicts.reject(self._address, body)
         raise NoVerdictError(f"{why}; its last answer was {text[:MAX_QUOTED]!r}")
 
     @property

@@ -29,6 +29,7 @@ class Verdicts:
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
         self._locks: dict[str, asyncio.Lock] = {}  # by request
         self._failures: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []  # not on disk
+        self._set_aside: list[Path] = []  # files of answers among the failures
 
     async def answer(
         self,
@@ -55,6 +56,13 @@ class Verdicts:
         self._locks.pop(request, None)
         return answer
 
+    def reject(self, url: str, body: Mapping[str, Any]) -> None:
+        """Count an answer as a failure, because its reader rejects it. It stays paid for."""
+        answer = self._own.read(url, body)
+        if answer is not None:  # None: it is another run's, or was rejected before
+            self._set_aside.append(self._own.set_aside(url, body))
+            self._failures.append((url, body, answer))
+
     def keep_failures(self) -> None:
         """Keep the failures so far, so that a resumed run repeats them.
 
@@ -63,7 +71,10 @@ class Verdicts:
         """
         for url, body, answer in self._failures:
             self._own.write(url, body, answer)
+        for path in self._set_aside:
+            path.unlink()
         self._failures.clear()
+        self._set_aside.clear()
 
     def _read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer to this request, or None."""

@@ -60,6 +60,10 @@ class VerifierSource(Protocol):
         """
         ...
 
+    def reject(self, episode: Episode) -> None:
+        """Count the answer about an episode as a failure, because it cannot be read."""
+        ...
+
     def keep_failures(self) -> None:
         """Keep the failures so far, so that a resumed run repeats them."""
         ...
@@ -81,8 +85,12 @@ class Verifier:
         try:
             async with self._slots:
                 answer = await self._source.ask(episode)
+        except FailedVerifierError as failure:
+            return NoValue(why=str(failure))
+        try:
             return self._read(answer)
         except FailedVerifierError as failure:
+            self._source.reject(episode)
             return NoValue(why=str(failure))
 
     def _read(self, answer: Any) -> TermValue | NoValue:
@@ -146,6 +154,9 @@ class HttpSource:
             raise FailedVerifierError(str(kept[FAILED]))
         return kept["answer"]
 
+    def reject(self, episode: Episode) -> None:
+        self._verdicts.reject(self._config.url, json_of(episode))
+
     def keep_failures(self) -> None:
         self._verdicts.keep_failures()
 
@@ -200,6 +211,9 @@ class FunctionSource:
             return await self._code.call(self._function, episode, **self._options)
         except UserCodeError as error:
             raise FailedVerifierError(str(error)) from error
+
+    def reject(self, episode: Episode) -> None:
+        """Do nothing: the function of a resumed run is called again."""
 
     def keep_failures(self) -> None:
         """Do nothing: the function of a resumed run is called again."""

@@ -10,6 +10,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, JudgeError
+from openenv_pipe.extras.judges.verdicts import Verdicts
 from openenv_pipe.rewards.scoring import Scorer
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
@@ -196,11 +197,13 @@ def test_above_the_limit_the_run_ends_with_the_last_answer_and_asks_again_later(
     server.faults += [lambda _: (500, "broken", {})] * 2
     with pytest.raises(JudgeError, match=r"2 of 2 episodes.*max_failed_share=0.5.*rather not"):
         score(server, tmp_path, [judged], "judge.max_retries=0")
+    assert len(list(Verdicts(tmp_path).answers())) == 3, "they stay paid for"
     with pytest.raises(JudgeError, match="broken"):
         score(server, tmp_path, [group(episode(0, "b"), episode(1, "z"))])
-    judged = group(episode(0, "b"), episode(1, "z"))
-    score(server, tmp_path, [judged])
-    assert values(judged) == [1.0, 0.0]
+    for name in "xz":
+        judged = group(episode(0, "b"), episode(1, name))
+        score(server, tmp_path, [judged])
+        assert values(judged) == [1.0, 0.0]
 
 
 def test_a_wrong_key_ends_the_run_at_once(server, tmp_path):

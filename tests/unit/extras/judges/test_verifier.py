@@ -193,6 +193,16 @@ def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path):
     assert values(judged) == [1.0, 0.5, 0.0]
 
 
+def test_answers_that_cannot_be_read_and_end_the_run_are_asked_for_again(server, tmp_path):
+    server.faults = [(200, '"yes"', {})] * 3
+    fields = http(server, max_concurrent=1)
+    with pytest.raises(JudgeError, match=r"3 of 3 episodes.*yes"):
+        score(fields, tmp_path, three())
+    judged = three()
+    score(fields, tmp_path, judged)
+    assert values(judged) == [1.0, 0.5, 0.0]
+
+
 @pytest.mark.parametrize("status", [300, 302, 303, 308, 401, 404])
 def test_a_wrong_address_or_key_ends_the_run_at_once(server, tmp_path, status):
     server.faults = [(status, "no", {"Location": "http://127.0.0.1:1/elsewhere"})]
