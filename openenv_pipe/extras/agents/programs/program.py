@@ -13,6 +13,7 @@ from openenv_pipe.extras.agents.calls import MODEL
 from openenv_pipe.extras.agents.schema import ProgramAgentConfig
 from openenv_pipe.rollout.sandbox import Program, ProgramPaths, ProgramStartError
 from openenv_pipe.system.child_environment import given_variables
+from openenv_pipe.system.resources import did_you_mean
 from openenv_pipe.system.untrusted_text import visible
 
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
@@ -56,11 +57,27 @@ def check_program(config: ProgramAgentConfig) -> str:
     program = config.command[0]
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):
-        return f"a program, {program}"
+        _require_script(config)
+        return f"a program, {' '.join(config.command[:2])}"
     problem = f"agent.command starts with {program!r}, which is not a program here or on PATH"
     if config.reward_from == "harbor":
         problem += "; install Harbor with: uv tool install harbor"
     raise ConfigError(problem)
+
+
+def _require_script(config: ProgramAgentConfig) -> None:
+    """Raise ConfigError if the program is Python with a script that is nowhere."""
+    is_python, (program, *arguments) = "python" in config.command[0], config.command
+    if not is_python or not arguments or not arguments[0].endswith(".py"):
+        return
+    script, here = Path(arguments[0]), Path.cwd()
+    if script.is_file() or arguments[0] in config.files or "{" in arguments[0]:
+        return
+    near = did_you_mean(script.name, sorted(each.name for each in here.glob("*.py")))
+    raise ConfigError(
+        f"agent.command names the script {arguments[0]!r} after {program}, and there is no such "
+        f"file from the current folder {here}{near}; name it from there, or by its whole path"
+    )
 
 
 def make_program(

@@ -14,8 +14,9 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.errors import EngineError, RequestRejectedError, SessionClosedError
+from openenv_pipe.errors import ConfigError, EngineError, RequestRejectedError, SessionClosedError
 from openenv_pipe.extras.agents.programs import settling
+from openenv_pipe.extras.agents.programs.program import check_program
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
@@ -790,3 +791,20 @@ for line in responses([user("a"), call, result], tools=tools, stream=True).split
     assert episode.output.split() == ["mcp__env"] * 3  # begun, done, and in the whole answer
     assert episode.parents == [None, 0]
     assert [turn.reply for turn in episode.turns] == [whole, whole]
+
+
+def test_a_script_that_is_nowhere_is_rejected_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").write_text("print()")
+    ways = {
+        "my_agent.py": None,
+        "agent.py": {"agent.py": "print()"},
+        "{start_folder}/agent.py": None,
+        "-m": None,
+    }
+    for script, files in ways.items():
+        config = agent_config("", command=["{python}", script], files=files or {})
+        assert check_program(config) == f"a program, {{python}} {script}"
+    config = agent_config("", command=["{python}", "my_agnt.py"])
+    with pytest.raises(ConfigError, match=r"'my_agnt.py' after .*did you mean my_agent.py\?"):
+        check_program(config)
