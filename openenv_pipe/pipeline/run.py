@@ -183,7 +183,8 @@ def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> 
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         if isinstance(error, PipeError) and folder.error_text.exists():
             error.whole_text = folder.error_text
-        progress.note(f"{cause.splitlines()[0]}; report so far: {_write_report(folder, progress)}")
+        what = "interrupted" if interrupted else "the run failed"
+        progress.note(f"{what}; report so far: {_write_report(folder, progress)}")
     if isinstance(error, UserError) and not all_checkpoints(folder.path):
         # A resumed run has the same configuration, so it would end with the same error.
         progress.note("nothing was trained; correct the error and start a new run")

@@ -82,7 +82,8 @@ def draw_learning_curves(
                 _draw_eval_points(axis, reports, measure)
                 axis.set_xlim(-0.04 * width, 1.04 * width)
             success.set_ylim(-0.04, 1.04)
-            reward.legend(loc="best")
+            if reward.get_legend_handles_labels()[0]:
+                reward.legend(loc="best")
     return True
 
 

@@ -407,6 +407,13 @@ def test_nothing_to_draw_is_no_image(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_evaluations_without_a_reward_are_drawn_without_a_legend(folder, tmp_path):
+    """As after a judge that has failed; a legend of nothing would raise a warning."""
+    nothing = {"reward": None, "success": None}
+    report = _summary(folder, "start", _played()).model_copy(update=nothing)
+    assert draw_learning_curves(tmp_path / "a.png", [], [report], 3)
+
+
 def test_smoothing_keeps_lines_and_means():
     line = numpy.arange(20.0)
     assert smooth(line, 5)[2:-2] == pytest.approx(line[2:-2])
