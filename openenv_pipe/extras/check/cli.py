@@ -21,8 +21,11 @@ def check(overrides: Overrides, junit: Junit = None) -> None:
         notify_user(text)
     from openenv_pipe.cli.console import open_console, print_findings
 
-    with open_console(stderr=True).status("loading the libraries") as status:
+    console = open_console(stderr=True)
+    with console.status("loading the libraries") as status:
+        notify = status.update if console.is_terminal else notify_user
+        notify("loading the libraries")
         from openenv_pipe.extras.check.checks import run_checks
 
-        lines = run_checks(composed.config, status.update)
+        lines = run_checks(composed.config, lambda name: notify(f"checking: {name}"))
     print_findings(lines, junit=junit)
