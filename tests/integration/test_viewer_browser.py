@@ -340,6 +340,34 @@ def test_every_evaluation_of_a_step_is_inside_the_plot(address, page):
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])
+def test_metrics_over_another_metric(place, page, request):
+    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001")
+    page.get_by_label("Over").select_option("reward/mean")
+    expect(page).to_have_url(re.compile("over=reward%2Fmean"))
+    panel = page.locator(".panel", has=page.get_by_role("heading", name="Success", exact=True))
+    over = panel.locator(".u-over")
+    over.hover()
+    expect(panel.locator(".legend .at").first).to_have_text(re.compile(r"reward/mean \S+, step \d"))
+    expect(page.get_by_role("heading", name="Reward", exact=True)).to_have_count(1)  # the section's
+
+
+def test_steps_with_an_equal_value_are_two_dots(address, page):
+    page.goto(f"{address}#/run/smoke/0001")
+    dots = page.evaluate(
+        """async () => {
+          const chart = new (await import('/static/charts.js')).Chart('b', { over: 'a' });
+          document.body.append(chart.node);
+          chart.update([{ name: 'b', x: [2, 1, 2], y: [0.5, 0.25, 0.75], steps: [1, 2, 3] }]);
+          await new Promise((done) => setTimeout(done));
+          const { plot, steps } = chart, found = [];
+          chart.dots(plot, (place) => found.push([steps[place], plot.data[1][place]]));
+          return found;
+        }"""
+    )
+    assert dots == [[2, 0.25], [1, 0.5], [3, 0.75]]
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
 def test_a_task_over_the_steps_and_in_two_evaluations(place, page, request):
     tasks = f"{request.getfixturevalue(place)}#/run/smoke/0001/tasks"
     page.goto(tasks)
@@ -378,7 +406,8 @@ def on_a_phone(place, scheme, browser, begin):
     run = "#/run/smoke/0001"
     pages = ["#/runs", "#/sweeps", *(["#/sweep/2026"] if place == "address" else [])]
     pages += [f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")]
-    pages += [f"{run}/logs", f"{run}/config", f"{run}/episode?step=1&line=1"]
+    pages += [f"{run}?over=reward/mean", f"{run}/logs", f"{run}/config"]
+    pages += [f"{run}/episode?step=1&line=1"]
     pages += [f"{run}/play"] if place == "address" else []
     pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
     pages += [f"{run}/episode?step=1&line=1&view=tokens"]

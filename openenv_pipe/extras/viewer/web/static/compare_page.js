@@ -4,7 +4,7 @@ import { h, fill, address, sortable, statusMark, number, percent, count, choice,
 import { ask, listen, runPath } from "./api.js";
 import { Chart, lineColour } from "./charts.js";
 import { parallelCoordinates } from "./parallel.js";
-import { runTabs, smoothingControl, linesOf, pointsOf } from "./run_page.js";
+import { runTabs, curveControls, linesOf, pointsOf } from "./run_page.js";
 
 const MOST = 6;
 
@@ -35,7 +35,7 @@ export function settingsTable(found, route, colours) {
 
 // One plot for each metric, with a line for each run. Returns what updates and what ends them.
 function overlaidCurves(route, keys, colours, place, only) {
-  const charts = new Map(), sections = new Map();
+  const charts = new Map(), sections = new Map(), { over } = route.parameters;
   let data = new Map();
   async function load() {
     data = new Map(await Promise.all(keys.map(async (key) => [key, await ask(`${runPath(key)}/curves`)])));
@@ -48,9 +48,9 @@ function overlaidCurves(route, keys, colours, place, only) {
       if (only && !only.includes(name)) continue;
       const lines = [], points = [];
       for (const key of keys) {
-        const [line] = linesOf(panel, data.get(key)), colour = colours.get(key);
-        if (line.y.some((value) => value !== null)) lines.push({ ...line, name: key, colour });
-        points.push(...pointsOf(panel, data.get(key)).map((point) => ({ ...point, colour })));
+        const [line] = linesOf(panel, data.get(key), over), colour = colours.get(key);
+        if (line?.y.some((value) => value !== null)) lines.push({ ...line, name: key, colour });
+        points.push(...pointsOf(panel, data.get(key), over).map((point) => ({ ...point, colour })));
       }
       if (!lines.length) continue;
       if (!sections.has(panel.section)) {
@@ -58,13 +58,14 @@ function overlaidCurves(route, keys, colours, place, only) {
         place.append(h("section", { class: "section" }, h("h2", {}, panel.section), sections.get(panel.section)));
       }
       if (!charts.has(name)) {
-        charts.set(name, new Chart(name));
+        charts.set(name, new Chart(name, { over }));
         sections.get(panel.section).append(charts.get(name).node);
       }
       charts.get(name).update(lines, { weight, points });
     }
   }
-  return { load, draw, fit: () => charts.forEach((chart) => chart.fit()), end: () => charts.forEach((chart) => chart.end()) };
+  const names = () => [...new Set([...data.values()].flatMap((each) => Object.keys(each.values)))].sort();
+  return { load, draw, names, fit: () => charts.forEach((chart) => chart.fit()), end: () => charts.forEach((chart) => chart.end()) };
 }
 
 function coloursOf(keys) {
@@ -79,7 +80,7 @@ export async function overlayPage(route) {
   const stops = keys.map((key) => listen(runPath(key), () => curves.load().catch(() => {})));
   return {
     title: `${keys.length} runs`, trail: [[`${keys.length} runs`, address(route.path, route.parameters)]], shown: curves.fit, end: () => { stops.forEach((stop) => stop()); curves.end(); },
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, `${keys.length} runs laid over each other`), smoothingControl(route, curves.draw),
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, `${keys.length} runs laid over each other`), curveControls(route, curves.names(), curves.draw),
       h("a", { href: address("/evaluations", { runs: keys.join(",") }) }, "their evaluations by task")), settingsTable(found, route, colours), h("p", {}), place),
   };
 }
@@ -104,7 +105,7 @@ export async function sweepPage(route, stamp) {
   await curves.load();
   return {
     title: found.title, trail: [["Sweeps", address("/sweeps")], [stamp, address(route.path)]], shown: curves.fit, end: curves.end,
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, found.title), smoothingControl(route, curves.draw),
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, found.title), curveControls(route, curves.names(), curves.draw),
       keys.length > 1 ? h("a", { href: address("/overlay", { runs: keys.join(",") }) }, `all curves of the first ${keys.length} runs`) : null), settingsTable(found, route, colours), h("p", {}), parallelCoordinates(found), place),
   };
 }

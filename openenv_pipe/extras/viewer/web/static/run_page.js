@@ -1,6 +1,6 @@
 // One run: its head, alarms, curves, logs and configuration.
 
-import { h, fill, address, statusMark, number, percent, count, duration, choice, NONE } from "./dom.js";
+import { h, fill, address, statusMark, number, percent, count, duration, choice, field, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { Chart } from "./charts.js";
 import { progressBar, interval, modelName, tagChips } from "./runs_page.js";
@@ -51,17 +51,21 @@ export async function runPage(route, key, tab) {
   };
 }
 
-// Which steps a metric is drawn over: those of GRPO, unless only the warm start has it.
-export function linesOf(panel, data) {
-  return panel.names.map((name) => {
+// Which steps a metric is drawn over: those of GRPO, unless only the warm start has it. over: the metric on the other axis, if it is not the step.
+export function linesOf(panel, data, over) {
+  return panel.names.filter((name) => name !== over).map((name) => {
     const values = data.values[name] ?? [];
     const has = (stage) => values.some((value, index) => value !== null && data.stages[index] === stage);
     const stage = has("grpo") || !has("warm_start") ? "grpo" : "warm_start";
-    const x = [], y = [];
+    const line = { name, metric: name, x: [], y: [], steps: [], stage, explanation: data.explanations?.[name] };
     values.forEach((value, index) => {
-      if (data.stages[index] === stage) { x.push(data.steps[index]); y.push(value); }
+      const x = over ? data.values[over]?.[index] ?? null : data.steps[index];
+      if (data.stages[index] !== stage || x === null || (over && value === null)) return;
+      line.x.push(x);
+      line.y.push(value);
+      line.steps.push(data.steps[index]);
     });
-    return { name, metric: name, x, y, stage, explanation: data.explanations?.[name] };
+    return line;
   });
 }
 
@@ -70,9 +74,10 @@ function isConstant({ y }) {
   return values.length > 1 && values.every((value) => value === values[0]);
 }
 
-export function pointsOf(panel, data) {
+export function pointsOf(panel, data, over) {
   const measure = { "reward/mean": "reward", "success/rate": "success" }[panel.names[0]];
-  return measure ? data.evaluations.filter((each) => each[measure]).map((each) => ({ x: each.step, ...each[measure] })) : [];
+  const place = (step) => over ? data.values[over]?.find((_, index) => data.stages[index] === "grpo" && data.steps[index] === step) ?? null : step;
+  return measure ? data.evaluations.filter((each) => each[measure] && place(each.step) !== null).map((each) => ({ x: place(each.step), step: each.step, ...each[measure] })) : [];
 }
 
 function extend(data, more) {
@@ -85,15 +90,18 @@ function extend(data, more) {
   return { ...more, explanations: data.explanations, steps: [...data.steps, ...more.steps], stages: [...data.stages, ...more.stages] };
 }
 
-export function smoothingControl(route, changed) {
-  const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: route.parameters.smooth ?? "0", "aria-label": "Smoothing",
-    oninput: () => { route.parameters.smooth = slider.value; history.replaceState(null, "", address(route.path, route.parameters)); changed(); } });
-  return h("label", { class: "field" }, h("span", {}, "Smoothing"), slider);
+// What the curves are drawn over: the steps, smoothed or not, or another metric, as dots.
+export function curveControls(route, names, changed) {
+  const { parameters } = route;
+  const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: parameters.smooth ?? "0", "aria-label": "Smoothing",
+    oninput: () => { parameters.smooth = slider.value; history.replaceState(null, "", address(route.path, parameters)); changed(); } });
+  const over = choice(parameters.over, [["", "step"], ...names.map((name) => [name, name])], (value) => { location.hash = address(route.path, { ...parameters, over: value }); }, "Over");
+  return [field("Over", over), parameters.over ? h("span", { class: "muted small" }, "Each dot is a step, the later the stronger.") : field("Smoothing", slider)];
 }
 
 async function curvesTab(route, key, body) {
-  let data = null;
-  const charts = new Map(), sections = new Map(), place = h("div", {});
+  let data = null, numNames = 0;
+  const charts = new Map(), sections = new Map(), place = h("div", {}), controls = h("div", { class: "bar" }), { over } = route.parameters;
   async function load() {
     const asked = data ? { epoch: data.epoch, after: data.steps.length } : {};
     data = extend(data, await ask(`${runPath(key)}/curves`, asked));
@@ -101,17 +109,21 @@ async function curvesTab(route, key, body) {
   }
   const newSection = () => ({ grid: h("div", { class: "grid" }), folded: h("details", { ontoggle: () => charts.forEach((chart) => chart.fit()) }, h("summary", { class: "small" }), h("div", { class: "grid" })) });
   function draw() {
-    const weight = Number(route.parameters.smooth ?? 0);
+    const weight = Number(route.parameters.smooth ?? 0), names = Object.keys(data.values);
+    if (controls.childElementCount === 0 || names.length !== numNames) {
+      numNames = names.length;
+      fill(controls, curveControls(route, names, draw), h("span", { class: "muted small" }, "Drag over a plot to look closer; double-click to see all. ? says what a metric means."));
+    }
     for (const panel of data.panels) {
-      const lines = linesOf(panel, data);
+      const lines = linesOf(panel, data, over);
       if (!lines.some((line) => line.y.some((value) => value !== null))) continue;
       const name = `${panel.section}/${panel.title}`;
       if (!sections.has(panel.section)) {
         sections.set(panel.section, newSection());
         place.append(h("section", { class: "section" }, h("h2", {}, panel.section), Object.values(sections.get(panel.section))));
       }
-      if (!charts.has(name)) charts.set(name, new Chart(panel.title, { unit: lines[0].stage === "grpo" ? "step" : "warm start step" }));
-      const points = pointsOf(panel, data), { grid, folded } = sections.get(panel.section), { node } = charts.get(name);
+      if (!charts.has(name)) charts.set(name, new Chart(panel.title, { unit: lines[0].stage === "grpo" ? "step" : "warm start step", over }));
+      const points = pointsOf(panel, data, over), { grid, folded } = sections.get(panel.section), { node } = charts.get(name);
       const home = !points.length && lines.every(isConstant) ? folded.lastChild : grid;
       if (node.parentNode !== home) home.append(node);
       charts.get(name).update(lines, { weight, points });
@@ -124,8 +136,7 @@ async function curvesTab(route, key, body) {
     if (!charts.size) fill(place, h("p", { class: "empty-page" }, "The run has not finished a step yet. Curves appear here by themselves."));
     else place.querySelector(".empty-page")?.remove();
   }
-  fill(body, h("div", { class: "bar" }, smoothingControl(route, draw),
-    h("span", { class: "muted small" }, "Drag over a curve to look closer; double-click to see all. ? says what a metric means.")), place);
+  fill(body, controls, place);
   await load();
   return { update: load, shown: () => charts.forEach((chart) => chart.fit()), end: () => charts.forEach((chart) => chart.end()) };
 }
