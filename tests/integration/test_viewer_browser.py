@@ -242,6 +242,13 @@ def test_a_group_side_by_side(place, page, request):
     page.get_by_text("Advantages from -1").wait_for()
 
 
+def test_the_bundle_of_a_run_opens_the_run(bundle, page):
+    page.goto(bundle)
+    expect(page.get_by_role("heading", name="smoke/0001")).to_be_visible()
+    page.get_by_role("link", name="Runs", exact=True).click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
 def test_keys_go_through_the_episodes_of_a_group(address, page):
     page.goto(f"{address}#/run/smoke/0001/episode?step=1&line=1")
     chosen = page.locator(".chip[aria-current]")

@@ -80,7 +80,7 @@ def bundle(target: str | None, folder: Path, *, runs_dir: Path | None = None, tr
         keys = [
             key for setting in show_sweep(store, stamps[0])["settings"] for key in setting["runs"]
         ]
-    write_bundle(store, folder, keys=keys, stamps=stamps, trust=trust)
+    write_bundle(store, folder, keys=keys, stamps=stamps, start=page, trust=trust)
     return folder / "index.html"
 
 

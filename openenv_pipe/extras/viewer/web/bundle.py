@@ -47,10 +47,17 @@ BUNDLE_TAGS = """<script src="static/bundle.js" defer></script>
 
 
 def write_bundle(
-    store: RunStore, folder: Path, *, keys: list[str], stamps: list[str], trust: bool
+    store: RunStore,
+    folder: Path,
+    *,
+    keys: list[str],
+    stamps: list[str],
+    start: str = "",
+    trust: bool,
 ) -> None:
     """Write the pages of some runs and sweeps into a new folder.
 
+    start: the address of the page that is shown first, such as #/run/wordle/0007; empty: all runs.
     trust: whether tokenizers of models that an untrusted run names may be read.
 
     Raises:
@@ -60,7 +67,8 @@ def write_bundle(
         raise ConfigError(f"--bundle {folder} exists already; name a folder that does not")
     with new_folder(folder, "--bundle") as aside:
         _write_pages(aside)
-        _write_data(aside / "data", _answers(store, keys, stamps, aside, trust=trust))
+        answers = _answers(store, keys, stamps, aside, trust=trust)
+        _write_data(aside / "data", start, answers)
 
 
 def _write_pages(folder: Path) -> None:
@@ -86,15 +94,16 @@ def joined_modules() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _write_data(folder: Path, answers: Iterator[tuple[str, Any]]) -> None:
-    """Write each answer as a script, and a list of which file has which."""
+def _write_data(folder: Path, start: str, answers: Iterator[tuple[str, Any]]) -> None:
+    """Write each answer as a script, and which file has which answer."""
     (folder / IMAGES).mkdir(parents=True)
     files: dict[str, str] = {}
     for number, (name, answer) in enumerate(answers, 1):
         files[name] = f"{number:06d}.js"
         text = f"bundle.put({as_json(name)}, {as_json(answer)});\n"
         (folder / files[name]).write_text(text, encoding="ascii")
-    (folder / "index.js").write_text(f"bundle.files = {as_json(files)};\n", encoding="ascii")
+    index = f"bundle.start = {as_json(start)};\nbundle.files = {as_json(files)};\n"
+    (folder / "index.js").write_text(index, encoding="ascii")
 
 
 def _answers(

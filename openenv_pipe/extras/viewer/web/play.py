@@ -166,8 +166,12 @@ def shown_state(session: PlaySession) -> dict[str, Any]:
 
 def _shown_episode(episode: Episode) -> dict[str, Any]:
     recorded = RecordedEpisode(line=0, group="play", episode=episode, advantages=None)
+    content = content_of(recorded, _address_of_image, whole=False)
+    # The engine counts versions of its own; the page names the checkpoint.
+    turns = [{**turn, "policy_versions": []} for turn in content["turns"]]
     return {
-        **content_of(recorded, _address_of_image, whole=False),
+        **content,
+        "turns": turns,
         "reward": episode.reward,
         "success": episode.success,
         "status": episode.status,

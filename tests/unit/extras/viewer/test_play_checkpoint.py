@@ -152,6 +152,8 @@ def test_a_session_from_its_start_to_its_end(runs_dir, seen):
                 client.post("/api/play/reply", json={})
         assert state["authors"][:2] == ["you", "the model"]
         assert len(state["authors"]) == len(state["scripted"]) == len(state["episode"]["turns"])
+        # The engine's own count of versions is not the checkpoint's.
+        assert all(turn["policy_versions"] == [] for turn in state["episode"]["turns"])
         assert state["episode"]["status"] == "done"
         assert state["episode"]["reward"] == pytest.approx(
             sum(turn["turn_reward"] for turn in state["episode"]["turns"])

@@ -29,7 +29,7 @@ const ROUTES = [
 let current = null, turn = 0;
 
 function routeOfAddress() {
-  const [path, query] = (location.hash.slice(1) || "/runs").split("?");
+  const [path, query] = (location.hash || window.bundle?.start || "#/runs").slice(1).split("?");
   return { path: decodeURIComponent(path), parameters: Object.fromEntries(new URLSearchParams(query ?? "")) };
 }
 

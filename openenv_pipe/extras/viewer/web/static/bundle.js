@@ -1,7 +1,7 @@
 // In place of the server, where the pages are opened as files: answers are scripts in data/.
 
 const bundle = {
-  files: {}, loaded: new Map(), waiting: new Map(),
+  files: {}, start: "", loaded: new Map(), waiting: new Map(),
 
   put(name, answer) {
     this.loaded.set(name, answer);
