@@ -125,9 +125,8 @@ class Policy:
         if (folder / ADAPTER_CONFIG).exists():
             load_adapter(self.model, folder, self.device)
             return
-        dtype = next(self.model.parameters()).dtype
         # transformers reads back its own names and file splits.
-        saved = read_model(str(folder), dtype=dtype)
+        saved = read_model(str(folder), dtype=next(self.model.parameters()).dtype)
         self.model.load_state_dict(saved.state_dict())
 
     def hidden(
@@ -354,10 +353,7 @@ class Policy:
 
     @property
     def reference(self) -> list[torch.Tensor] | None:
-        """The reference's trained parameters; None if there is no reference.
-
-        An empty list stands for the model without its adapter.
-        """
+        """The reference's trained weights; [] is the model without adapter, None no reference."""
         return self._reference
 
     def save_reference(self, file: Path) -> None:
@@ -375,10 +371,14 @@ class Policy:
         """Return logprobs [N] of the reference. Do not call it between forward and backward."""
         if self.teacher is not None:
             return self.teacher.logprobs(batch, temperature)[0]
-        assert self._reference is not None, "keep_reference was not called"
-        without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
-        with without(self._reference):
+        with self.as_reference():
             return self.logprobs(batch, temperature)[0]
+
+    def as_reference(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a block within which this policy computes as the reference."""
+        weights = self._reference
+        assert weights is not None, "keep_reference was not called"
+        return self._lent_weights(weights) if weights else self.model.disable_adapter()
 
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:

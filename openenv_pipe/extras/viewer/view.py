@@ -10,6 +10,7 @@ from openenv_pipe.extras.viewer.web.access import LOOPBACK
 from openenv_pipe.extras.viewer.web.bundle import write_bundle
 from openenv_pipe.extras.viewer.web.comparisons import list_sweeps, show_sweep
 from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.scoring import TokenScorer
 from openenv_pipe.extras.viewer.web.server import build_app, open_socket, serve
 from openenv_pipe.runs.find import find_folder, find_run, is_sweep
 from openenv_pipe.runs.places import existing_folders
@@ -55,7 +56,14 @@ def view(
         )
     token = secrets.token_urlsafe(24) if needs_token else None
     play = CheckpointPlay(shown_dir, trust=trust)
-    app = build_app(RunStore(shown_dir), token=token, is_local=is_local, trust=trust, play=play)
+    app = build_app(
+        RunStore(shown_dir),
+        token=token,
+        is_local=is_local,
+        trust=trust,
+        play=play,
+        scorer=TokenScorer(trust=trust),
+    )
     listener = open_socket(host, port or FIRST_PORT, is_fixed=port is not None)
     number = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host

@@ -17,6 +17,7 @@ from openenv_pipe.extras.viewer.episodes.listing import Selection, as_text, find
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of
+from openenv_pipe.extras.viewer.web.weights import weights_of
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.images import FOLDER as IMAGES
 from openenv_pipe.runs.transcript import branch_notes
@@ -130,7 +131,10 @@ def show_tokens(
     if not found:
         raise RunFolderError(f"{key} has no episode of {_place(query)} in line {line}")
     trained = trained_tokens_of(file).get((found[0].group, found[0].episode.member))
-    return tokens_of(found[0], trained, path, trust=trust)
+    return {
+        **tokens_of(found[0], trained, path, trust=trust),
+        "weights": weights_of(store.folder(key), query.get("source") or TRAIN, found[0].episode),
+    }
 
 
 def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:

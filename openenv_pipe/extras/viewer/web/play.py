@@ -4,7 +4,7 @@ The viewer has one session at a time. It is played by a `PlaySession`, which `vi
 hands over, because it builds the parts of a run, which are rooms above this one.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -14,17 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.environments.images import find_references, reference_of
-from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.viewer.web.answers import Answer
 from openenv_pipe.extras.viewer.web.episodes import content_of
 from openenv_pipe.extras.viewer.web.events import stream_changes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.sent import act_on
 from openenv_pipe.runs.episodes import RecordedEpisode
-from openenv_pipe.system.http_server import BodyError, read_body
-from openenv_pipe.system.untrusted_json import parse_request
 from openenv_pipe.types import Episode, Image, Message
 
-MAX_SENT_BYTES = 64 * 1024
 MAX_INDEX = 10**9
 POLL_S = 0.2  # how often a page's connection looks whether the session has changed
 
@@ -88,36 +86,30 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
         return Answer(shown_state(session))
 
     async def start(request: Request) -> Response:
-        async def begin(sent: Mapping[str, Any]) -> None:
+        async def begin(sent: Mapping[str, Any]) -> Any:
             wanted = _request_of(sent)
             store.path(wanted.run)
             await session.start(wanted)
+            return shown_state(session)
 
-        return await _done(request, begin)
+        return await act_on(request, begin)
 
     async def reply(request: Request) -> Response:
-        async def give(sent: Mapping[str, Any]) -> None:
+        async def give(sent: Mapping[str, Any]) -> Any:
             text = sent.get("text")
             if text is not None and not isinstance(text, str):
                 raise ConfigError(f"text is {text!r:.80}; expected a string, or null")
             await session.reply(text)
+            return shown_state(session)
 
-        return await _done(request, give)
+        return await act_on(request, give)
 
     async def end(request: Request) -> Response:
-        async def stop(_: Mapping[str, Any]) -> None:
+        async def stop(_: Mapping[str, Any]) -> Any:
             await session.end()
+            return shown_state(session)
 
-        return await _done(request, stop)
-
-    async def _done(
-        request: Request, act: Callable[[Mapping[str, Any]], Awaitable[None]]
-    ) -> Response:
-        try:
-            await act(await _sent(request))
-        except PipeError as error:
-            return Answer({"error": str(error)}, status_code=400)
-        return Answer(shown_state(session))
+        return await act_on(request, stop)
 
     async def image(request: Request) -> Response:
         png = _image(session, request.query_params.get("name", ""))
@@ -190,20 +182,6 @@ def _image(session: PlaySession, name: str) -> bytes | None:
             if isinstance(each, Image) and f"{reference_of(each)}.png" == name:
                 return each.png
     return None
-
-
-async def _sent(request: Request) -> Mapping[str, Any]:
-    """Read what a page has sent. Raises ConfigError if it is not an object, or too long."""
-    try:
-        content = await read_body(request.scope, request.receive, max_bytes=MAX_SENT_BYTES)
-        value = parse_request(content or b"{}")
-    except BodyError as error:
-        raise ConfigError(f"{error}; write a shorter reply, or try again") from error
-    except ValueError as error:
-        raise ConfigError(f"what was sent is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"what was sent is {value!r:.80}; expected an object")
-    return value
 
 
 def _request_of(sent: Mapping[str, Any]) -> PlayRequest:

@@ -27,6 +27,7 @@ from openenv_pipe.extras.viewer.web.answers import Answer
 from openenv_pipe.extras.viewer.web.events import stream_changes
 from openenv_pipe.extras.viewer.web.play import PlaySession, play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.scoring import TokenScorer, scoring_routes
 from openenv_pipe.extras.viewer.web.summaries import summarise_runs
 from openenv_pipe.system.http_server import BoundedServer
 
@@ -45,6 +46,7 @@ def build_app(
     is_local: bool = True,
     trust: bool = False,
     play: PlaySession | None = None,
+    scorer: TokenScorer | None = None,
 ) -> Starlette:
     """Return the application that shows the runs of a store.
 
@@ -52,16 +54,21 @@ def build_app(
     is_local: whether only this machine reaches the server, by one of its loopback names.
     trust: whether tokenizers of models that an untrusted run names may be read.
     play: plays checkpoints when a page asks for it, and ends with the application.
+    scorer: scores tokens by checkpoints, likewise.
     """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        if play:
-            await play.end()
+        for each in (play, scorer):
+            if each:
+                await each.end()
 
+    routes = _routes(store, trust=trust)
+    routes += play_routes(store, play) if play else []
+    routes += scoring_routes(store, scorer, trust=trust) if scorer else []
     app = Starlette(
-        routes=[*_routes(store, trust=trust), *(play_routes(store, play) if play else [])],
+        routes=routes,
         middleware=[Middleware(Access, token=token, is_local=is_local)],
         lifespan=lifespan,
     )

@@ -57,7 +57,7 @@ def tokens_of(
         mismatches += [*[None] * num_prompt, *mismatch]
         versions += [None] * num_prompt + [version] * num_completion
         numbers += [number + 1] * (num_prompt + num_completion)
-    texts, problem = _texts(ids[:MAX_TOKENS], path, trust=trust)
+    texts, problem = texts_of(ids[:MAX_TOKENS], path, trust=trust)
     return {
         "ids": ids[:MAX_TOKENS],
         "texts": texts,
@@ -84,7 +84,8 @@ def trained_tokens_of(episodes: Path) -> Mapping[tuple[str, int], RecordedTokens
         return {}
 
 
-def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | None, str | None]:
+def texts_of(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | None, str | None]:
+    """Return the texts of tokens, or why there are none. path: the run folder."""
     if not ids:
         return None, "the model of this run is behind an endpoint that takes messages, not tokens"
     try:

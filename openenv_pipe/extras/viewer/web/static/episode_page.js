@@ -4,7 +4,7 @@ import { h, fill, address, sortable, statusMark, number, count, choice, field } 
 import { ask, runPath } from "./api.js";
 import { runTabs, facts } from "./run_page.js";
 import { afterBeginning, beginning, conversation } from "./conversation.js";
-import { tokenView } from "./tokens.js";
+import { scoring, tokenView } from "./tokens.js";
 import { Chart } from "./charts.js";
 import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
 
@@ -36,10 +36,13 @@ export async function episodePage(route, key) {
   const mode = (view, title) => h("a", { "data-key": isTokens === (view === "tokens") ? null : "t", href: address(route.path, { ...parameters, view }), "aria-current": (parameters.view ?? "") === (view ?? "") ? "page" : null }, title);
   if (isTokens) {
     const tokens = await ask(`${runPath(key)}/tokens`, { source: parameters.source, step: parameters.step, line: parameters.line });
-    fill(body, tokenView(tokens, parameters.colour ?? "logprob", (colour) => {
+    const view = h("div", {}), draw = (found, kind) => fill(view, tokenView({ ...tokens, ...found }, kind, (colour) => {
       parameters.colour = colour;
       history.replaceState(null, "", address(route.path, parameters));
     }));
+    draw({}, parameters.colour ?? "logprob");
+    const which = { source: entry.source, step: entry.step, line: entry.line };
+    fill(body, tokens.weights ? scoring(key, which, tokens.weights, (found) => draw(found, "kl")) : null, view);
   } else fill(body, conversation(found));
   const isCut = !isTokens && JSON.stringify(found).includes("more characters)");
   return {

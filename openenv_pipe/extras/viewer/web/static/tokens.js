@@ -1,10 +1,11 @@
-// The tokens of an episode, coloured by what is known of each, with all numbers on hover.
+// The tokens of an episode, coloured by what is known of each, with all numbers on hover. A checkpoint of the run can score them.
 
-import { h, fill, number, count, choice, field, NONE } from "./dom.js";
+import { h, fill, number, percent, count, choice, field, NONE } from "./dom.js";
+import { send, runPath } from "./api.js";
 
 const KINDS = [
   ["logprob", "logprob of the sampler"], ["advantage", "advantage"], ["mask", "loss mask"], ["version", "policy version"],
-  ["entropy", "entropy"], ["mismatch", "mismatch of sampler and trainer"],
+  ["entropy", "entropy"], ["mismatch", "mismatch of sampler and trainer"], ["kl", "KL from the start"],
 ];
 const LOWEST = -6; // a logprob with the strongest colour
 const VERSIONS = 6;
@@ -18,9 +19,7 @@ function colouring(kind, tokens) {
     advantage: (index) => tokens.advantage[index] === null ? null : [tokens.advantage[index] < 0 ? "--minus" : "--plus", Math.abs(tokens.advantage[index]) / most],
     mask: (index) => tokens.mask[index] ? ["--plus", 0.45] : null,
     version: (index) => tokens.version[index] === null ? null : [`--line-${versions.indexOf(tokens.version[index]) % VERSIONS}`, 0.5],
-    entropy: (index) => tokens.entropy?.[index] == null ? null : ["--hot", tokens.entropy[index] / largest],
-    mismatch: (index) => tokens.mismatch?.[index] == null ? null : ["--hot", Math.abs(tokens.mismatch[index]) / largest],
-  }[kind];
+  }[kind] ?? ((index) => tokens[kind]?.[index] == null ? null : ["--hot", Math.abs(tokens[kind][index]) / largest]);
 }
 
 function scaleOf(kind, tokens) {
@@ -47,14 +46,39 @@ function tipOf(tokens, index) {
     ["probability", tokens.logprob[index] === null ? null : number(Math.exp(tokens.logprob[index]), 4)],
     ["advantage", tokens.advantage[index] === null ? null : number(tokens.advantage[index], 4)],
     ["policy version", tokens.version[index]], ["entropy", tokens.entropy?.[index] == null ? null : number(tokens.entropy[index], 4)], ["mismatch", tokens.mismatch?.[index] == null ? null : number(tokens.mismatch[index], 4)],
+    ["logprob, scored", tokens.scored?.[index] == null ? null : number(tokens.scored[index], 4)], ["KL from the start", tokens.kl?.[index] == null ? null : number(tokens.kl[index], 4)],
+    ...(tokens.top?.[index] ?? []).map(([text, share], rank) => [`${rank + 1}. ${tokens.texts ? JSON.stringify(text) : text}`, percent(share)]),
   ];
   return h("table", {}, rows.filter(([, value]) => value !== null).map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
+}
+
+function weightsName(name) {
+  return name === "start" ? "the untrained weights" : `the checkpoint of step ${name}`;
+}
+
+// What has the server score the tokens by a checkpoint. which: where the episode is; scored: takes what is known of each token then.
+export function scoring(key, which, { wrote, kept }, scored) {
+  const isThere = kept.includes(wrote), note = h("span", { class: "muted small", role: "status" });
+  let chosen = isThere ? wrote : kept[0];
+  const button = h("button", { type: "button", onclick: async () => {
+    button.disabled = true;
+    fill(note, "Loading the checkpoint and scoring the tokens …");
+    try {
+      const found = await send(`${runPath(key)}/scores`, { ...which, checkpoint: chosen });
+      fill(note, `By ${weightsName(chosen)}, at temperature ${number(found.temperature)}; KL from ${found.start === "untrained" ? "the untrained weights" : found.start}.`);
+      scored(found);
+    } catch (error) { fill(note, h("span", { class: "bad" }, error.message)); }
+    button.disabled = false;
+  } }, "Show alternatives and KL");
+  const select = choice(chosen, kept.map((name) => [name, `${weightsName(name)}${name === wrote ? ", which wrote this" : ""}`]), (value) => { chosen = value; }, "Score by");
+  if (!isThere && wrote !== null) fill(note, `${weightsName(wrote)[0].toUpperCase()}${weightsName(wrote).slice(1)}, which wrote this, is gone; another one says what it would write.`);
+  return h("div", { class: "bar" }, field("Score by", select), button, note);
 }
 
 // Returns the view; `kind` is what colours, `changed` is told of another choice.
 export function tokenView(tokens, kind, changed) {
   const tip = h("div", { class: "tip", hidden: true }), place = h("div", {}), scale = h("span", {});
-  const known = KINDS.filter(([name]) => tokens[name] !== undefined), unknown = KINDS.filter(([name]) => tokens[name] === undefined);
+  const known = KINDS.filter(([name]) => tokens[name] !== undefined), unknown = KINDS.filter(([name]) => name !== "kl" && tokens[name] === undefined);
   let chosen = known.some(([name]) => name === kind) ? kind : "logprob";
   const spans = [];
 
