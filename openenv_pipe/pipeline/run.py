@@ -83,6 +83,8 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         progress.note(f"run {folder.record.id} in {folder.path}")
         trackers = None
         try:
+            if (folder.path / "report.md").exists():  # of the attempt before, which said it ended
+                _write_report(folder, progress)
             trackers = Trackers(attempt.config, folder, progress.note)
             attempt = replace(attempt, trackers=trackers)
             reason = control.stop.run((training or play_and_learn)(attempt, control))

@@ -93,6 +93,8 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     took = f"{done} in {seconds_text(folder.duration_s)}"
     if folder.status == "died":
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
+    if folder.status == "running":
+        return f"The run is **running**, {took} so far. This page is written anew when it ends."
     if folder.record.cause is None:
         return f"The run is **{folder.status}**, {took}."
     state = f"The run is **{folder.status}**, {took}."

@@ -70,3 +70,21 @@ def test_a_failed_run_that_trained_nothing_can_be_resumed(tmp_path):
     folder = run_samples.create(tmp_path)
     note = end_with(HostError("the server did not start"), folder)
     assert f"openenv-pipe train --resume {folder.path}" in note
+
+
+def test_the_report_of_a_resumed_run_is_not_that_of_its_interruption(tmp_path):
+    folder = run_samples.create(tmp_path)
+    end_with(HostError("the server did not start"), folder)
+    path, texts = folder.path / "report.md", []
+    assert "The run is **failed**" in path.read_text()
+    folder = RunFolder.open(folder.path)
+    config = folder.config_to_run()
+    folder.begin_attempt(config, command=[], checkpoint=None, changed={}, differences=[])
+
+    async def training(attempt, control):
+        texts.append(path.read_text())
+
+    run(Attempt(folder=folder, config=config), RunControl(progress=Notes()), training)
+    assert "The run is **running**, 0 of 2 GRPO steps" in texts[0]
+    assert "This page is written anew when it ends." in texts[0]
+    assert "The run is **finished**" in path.read_text()
