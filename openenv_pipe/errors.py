@@ -44,6 +44,10 @@ class UserError(PipeError):
 
     exit_code = 2
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what notebooks show: the message, for no line of this package is at fault."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(UserError):
     """A configuration that does not compose, validate or fit together."""

@@ -1,7 +1,11 @@
 """Errors of several concurrent tasks: one is raised, and it lists all others."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +76,23 @@ def test_errors_of_groups_within_groups_are_found():
         "at the same time: SessionError: b",
         "at the same time: ConfigError: c",
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("compose('conf=echo', 'trainer.stpes=7')", True),
+        ("open_run('nothing/0001')", True),
+        ("compose(7)", False),
+    ],
+)
+def test_a_notebook_shows_the_message_of_a_users_error_alone(call, shown, tmp_path):
+    pytest.importorskip("IPython")
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c"]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    code = f"from openenv_pipe import compose, open_run; {call}"
+    done = subprocess.run([*command, code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert ("Traceback" not in done.stdout + done.stderr) is shown, done
+    if shown:
+        assert "Error: " in done.stdout.splitlines()[0]
