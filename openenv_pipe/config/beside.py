@@ -1,6 +1,7 @@
-"""Change the blocks of an experiment by the keys that are given for it in `beside`."""
+"""The blocks of environments in `beside`: how keys change them, and which files set theirs."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 BESIDE_BLOCKS = {"env", "host", "reward", "judge", "eval"}  # of the experiment `beside.NAME.conf`
@@ -23,3 +24,12 @@ def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
             merge(old, value)
         else:
             values[key] = value
+
+
+def beside_origins(name: str, origins: Mapping[str, Path | str]) -> dict[str, Path | str]:
+    """Return the origins of the block `beside.NAME` from those of its experiment."""
+    own = {key.removeprefix("trainer."): where for key, where in origins.items()}
+    blocks = {*BESIDE_BLOCKS, "advantage"}
+    return {
+        f"beside.{name}.{key}": where for key, where in own.items() if key.split(".")[0] in blocks
+    }

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from openenv_pipe.config.beside import BESIDE_BLOCKS, forget_replaced, merge
-from openenv_pipe.config.composed_files import ComposedFiles, open_loader
+from openenv_pipe.config.beside import BESIDE_BLOCKS, beside_origins, forget_replaced, merge
+from openenv_pipe.config.composed_files import (
+    ComposedFiles,
+    Origins,
+    find_origins,
+    open_loader,
+)
 from openenv_pipe.config.error_messages import (
     MAX_KEY_LENGTH,
     explain_choice,
@@ -61,8 +66,9 @@ def compose(overrides: Sequence[str]) -> Composed:
         parsed = _parse(overrides)
         files = ComposedFiles(loader, [_as_assignment(loader, override) for override in parsed])
         # The origins come first, because composing modifies what was read.
-        origins = _origins(files, parsed)
-        config = RunConfig.model_validate(_values(files))
+        set_keys = [o for o in parsed if not o.is_delete() and not _is_group(loader, o)]
+        origins = find_origins(files, set_keys)
+        config = RunConfig.model_validate(_values(files, origins=origins))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
 
 
@@ -138,7 +144,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         is_default = trainer["max_mismatch"] == saved.default_max_mismatch(config.model.autocast)
         if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
             trainer["max_mismatch"] = default_max_mismatch(values["engine"], values["model"])
-        return RunConfig.model_validate(_with_experiments(loader, values))
+        return RunConfig.model_validate(_with_experiments(loader, values, {}))
 
 
 def parse_overrides(
@@ -242,8 +248,12 @@ def _values(
     only: Collection[str] = (),
     saved: Mapping[str, Any] | None = None,
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    origins: Origins | None = None,
 ) -> dict[str, Any]:
-    """Return what `load_values` describes. change: of all values, before they are resolved."""
+    """Return what `load_values` describes.
+
+    change: of all values, before they are resolved. origins: gets those of keys in `beside`.
+    """
     from omegaconf import OmegaConf, flag_override
 
     tree = files.merged()
@@ -261,10 +271,12 @@ def _values(
     values: Any = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
     kept = {key: value for key, value in values.items() if key not in others}
-    return _with_experiments(files.loader, kept)
+    return _with_experiments(files.loader, kept, {} if origins is None else origins)
 
 
-def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dict[str, Any]:
+def _with_experiments(
+    loader: "ConfigLoaderImpl", values: dict[str, Any], origins: Origins
+) -> dict[str, Any]:
     """Return the values with the blocks of the experiments that `beside.NAME.conf` names.
 
     Raises ConfigError if one is not there, or names no experiment.
@@ -283,7 +295,9 @@ def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dic
             )
         lines = [f"{EXPERIMENTS}={experiment}", f"model={values['model']['type']}"]
         try:
-            found = _experiment_blocks(loader, lines, given, values)
+            files = ComposedFiles(loader, lines)
+            origins |= beside_origins(name, find_origins(files)) | origins
+            found = _experiment_blocks(files, given, values)
         except ConfigError as error:
             raise ConfigError(f"beside.{name}: {error}") from None
         beside[name] = {"weight": 1.0, **given, **found}
@@ -291,8 +305,7 @@ def _with_experiments(loader: "ConfigLoaderImpl", values: dict[str, Any]) -> dic
 
 
 def _experiment_blocks(
-    loader: "ConfigLoaderImpl",
-    lines: list[str],
+    files: ComposedFiles,
     given: Mapping[str, Any],
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -309,7 +322,7 @@ def _experiment_blocks(
         return {**tree, **kept, "trainer": _literal(values["trainer"])}
 
     own = {*BESIDE_BLOCKS, "trainer", "advantage"}
-    found = _values(ComposedFiles(loader, lines), own, values, changed)
+    found = _values(files, own, values, changed)
     return {key: found[key] for key in own - {"trainer"}}
 
 
@@ -329,35 +342,6 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"{key!r}: {parent} is a value and has no keys of its own")
     values[last] = value
-
-
-def _origins(files: ComposedFiles, parsed: list["Override"]) -> dict[str, Path | str]:
-    """Return the last file or override that sets a key, by dotted key."""
-    from omegaconf import OmegaConf
-
-    origins: dict[str, Path | str] = {}
-    for default in files.defaults:
-        path = default.config_path
-        if path is None:
-            continue
-        found = files.read(path)
-        file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
-        values = OmegaConf.to_container(found.config, resolve=False)
-        origins |= dict.fromkeys(_leaves(values, default.package or ""), file)
-    for override in parsed:
-        if not override.is_delete() and not _is_group(files.loader, override):
-            key = override.key_or_group
-            origins |= dict.fromkeys(_leaves(override.value(), key), override.input_line or "")
-    return origins
-
-
-def _leaves(value: Any, key: str) -> Iterator[str]:
-    """Yield the dotted keys of values that are no mappings, and of empty mappings."""
-    if isinstance(value, Mapping) and value:
-        for name, each in value.items():
-            yield from _leaves(each, f"{key}.{name}" if key else str(name))
-    else:
-        yield key
 
 
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:

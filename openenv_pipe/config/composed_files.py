@@ -7,7 +7,7 @@ each value is from, or lets a file be checked before it is read.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from openenv_pipe.system.untrusted_text import visible
 
 if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
+Origins = dict[str, Path | str]  # by dotted key: the file or the override that sets it
 # Files as Hydra has read them, by name, path and content: tests and sweeps compose many times.
 _known_files: dict[tuple[str, Path, str], Any] = {}
 MAX_KNOWN_FILES = 500
@@ -111,3 +113,34 @@ class ComposedFiles:
         tree = self.loader._compose_config_from_defaults_list(self.defaults, self._repository)
         self.loader._apply_overrides_to_config(self._changes, tree)
         return tree
+
+
+def find_origins(files: ComposedFiles, overrides: Sequence["Override"] = ()) -> Origins:
+    """Return the last file or override that sets a key, by dotted key.
+
+    overrides: those that set keys, and not whole groups.
+    """
+    from omegaconf import OmegaConf
+
+    origins: Origins = {}
+    for default in files.defaults:
+        path = default.config_path
+        if path is None:
+            continue
+        found = files.read(path)
+        file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
+        values = OmegaConf.to_container(found.config, resolve=False)
+        origins |= dict.fromkeys(leaves(values, default.package or ""), file)
+    for override in overrides:
+        key = override.key_or_group
+        origins |= dict.fromkeys(leaves(override.value(), key), override.input_line or "")
+    return origins
+
+
+def leaves(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of values that are no mappings, and of empty mappings."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from leaves(each, f"{key}.{name}" if key else str(name))
+    else:
+        yield key

@@ -4,11 +4,12 @@ Whether keys contradict each other is checked in the schema. This is about keys 
 do nothing, such as the estimator of a KL term whose coefficient is 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.config.beside import BESIDE_BLOCKS
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.rules.engine import vllm_engine
 from openenv_pipe.config.schema import (
@@ -246,6 +247,15 @@ RULES = (
 )
 
 
+# Of an environment in `beside`, whatever its experiment says.
+WITH_THE_FIRST = IneffectiveKeys(
+    keys=_keys("eval.during", "every", "stop"),
+    because=(),
+    applies=lambda config: True,
+    advice="it is evaluated whenever the first environment is; set that key of eval instead",
+)
+
+
 def all_rules() -> list[IneffectiveKeys]:
     """Return the rules of the core and of the extras."""
     return [*RULES, *(rule for extra in extras() if extra.unused for rule in load(extra.unused))]
@@ -265,20 +275,54 @@ def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[st
     origins: by dotted key, the file or the override that sets it
     """
     found: dict[str, str] = {}
-    rules = all_rules()
+    rules, environments = all_rules(), _environments(config)
     for key, origin in origins.items():
+        name, own = _in_environment(key, environments)
+        each = environments[name]
+        wrong = [WITH_THE_FIRST] if name and isinstance(origin, str) else []
+        wrong += rules
         rule = next(
-            (each for each in rules if _is_below(key, each.keys) and each.applies(config)), None
+            (rule for rule in wrong if _is_below(own, rule.keys) and rule.applies(each)), None
         )
         if rule is None or not _is_chosen(origin):
             continue
-        causes = [other for other in origins if _is_below(other, rule.because)]
+        because = tuple(_in_run(cause, name) for cause in rule.because)
+        causes = [other for other in origins if _is_below(other, because)]
         if isinstance(origin, Path) and any(isinstance(origins[each], str) for each in causes):
             continue
-        values = [f"{each}={shown}" for each in rule.because if (shown := _shown(config, each))]
+        values = [f"{each}={shown}" for each in because if (shown := _shown(config, each))]
         with_what = f" with {' and '.join(values)}" if values else ""
         found[key] = f"{key} has no effect{with_what}: {rule.advice}"
     return list(found.values())
+
+
+def _environments(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the run of each environment alone, whose evaluations are as often as the first's."""
+    during = config.eval.during
+    found = {"": config}
+    for name, each in config.environments.items():
+        if name:
+            own = each.eval.during.model_copy(update={"every": during.every, "stop": during.stop})
+            evaluation = each.eval.model_copy(update={"during": own})
+            found[name] = each.model_copy(update={"eval": evaluation})
+    return found
+
+
+def _in_environment(key: str, names: Collection[str]) -> tuple[str, str]:
+    """Return the environment in `beside` that a key is of, and the key in a run of it alone."""
+    block, _, rest = key.partition(".")
+    name, _, own = rest.partition(".")
+    if block != "beside" or name not in names:
+        return "", key
+    return name, f"trainer.{own}" if _is_below(own, ("advantage",)) else own
+
+
+def _in_run(key: str, name: str) -> str:
+    """Return the key of the run for that of the environment's own run."""
+    own = key.removeprefix("trainer.") if _is_below(key, ("trainer.advantage",)) else key
+    is_shared = _is_below(key, ("eval.during.every", "eval.during.stop"))
+    is_own = name and not is_shared and own.split(".")[0] in {*BESIDE_BLOCKS, "advantage"}
+    return f"beside.{name}.{own}" if is_own else key
 
 
 def _is_below(key: str, names: tuple[str, ...]) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openenv_pipe.config.compose import _leaves, amend, compose
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.composed_files import leaves
 from openenv_pipe.config.other_names import NOT_HERE, OTHER_NAMES
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.schema_keys import known_keys
@@ -197,7 +198,7 @@ def test_shown_yaml_reads_back_as_the_configuration(folder):
         "reset_timeout_s: 30.0  # shipped env/base.yaml",
     ]:
         assert f"  {line}\n" in text
-    assert set(_leaves(composed.config.model_dump(), "")) <= set(composed.origins)
+    assert set(leaves(composed.config.model_dump(), "")) <= set(composed.origins)
 
 
 def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
@@ -361,3 +362,9 @@ def test_the_page_about_other_trainers_names_keys_that_exist():
     assert len(named) > 30
     known = [f"{key}." for key in known_keys()]
     assert {key for key in named if not any(each.startswith(f"{key}.") for each in known)} == set()
+
+
+def test_null_evaluates_never_during_training():
+    assert compose(["conf=echo", "eval.during.every=null"]).config.eval.during.every == 0
+    with pytest.raises(ConfigError, match=r"eval\.during\.every=-1: expected a whole number"):
+        compose(["conf=echo", "eval.during.every=-1"])

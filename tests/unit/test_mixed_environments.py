@@ -13,6 +13,7 @@ from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.commands.findings import Result, has_failed
 from openenv_pipe.commands.thresholds import compare_with_thresholds
 from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.render import as_yaml
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.environments.tasks.sets import NamedTasks
@@ -47,6 +48,15 @@ def test_an_experiment_brings_its_blocks_and_given_keys_win():
     assert (own.trainer.warm_start.steps, catch.trainer.warm_start.steps) == (2, 0)
     assert config.beside["catch"].weight == 0.5
     assert config.max_episode_tokens == max(own.env.max_episode_tokens, 64)
+
+
+def test_the_origins_of_its_keys_are_the_files_of_its_experiment():
+    shown = as_yaml(compose([*BESIDE, "beside.catch.env.max_turns=3"]))
+    block = shown.partition("\n  catch:\n")[2].partition("\n\n")[0]
+    assert "max_turns: 3  # override beside.catch.env.max_turns=3\n" in block
+    assert "package: catch  # shipped env/catch.yaml\n" in block
+    values = [line.strip() for line in block.splitlines() if not line.rstrip().endswith(":")]
+    assert [line for line in values if line and "  # " not in line] == ["weight: 1.0"]
 
 
 def test_the_prompts_are_those_of_the_runs_own_model():

@@ -149,6 +149,28 @@ def test_a_key_without_an_effect_is_said(key, cause, overrides):
     assert cause in text
 
 
+def test_keys_of_environments_beside_are_judged_by_their_own_blocks():
+    beside = ("conf=smoke", "beside.echo.conf=echo")
+    found = unused_keys(
+        composed(
+            (
+                *(*beside, "beside.echo.reward.terms.env.per_turn=false"),
+                "beside.echo.advantage.discount=0.9",
+                "beside.echo.eval.during.num_tasks=2",
+                "beside.echo.eval.during.every=1",
+            )
+        )
+    )
+    discount, num_tasks, every = found
+    assert discount.startswith("beside.echo.advantage.discount has no effect: set per_turn=true")
+    assert num_tasks.startswith(
+        "beside.echo.eval.during.num_tasks has no effect with eval.during.every=0"
+    )
+    assert every.startswith("beside.echo.eval.during.every has no effect: it is evaluated when")
+    often = (*beside, "eval.during.every=1", "beside.echo.eval.during.num_tasks=2")
+    assert unused_keys(composed(often)) == []
+
+
 def test_each_rule_is_tried():
     configs = [composed(overrides).config for _, _, overrides in UNUSED]
     applied = {rule.keys for each in configs for rule in all_rules() if rule.applies(each)}

@@ -1,9 +1,9 @@
 """`eval`: the evaluation, with the same tasks and seeds for every model."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from openenv_pipe.config.schema.base import (
     MIN_TEMPERATURE,
@@ -13,6 +13,11 @@ from openenv_pipe.config.schema.base import (
     NumEpisodes,
     Share,
 )
+
+
+def _zero_if_none(every: Any) -> Any:
+    """Take null as 0, for it means never where other keys say how often something is done."""
+    return 0 if every is None else every
 
 
 def _greedy_or_warm(temperature: float) -> float:
@@ -44,7 +49,9 @@ class StopConfig(Block):
 class DuringConfig(Block):
     """Evaluations during GRPO training, with the same tasks and seeds each time."""
 
-    every: Count = Field(description="steps between evaluations; 0: none")
+    every: Annotated[Count, BeforeValidator(_zero_if_none)] = Field(
+        description="steps between evaluations; 0 or null: none"
+    )
     num_tasks: NumEpisodes | None = Field(
         description="number of tasks, the first ones; null: eval.num_tasks"
     )
