@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from openenv_pipe import evaluate, open_run, reproduce, train
+from openenv_pipe import evaluate, export, open_run, reproduce, train
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from tests.crash_matrix import Result
 
@@ -57,6 +57,8 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
     )
     reports = evaluate(run, "eval.num_tasks=1")
     assert list(reports) == [f"{run.id} step_000003"]
+    folder = export(f"{run.path}@2", "model", on_progress=lines.append)
+    assert (folder / "config.json").is_file() and lines[-1].startswith("read back: logprobs")
     assert open_run("latest").id == open_run(same.path).id
     assert handlers == {number: signal.getsignal(number) for number in handlers}
 

@@ -1,6 +1,7 @@
 """`openenv-pipe export`: a checkpoint as a Hugging Face folder, with its adapter merged.
 
 cli         the command's options and help
+api         `openenv_pipe.export`
 command     the folder, written, read back and compared
 model_card  its README.md
 """
@@ -10,4 +11,5 @@ from openenv_pipe.registry import Command, Extra
 EXTRA = Extra(
     name="export",
     commands=(Command(name="export", target="openenv_pipe.extras.export.cli:export"),),
+    functions=("openenv_pipe.extras.export.api:export",),
 )

@@ -21,5 +21,6 @@ EXTRA = Extra(
         Command(name="watch", target="openenv_pipe.extras.viewer.cli_episodes:watch"),
         Command(name="episodes", target="openenv_pipe.extras.viewer.cli_episodes:app"),
     ),
+    functions=("openenv_pipe.extras.viewer.compare.api:compare",),
     on_episodes="openenv_pipe.extras.viewer.episodes.index:index_episodes",
 )

@@ -81,6 +81,14 @@ class Comparison:
         runs = [run for setting in self.settings for run in setting.runs]
         return [*(run for run in runs if run.status != "finished"), *self.unreadable]
 
+    def __str__(self) -> str:
+        """Return it as Markdown, which a notebook shows as a table."""
+        from openenv_pipe.extras.viewer.compare.text import as_text
+
+        return as_text(self, "md")
+
+    _repr_markdown_ = __str__
+
 
 def compare_settings(found: Found) -> Comparison:
     """Group the runs, measure the groups, and rank them."""

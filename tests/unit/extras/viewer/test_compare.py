@@ -7,6 +7,8 @@ import json
 import pytest
 import run_samples
 
+import openenv_pipe
+from openenv_pipe import Run
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer import cli
@@ -43,6 +45,15 @@ def compared(*folders):
 def shown(capsys, form, *folders):
     cli.compare([str(folder.path) for folder in folders], form)
     return capsys.readouterr().out
+
+
+def test_python_gets_the_comparison_that_the_command_prints(tmp_path, capsys):
+    runs = [make(tmp_path, lr, success=rate) for lr, rate in ((1e-5, 0.2), (1e-4, 0.9))]
+    result = openenv_pipe.compare(Run(runs[0].path), runs[1].record.id, runs_dir=tmp_path)
+    assert [setting.values["trainer.optimizer.lr"] for setting in result.settings] == [1e-4, 1e-5]
+    assert str(result) == result._repr_markdown_() == shown(capsys, "md", *runs)
+    with pytest.raises(RunFolderError, match="no folder"):
+        openenv_pipe.compare("nothing/0001", runs_dir=tmp_path)
 
 
 def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_path):
