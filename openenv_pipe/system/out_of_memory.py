@@ -1,12 +1,14 @@
 """Turns running out of memory, wherever it happens, into an error with advice for that stage.
 
 Nothing here imports torch: its errors are known by their type and text. The stage is that of the
-innermost module of this package in the traceback.
+innermost module of this package in the traceback that has one: in `STAGES`, or as its own constant
+`OUT_OF_MEMORY_STAGE`, as modules of extras have it.
 """
 
 import errno
 import traceback
 from pathlib import Path
+from typing import cast
 
 from openenv_pipe.errors import OutOfMemoryError
 
@@ -89,6 +91,8 @@ def _stage(error: BaseException) -> tuple[str, str]:
         file = Path(frame.f_code.co_filename)
         if not file.is_relative_to(PACKAGE):
             continue
+        if own := frame.f_globals.get("OUT_OF_MEMORY_STAGE"):
+            return cast("tuple[str, str]", own)
         module = file.relative_to(PACKAGE).with_suffix("").as_posix()
         while module not in STAGES and "/" in module:
             module = module.rpartition("/")[0]

@@ -16,6 +16,9 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.system.out_of_memory import LOADING
+
+OUT_OF_MEMORY_STAGE = LOADING
 
 
 class SeveralDevices(Devices):

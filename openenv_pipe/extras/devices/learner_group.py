@@ -18,7 +18,10 @@ from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.system.out_of_memory import UPDATE
 from openenv_pipe.types import Sample
+
+OUT_OF_MEMORY_STAGE = UPDATE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,9 @@ from openenv_pipe.models.load import (
     load_chat,
 )
 from openenv_pipe.models.safetensors_only import plain_name, reject_other_weights
+from openenv_pipe.system.out_of_memory import LOADING
 
+OUT_OF_MEMORY_STAGE = LOADING
 Values = Mapping[str, torch.Tensor]
 
 

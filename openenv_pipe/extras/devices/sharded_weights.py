@@ -17,6 +17,9 @@ from openenv_pipe.extras.devices.fsdp import (
 )
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.models.weights import PolicyWeights, made_up_values
+from openenv_pipe.system.out_of_memory import PUBLISHING
+
+OUT_OF_MEMORY_STAGE = PUBLISHING
 
 
 class WholeOnDemand:
