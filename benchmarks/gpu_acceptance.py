@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PART_LIMIT_S = 600.0
-GPU_TESTS = ("tests/unit/test_gpu.py", "tests/unit/test_gpu_transfer.py")
+GPU_TESTS = ("tests/unit/test_gpu.py", "tests/unit/extras/transfers/test_gpu_transfer.py")
 TAIL = 8000  # characters of a part's output that its file keeps
 SMOKE = ("train", "conf=smoke", "runs_dir={scratch}/runs")
 WORDLE = ("train", "conf=wordle", "trainer.steps=3", "trainer.warm_start.steps=20")

@@ -12,6 +12,7 @@ BASES = {
     "agent.sandbox": f"{_SCHEMA}.agent:SandboxBlock",
     "engine": f"{_SCHEMA}.engine_base:EngineBlock",
     "engine.launch": "",
+    "engine.weight_transfer": "",
     "judge": f"{_SCHEMA}.judge:JudgeBlock",
     "reward.terms": f"{_SCHEMA}.reward_terms:Term",
     "tracker": f"{_SCHEMA}.tracker:TrackerBlock",
@@ -79,6 +80,7 @@ CORE = Extra(
         # The engine makes the servers of these two itself.
         _type("engine.launch", "managed", "", "engines.vllm.servers:own_processes"),
         _type("engine.launch", "attach", "", "engines.vllm.launch:AttachedVllmServer"),
+        _type("engine.weight_transfer", "files", "", "engines.vllm.transfer:build_files"),
         _type("judge", "none", "judge:NoJudgeConfig", "rewards.scoring:no_judge"),
         _type("reward.terms", "env", "reward_terms:EnvTerm", _EPISODE_TERM),
         _type("reward.terms", "success", "reward_terms:SuccessTerm", _EPISODE_TERM),

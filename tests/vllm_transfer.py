@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from openenv_pipe.engines.vllm import transfer_ipc, transfer_nccl
 from openenv_pipe.engines.vllm.inside.openenv_pipe_ipc import BYTES, NUMBERS
+from openenv_pipe.extras.transfers import ipc as transfer_ipc
+from openenv_pipe.extras.transfers import nccl as transfer_nccl
 
 UNIQUE_ID = bytes(range(128))
 NUM_WORKERS = 2

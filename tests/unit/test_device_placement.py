@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.sampling import sample
-from openenv_pipe.engines.vllm.transfer_packing import buffer_for, device_of, divide, fill
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.forward.attention import flex
 from openenv_pipe.models.forward.row_forward import TransformersForward
@@ -179,15 +178,9 @@ def test_logprobs_of_packed_rows(real, gpu, monkeypatch):
 
 
 def test_publication(real, gpu):
-    """With an adapter, its product is added to each matrix. Weights are packed where they are."""
-    publication = PolicyWeights(on_gpu(real))
-    weights = publication.tensors()
+    """With an adapter, its product is added to each matrix."""
+    weights = PolicyWeights(on_gpu(real)).tensors()
     assert {each.device.type for each in weights.values()} == {"cuda"}
-    chunks = divide(weights, 10_000)
-    buffer = buffer_for(chunks, device_of(weights))
-    parts = [fill(buffer, chunk, weights) for chunk in chunks]
-    assert {part.device.type for part in parts} == {"cuda"}
-    assert sum(part.numel() for part in parts) == sum(each.nbytes for each in weights.values())
 
 
 def test_the_optimizers_state(real, gpu):

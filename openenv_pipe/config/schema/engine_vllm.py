@@ -129,7 +129,7 @@ class VllmEngineConfig(EngineBlock):
         "base and adapter merged into one; full: all weights; auto: adapter if model.lora.rank > "
         "0, else full"
     )
-    weight_transfer: Literal["files", "broadcast", "ipc"] = Field(
+    weight_transfer: Annotated[str, RegisteredName("engine.weight_transfer")] = Field(
         description="how merged or full weights reach the server; files: through weights_dir; "
         "broadcast: from memory to memory, by vLLM's NCCL transfer to servers on other GPUs, by "
         "gloo between CPUs of one machine; ipc: by vLLM's CUDA IPC transfer, to a server on the "

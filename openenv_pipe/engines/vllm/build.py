@@ -1,7 +1,6 @@
 """Start a vLLM engine with its servers as its configuration says, and stop it."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.config.schema.engine_base import PublishMode
 from openenv_pipe.config.schema.model import ModelSource
-from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.installed import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
@@ -29,14 +27,11 @@ from openenv_pipe.engines.vllm.servers import (
     own_processes,
 )
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
-from openenv_pipe.engines.vllm.transfer import AdapterFiles, Transfer, WeightFiles
-from openenv_pipe.engines.vllm.transfer_ipc import IpcLink
-from openenv_pipe.engines.vllm.transfer_link import GlooLink, Link
-from openenv_pipe.engines.vllm.transfer_memory import MemoryTransfer
-from openenv_pipe.engines.vllm.transfer_nccl import NcclLink
+from openenv_pipe.engines.vllm.transfer import AdapterFiles, Transfer
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.tasks import in_thread, run_all
 
 if TYPE_CHECKING:
@@ -251,16 +246,15 @@ def build_transfer(
     executor: Executor,
     backend: TransferBackend | None = None,
 ) -> Transfer:
-    """Return the way to the servers. root: a folder in which those of this machine can write."""
+    """Return the way to the servers.
+
+    The `build` of a type of `engine.weight_transfer` is called with all but the first two, and its
+    `check` with the engine's configuration and the learner's footprint.
+
+    root: a folder in which the servers of this machine can write.
+    """
     if mode == "adapter":
         return AdapterFiles(weights.write_adapter, root, executor)
-    if config.weight_transfer == "files":
-        return WeightFiles(weights.write_weights, root, executor)
-    numbers = itertools.count()
-
-    def link(client: VllmClient) -> Link:
-        if backend == "nccl":
-            return NcclLink()
-        return IpcLink() if backend == "ipc" else GlooLink(root / f"meeting-{next(numbers)}")
-
-    return MemoryTransfer(weights, executor, link)
+    build = load(block_types("engine.weight_transfer")[config.weight_transfer].build)
+    transfer: Transfer = build(weights, root, executor, backend)
+    return transfer

@@ -1,6 +1,6 @@
 """How a version of the policy gets to a server: as files of an adapter, or of all weights.
 
-No file that a server may still read is changed. `transfer_memory.py` sends weights without files.
+No file that a server may still read is changed.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.tasks import in_thread
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.weights import PolicyWeights
 
 MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the previous version
 
@@ -170,6 +174,13 @@ class WeightFiles(_Files):
 
     async def drop(self, clients: Sequence[VllmClient], version: PolicyVersion) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder(version), True)
+
+
+def build_files(
+    weights: "PolicyWeights", root: Path, executor: Executor, backend: str | None
+) -> WeightFiles:
+    """Build `engine.weight_transfer=files`."""
+    return WeightFiles(weights.write_weights, root, executor)
 
 
 def replacing_weights(client: VllmClient, *, paused: bool) -> AbstractAsyncContextManager[None]:

@@ -14,8 +14,9 @@ import torch
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
 from openenv_pipe.engines.vllm.inside.openenv_pipe_ipc import describe, gpu_id
-from openenv_pipe.engines.vllm.transfer_link import TransferError
-from openenv_pipe.engines.vllm.transfer_packing import (
+from openenv_pipe.errors import EngineError
+from openenv_pipe.extras.transfers.link import TransferError
+from openenv_pipe.extras.transfers.packing import (
     CHUNK_BYTES,
     Chunk,
     buffer_for,
@@ -23,7 +24,6 @@ from openenv_pipe.engines.vllm.transfer_packing import (
     divide,
     fill,
 )
-from openenv_pipe.errors import EngineError
 
 LONGEST_CHUNK_S = 2 * CALL_LIMIT_S  # of one end for the other
 Filled = tuple[Chunk, Mapping[str, Any]]  # and the description of the buffer that it is in

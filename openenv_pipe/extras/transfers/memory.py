@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import BroadcastError
 from openenv_pipe.engines.vllm.transfer import PolicyVersion, Transfer, replacing_weights
-from openenv_pipe.engines.vllm.transfer_link import Link, TransferError
 from openenv_pipe.errors import EngineError, PipeError
+from openenv_pipe.extras.transfers.link import Link, TransferError
+from openenv_pipe.system.out_of_memory import PUBLISHING
 from openenv_pipe.system.tasks import in_thread
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from openenv_pipe.models.weights import PolicyWeights
 
+OUT_OF_MEMORY_STAGE = PUBLISHING
 REASON_LIMIT_S = 10.0  # for a server to fail too, or to say why the learner's end has failed
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from openenv_pipe.engines.vllm import transfer_nccl
-from openenv_pipe.engines.vllm.transfer_link import TransferError
+from openenv_pipe.extras.transfers import nccl as transfer_nccl
+from openenv_pipe.extras.transfers.link import TransferError
 
 
 def test_a_server_that_does_not_connect_ends_the_wait(monkeypatch):

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
-from openenv_pipe.engines.vllm.transfer_link import LONGEST_WAIT, TransferError
-from openenv_pipe.engines.vllm.transfer_packing import (
+from openenv_pipe.extras.transfers.link import LONGEST_WAIT, TransferError
+from openenv_pipe.extras.transfers.packing import (
     CHUNK_BYTES,
     Chunk,
     buffer_for,

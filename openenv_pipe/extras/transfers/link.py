@@ -1,8 +1,8 @@
 """Links between the learner's memory and one server, over which all weights are sent.
 
 A link has two ends that work at the same time: `send` in torch's thread, and `take`, which tells
-the server on the event loop what comes. Over gloo, both ends are ours; `transfer_nccl.py` and
-`transfer_ipc.py` speak to vLLM's own weight transfer.
+the server on the event loop what comes. Over gloo, both ends are ours; `nccl.py` and
+`ipc.py` speak to vLLM's own weight transfer.
 """
 
 from collections.abc import Mapping

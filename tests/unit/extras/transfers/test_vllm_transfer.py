@@ -14,7 +14,6 @@ import torch
 from vllm_transfer import NUM_WORKERS, UNIQUE_ID, TransferServer, pretend_gpu
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import transfer_memory
 from openenv_pipe.engines.vllm.build import build_transfer
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside import openenv_pipe_ipc as ipc
@@ -22,15 +21,16 @@ from openenv_pipe.engines.vllm.installed import find_build, find_installed, pyth
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
-from openenv_pipe.engines.vllm.transfer_packing import divide
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError, RankLostError
+from openenv_pipe.extras.transfers import memory as transfer_memory
+from openenv_pipe.extras.transfers.packing import divide
 
 PATIENCE_S = 60.0
 CHUNK_BYTES = 64
 TRANSFERS = {"nccl": "broadcast", "ipc": "ipc"}  # by vLLM's name
 CACHES = ["/reset_prefix_cache", "/reset_encoder_cache", "/resume"]
-REPLAY = Path(__file__).parents[1] / "vllm_transfer_replay.py"
+REPLAY = Path(__file__).parents[3] / "vllm_transfer_replay.py"
 
 
 class Gathered:

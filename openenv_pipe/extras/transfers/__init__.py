@@ -1,0 +1,32 @@
+"""`engine.weight_transfer=broadcast` and `ipc`: all weights to vLLM servers, without files.
+
+build           what sends them, and whether it reaches the servers
+memory          the transfer of a version, over a link to each server
+link            what a link is; the one over gloo, between CPUs
+nccl, ipc       the learner's end of vLLM's own transfers, between GPUs
+packing         divides weights into chunks
+"""
+
+from openenv_pipe.registry import BlockType, Extra
+
+_BUILD = "openenv_pipe.extras.transfers.build"
+
+EXTRA = Extra(
+    name="transfers",
+    blocks=(
+        BlockType(
+            block="engine.weight_transfer",
+            type="broadcast",
+            config="",
+            build=f"{_BUILD}:build_broadcast",
+            check=f"{_BUILD}:check_broadcast",
+        ),
+        BlockType(
+            block="engine.weight_transfer",
+            type="ipc",
+            config="",
+            build=f"{_BUILD}:build_ipc",
+            check=f"{_BUILD}:check_ipc",
+        ),
+    ),
+)
