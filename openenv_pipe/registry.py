@@ -78,6 +78,11 @@ def functions() -> dict[str, str]:
     return {each.partition(":")[2]: each for extra in extras() for each in extra.functions}
 
 
+def if_command(name: str, text: str) -> str:
+    """Return the text, which names a command of an extra; "" where no extra brings the command."""
+    return text if any(name == each.name for extra in extras() for each in extra.commands) else ""
+
+
 def block_types(block: str) -> Mapping[str, BlockType]:
     """Return all types of a block by their names: of the core, of the extras, then of plugins.
 

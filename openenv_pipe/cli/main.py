@@ -25,7 +25,7 @@ from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
-from openenv_pipe.registry import extras, load
+from openenv_pipe.registry import extras, if_command, load
 from openenv_pipe.system.garbage import collect_rarely
 from openenv_pipe.system.library_defaults import set_library_defaults
 from openenv_pipe.system.out_of_memory import as_out_of_memory
@@ -48,14 +48,13 @@ ORDER = (
 
 
 # What `openenv-pipe` alone prints first: where to begin.
-HELP = """From one YAML file to a trained, evaluated agent on any OpenEnv environment.
-
-\b
-openenv-pipe train conf=echo     # trains a tiny model, without a GPU
-openenv-pipe view                # shows curves, episodes and tokens
-openenv-pipe env new my_env      # writes an environment to start from
-openenv-pipe env find WORD       # finds one that exists
-"""
+HELP = (
+    "From one YAML file to a trained, evaluated agent on any OpenEnv environment.\n\n\b\n"
+    "openenv-pipe train conf=echo     # trains a tiny model, without a GPU\n"
+    + if_command("view", "openenv-pipe view                # shows curves, episodes and tokens\n")
+    + if_command("env", "openenv-pipe env new my_env      # writes an environment to start from\n")
+    + if_command("env", "openenv-pipe env find WORD       # finds one that exists\n")
+)
 
 
 class _InOrder(TyperGroup):

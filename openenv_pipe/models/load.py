@@ -47,6 +47,7 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
     text_config_within,
 )
+from openenv_pipe.registry import if_command
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -233,8 +234,8 @@ def reject_vision_model(config: ModelConfig, purpose: str) -> None:
     """Raise ConfigError if the model is a vision-language model. purpose: what it cannot do."""
     if (found := _vision_config(config)) is not None:
         raise ConfigError(
-            f"{purpose} is not supported for vision-language models ({found.model_type}); export "
-            "the model with `openenv-pipe export`"
+            f"{purpose} is not supported for vision-language models ({found.model_type})"
+            + if_command("export", "; export the model with `openenv-pipe export`")
         )
 
 

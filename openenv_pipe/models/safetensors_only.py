@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.registry import if_command
 
 VISION_MODELS = ("qwen2_vl", "qwen2_5_vl")  # `model_type` of those whose images can be read
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
@@ -93,7 +94,7 @@ def reject_other_weights(path: str, revision: str | None = None) -> None:
     if find_file(path, ADAPTER_CONFIG, revision):
         raise ConfigError(
             f"{path} has an {ADAPTER_CONFIG}: it is an adapter, or a model with one beside it; "
-            "give a model without, such as `openenv-pipe export` writes"
+            "give a model without" + if_command("export", ", such as `openenv-pipe export` writes")
         )
     named = []
     if index := find_file(path, INDEX, revision):

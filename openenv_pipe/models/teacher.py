@@ -16,6 +16,7 @@ from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import reject_other_weights
+from openenv_pipe.registry import if_command
 
 KEY = "trainer.loss.kl.reference"
 
@@ -64,9 +65,10 @@ def find_teacher_shape(config: RunConfig) -> Shape | None:
 def _find_folder(teacher: HubModelConfig) -> Path:
     """Return the teacher's folder, also if it is a link. Raises ConfigError."""
     if (folder := find_model_folder(teacher)) is None:
+        command = f"`openenv-pipe models --fetch {teacher.path}`"
         raise ConfigError(
-            f"model.path={teacher.path!r} is not on this machine; name a folder, or get the "
-            f"model by `openenv-pipe models --fetch {teacher.path}`"
+            f"model.path={teacher.path!r} is not on this machine; name a folder"
+            + if_command("models", f", or get the model by {command}")
         )
     reject_other_weights(str(folder))
     return folder.resolve()

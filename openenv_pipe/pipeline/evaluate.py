@@ -15,6 +15,7 @@ from openenv_pipe.environments.tasks import shared_values
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
 from openenv_pipe.pipeline.components import build_roles, with_scripted_policy
 from openenv_pipe.pipeline.opponents import find_opponent, opponent_label
+from openenv_pipe.registry import if_command
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import VOLATILE
@@ -116,7 +117,7 @@ async def _seed_warning(rollout: RolloutContext) -> str | None:
         f"the task {task.id}, reset twice with seed {task.seed}, began differently the second "
         "time: evaluations of this environment do not play the same tasks, and a difference "
         "between two of them may be one of their tasks; look for a reset keyword that names a "
-        "task (env.tasks.eval.index_key), and see `openenv-pipe env check`"
+        "task (env.tasks.eval.index_key)" + if_command("env", ", and see `openenv-pipe env check`")
     )
 
 

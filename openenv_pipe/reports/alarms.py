@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.registry import if_command
 from openenv_pipe.reports.alarm import (
     WINDOW,
     Alarm,
@@ -168,9 +169,10 @@ def _unlike(steps: Sequence[Record]) -> Alarm | None:
         what=f"The members of {first['groups/unlike']:g} of {num_groups:g} groups in step "
         f"{first['step']} were shown different first prompts (in {len(unlike)} of {len(steps)} "
         "steps so far): the environment ignores its seed, and different tasks are compared",
-        advice="let `openenv-pipe env check` compare episodes of one seed; if reset takes the task "
-        "by a keyword, set it for each task (env.tasks.train, rows with reset keywords); if "
-        "only an id or a clock differs, leave it out of the prompt (env.adapter)",
+        advice=if_command("env", "let `openenv-pipe env check` compare episodes of one seed; ")
+        + "if reset takes the task by a keyword, set it for each task (env.tasks.train, rows with "
+        "reset keywords); if only an id or a clock differs, leave it out of the prompt "
+        "(env.adapter)",
         at_once=True,
     )
 
@@ -331,8 +333,9 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
     return Alarm(
         metric="replies/unusable",
         what=unusable_text(share, "replies of the last steps"),
-        advice="read some (`openenv-pipe episodes latest --worst 3`); reward=usable makes them "
-        "cost something",
+        advice="read some"
+        + if_command("episodes", " (`openenv-pipe episodes latest --worst 3`)")
+        + "; reward=usable makes them cost something",
         at_once=share > 0.99,
         is_collapse=bool(means) and share - min(means) > UNUSABLE_RISE,
     )
@@ -346,8 +349,10 @@ def _forgotten(steps: Sequence[Record]) -> Alarm | None:
         metric="kl/start",
         what=f"KL(start || policy) is {distance:.2g} nats a token: the policy hardly writes "
         "any more what it wrote in its first step",
-        advice="read some replies (`openenv-pipe episodes latest`); if they are no language, lower "
-        "trainer.optimizer.lr to a third, or hold the policy back with trainer.loss.kl.coef",
+        advice="read some replies"
+        + if_command("episodes", " (`openenv-pipe episodes latest`)")
+        + "; if they are no language, lower trainer.optimizer.lr to a third, or hold the policy "
+        "back with trainer.loss.kl.coef",
     )
 
 

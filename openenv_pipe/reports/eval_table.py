@@ -6,6 +6,7 @@ from pathlib import Path
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
+from openenv_pipe.registry import if_command
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.eval_difference import ReportDifference, TaskChange, compare_reports
 from openenv_pipe.runs.eval_report import EvalReport, in_order
@@ -81,10 +82,11 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
         warnings.append(
             f"only {report.num_scored_tasks} of {report.num_tasks} tasks were scored, too few for "
             "an interval, a comparison or a decision (eval.min_scored_share); most often the "
-            f"episodes failed: {command} --status error` shows why"
+            "episodes failed" + if_command("episodes", f": {command} --status error` shows why")
         )
     if report.unusable is not None and report.unusable >= MANY_UNUSABLE:
-        warnings.append(f"{unusable_text(report.unusable, 'replies')}; {command}` shows some")
+        shown = if_command("episodes", f"; {command}` shows some")
+        warnings.append(f"{unusable_text(report.unusable, 'replies')}{shown}")
     num_scored, num_distinct = report.num_scored_episodes, report.num_distinct
     if num_distinct and num_distinct <= FEW_DISTINCT * num_scored:
         warnings.append(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.environments.client.protocol import EXECUTION_ERROR
+from openenv_pipe.registry import if_command
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Group
 
@@ -56,7 +57,8 @@ class UnusableWatch:
         return (
             f"all {len(whys)} actions of step {record['step']} that reached the environment raised "
             f"there, the first with {shortened(str(whys[0]), MAX_SHOWN)}; nothing can be learned "
-            "while none is accepted: `openenv-pipe env check` says whether any is"
+            "while none is accepted"
+            + if_command("env", ": `openenv-pipe env check` says whether any is")
         )
 
     def warning(self, record: Mapping[str, Any]) -> str | None:

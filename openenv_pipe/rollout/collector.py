@@ -11,6 +11,7 @@ from typing import Any
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.errors import FailureError, raise_first
+from openenv_pipe.registry import if_command
 from openenv_pipe.rollout.context import PLAYER, EpisodeRunner, EpisodeSpec, RolloutContext
 from openenv_pipe.system.tasks import run_all, uncancelled
 from openenv_pipe.system.untrusted_text import shortened
@@ -219,15 +220,13 @@ def _reject_total_failure(episodes: Sequence[Episode]) -> None:
         return  # Other clients may do better.
     if episodes and all(episode.failed for episode in episodes):
         error = str(episodes[0].error)
-        advice = "`openenv-pipe check` tries the environment alone"
+        advice = if_command("check", "; `openenv-pipe check` tries the environment alone")
         if "EXECUTION_ERROR" in error:
             advice += (
                 "; if it is the actions that raise there, env.step_exception=unusable takes them "
                 "as mistakes of the policy"
             )
-        raise FailureError(
-            f"all {len(episodes)} episodes failed, the first with: {error}; {advice}"
-        )
+        raise FailureError(f"all {len(episodes)} episodes failed, the first with: {error}{advice}")
     if not episodes or any(episode.turns for episode in episodes):
         return
     played = [episode for episode in episodes if not episode.failed]
@@ -238,7 +237,7 @@ def _reject_total_failure(episodes: Sequence[Episode]) -> None:
     raise FailureError(
         f"all {len(episodes)} episodes ended before their first turn, because the first messages "
         "leave no room for a reply; raise env.max_episode_tokens, or cut observations by "
-        "env.max_observation_tokens (`openenv-pipe check` measures both)"
+        "env.max_observation_tokens" + if_command("check", " (`openenv-pipe check` measures both)")
     )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from openenv_pipe.registry import extras
+
 PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 
 # The rooms from the bottom up: each imports only itself and those before it.
@@ -101,6 +103,25 @@ def test_no_file_names_an_extra_but_those_of_the_extra_itself():
         named = set(re.findall(r"\bextras[./](\w+)", (PACKAGE / path).read_text()))
         found += [f"{path}: {each}" for each in named - ({own} if room == "extras" else set())]
     assert not found
+
+
+def test_the_core_names_commands_of_extras_only_if_they_are_there():
+    """In texts of the program; comments and docstrings are for readers of the code."""
+    commands = {command.name for extra in extras() for command in extra.commands}
+    unconditional = []
+    for path in FILES:
+        if room_of(path) == "extras" or "/inside/" in path:
+            continue
+        named, asked = set(), set()
+        tree = ast.parse((PACKAGE / path).read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "if_command":
+                asked.add(ast.literal_eval(node.args[0]))
+            if isinstance(node, ast.Constant) and id(node) not in docstrings:
+                named |= {*re.findall(r"openenv-pipe ([a-z]+)", str(node.value))} & commands
+        unconditional += [f"{path}: {each}" for each in named - asked]
+    assert not unconditional
 
 
 def test_rules_import_nothing_of_the_schema_which_reads_them():

@@ -30,6 +30,7 @@ from openenv_pipe.config.schema.engine_base import (
     TruncationConfig,
 )
 from openenv_pipe.config.schema.registered import RegisteredName
+from openenv_pipe.registry import if_command
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
 RESERVED_ARGUMENTS = {
@@ -87,8 +88,9 @@ class VllmEngineConfig(EngineBlock):
     )
     type: Literal["vllm"]
     launch: Annotated[str, RegisteredName("engine.launch")] = Field(
-        description="managed: start a server in the Python environment that `openenv-pipe engine "
-        "install vllm` made; docker: start the official image; attach: use servers that run already"
+        description="managed: start a server in the Python environment"
+        + if_command("engine", " that `openenv-pipe engine install vllm` made")
+        + "; docker: start the official image; attach: use servers that run already"
     )
     image: str = Field(description="the image for launch=docker")
     url: ServerUrl | Annotated[list[ServerUrl], Field(min_length=1)] | None = Field(

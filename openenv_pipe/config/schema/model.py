@@ -15,6 +15,7 @@ from openenv_pipe.config.schema.base import (
     Seed,
     ShareBelowOne,
 )
+from openenv_pipe.registry import if_command
 
 
 def _time(text: str) -> str:
@@ -52,8 +53,8 @@ class LoraConfig(Block):
     )
     target_modules: str | list[str] = Field(
         description="names of the layers that get adapters, or all-linear: every linear layer but "
-        "the head, routers, `out_proj` of Mamba and layers that share one matrix; "
-        "`openenv-pipe check` counts them"
+        "the head, routers, `out_proj` of Mamba and layers that share one matrix"
+        + if_command("check", "; `openenv-pipe check` counts them")
     )
 
 

@@ -28,6 +28,7 @@ from openenv_pipe.engines.vllm.connection import (
 )
 from openenv_pipe.engines.vllm.ownership import Claim, Claimed
 from openenv_pipe.errors import EngineError
+from openenv_pipe.registry import if_command
 
 Features = Mapping[str, Any]  # of images, in vLLM's format; see `image_features.py`
 
@@ -199,8 +200,8 @@ class VllmClient(VllmConnection):
             if error.status == 404:
                 return None
             raise EngineError(
-                f"{error}; the server needs the worker extension of this version: `openenv-pipe "
-                "engine command` prints its command"
+                f"{error}; the server needs the worker extension of this version"
+                + if_command("engine", ": `openenv-pipe engine command` prints its command")
             ) from error
         held = next((each for each in results if each.holder), results[0])
         is_new = any(each.is_new for each in results)

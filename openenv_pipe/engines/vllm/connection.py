@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from openenv_pipe.engines.vllm.answers import QUOTE, ServerGoneError
 from openenv_pipe.errors import EngineError
+from openenv_pipe.registry import if_command
 from openenv_pipe.system.http import HttpClient, HttpError, bearer
 from openenv_pipe.system.untrusted_text import quoted
 
@@ -98,11 +99,8 @@ class VllmConnection:
         if status >= 500 and not await self._survived():
             raise ServerGoneError(f"{path}: {seen}")
         needed = NEEDED.get(path.partition("?")[0]) if status == 404 else None
-        advice = (
-            f"; the server needs {needed}: `openenv-pipe engine command` prints its command"
-            if needed
-            else ""
-        )
+        how = if_command("engine", ": `openenv-pipe engine command` prints its command")
+        advice = f"; the server needs {needed}{how}" if needed else ""
         raise StatusError(f"{self.url}{path} answered with {seen}{advice}", status)
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_pipe.errors import EngineMissingError
+from openenv_pipe.registry import if_command
 from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import cache_folder
 from openenv_pipe.system.server_key import SERVER_SIDE
@@ -99,9 +100,10 @@ def torchvision_dir() -> Path:
 def require_images(build: Build) -> None:
     """Raise EngineMissingError if this build cannot serve models that see images."""
     if build == "cpu" and not torchvision_dir().is_dir():
+        command = "`openenv-pipe engine install vllm --build cpu`"
         raise EngineMissingError(
             f"torchvision {TORCHVISION}, which vLLM needs for vision-language models, is not "
-            "installed; `openenv-pipe engine install vllm --build cpu` adds it, once",
+            "installed" + if_command("engine", f"; {command} adds it, once"),
             build,
         )
 
@@ -112,8 +114,9 @@ def require_installed(build: Build, *, sees_images: bool = False) -> Installed:
         if sees_images:
             require_images(build)
         return found
+    command = f"`openenv-pipe engine install vllm --build {build}`"
     raise EngineMissingError(
-        f"vLLM {VERSION} ({build}) is not installed; "
-        f"`openenv-pipe engine install vllm --build {build}` does that, once",
+        f"vLLM {VERSION} ({build}) is not installed"
+        + if_command("engine", f"; {command} does that, once"),
         build,
     )

@@ -24,6 +24,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.registry import if_command
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
@@ -167,10 +168,11 @@ class AttachedVllmServer:
         deadline = time.monotonic() + FIND_LIMIT_S
         while (problem := await self._problem()) is not None:
             if time.monotonic() > deadline:
+                command = "`openenv-pipe engine command` with the arguments of `train`"
+                how = if_command("engine", f"{command} prints how to start it; ")
                 raise EngineError(
-                    f"engine.url: {self.url} is no running vLLM server: {problem}; "
-                    "`openenv-pipe engine command` with the arguments of `train` prints how to "
-                    "start it; wait until it answers, or set engine.launch=managed"
+                    f"engine.url: {self.url} is no running vLLM server: {problem}; {how}wait until "
+                    "it answers, or set engine.launch=managed"
                 )
             await asyncio.sleep(FIND_POLL_S)
 

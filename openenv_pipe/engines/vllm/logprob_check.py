@@ -20,6 +20,7 @@ import numpy as np
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.image_features import ImageEncoder
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.registry import if_command
 
 if TYPE_CHECKING:
     from openenv_pipe.models.weights import PolicyWeights
@@ -128,11 +129,12 @@ class LogprobCheck:
         for ids, probe_V in zip(self.prompts, probe_PV, strict=True):
             difference, server, trainer = await self._compared(client, model, ids, probe_V)
             if not difference <= allowed:
+                printed = if_command("engine", ", as `openenv-pipe engine command` prints it")
                 raise TrainingError(
                     f"the server at {client.url} has another base model than the trainer, or does "
                     "not apply adapters as the trainer does: with an adapter of made-up values a "
                     f"logprob is {server:.6f} there and {trainer:.6f} here; start the server with "
-                    "the model of model.path, as `openenv-pipe engine command` prints it, or set "
+                    f"the model of model.path{printed}, or set "
                     "engine.publish=merged, which sends no adapters"
                 )
 

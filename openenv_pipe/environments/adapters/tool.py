@@ -20,6 +20,7 @@ from openenv_pipe.errors import ConfigError, SessionError, StepRejectedError
 from openenv_pipe.models.replies.calls import FORM
 from openenv_pipe.models.replies.reader import as_reply
 from openenv_pipe.models.replies.reply import Call
+from openenv_pipe.registry import if_command
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -155,6 +156,6 @@ def _content_text(part: Any) -> str:
 def _no_tools(seen: str) -> ConfigError:
     return ConfigError(
         "env.adapter.type=tool is for environments with MCP tools, and this one answered "
-        f"list_tools with {seen}; use env.adapter.type=json or text, which "
-        "`openenv-pipe env inspect` tells apart"
+        f"list_tools with {seen}; use env.adapter.type=json or text"
+        + if_command("env", ", which `openenv-pipe env inspect` tells apart")
     )
