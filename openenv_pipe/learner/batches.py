@@ -26,6 +26,8 @@ class UpdateBatches:
     start_logprobs: Sequence[torch.Tensor] | None
     is_first: bool  # of its pass
     num_parallel: int = 1  # batches to compute at once
+    replayed: Sequence[Batch] = ()  # of earlier episodes
+    num_replayed_tokens: int = 0  # of the agent in them, those of other ranks included
 
 
 def batches_of(

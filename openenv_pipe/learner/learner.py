@@ -72,13 +72,18 @@ class Learner:
             policy.keep_reference()
 
     def update(
-        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
     ) -> dict[str, float]:
         """Train on the samples of a step in `passes_per_step` passes over the same updates.
 
         Steps before this one may have had no samples; the learning rate is this step's anyway.
 
         uncomputed: what the loss counts beside the samples
+        replayed: of earlier episodes; they only enter the cross entropy of `trainer.replay`
 
         Returns the step's metrics.
 
@@ -92,7 +97,7 @@ class Learner:
         self._refresh_reference(step)
         self.optimizer.num_steps_taken = (step - 1) * self._config.total_updates_per_step
         lr, num_passes = self.optimizer.lr, self._config.passes_per_step
-        updates = self._updates(samples, step, uncomputed, accumulator)
+        updates = self._updates(samples, step, uncomputed, accumulator, replayed)
         for number, update in product(range(num_passes), updates):
             self._accumulate(update, accumulator, recorder, is_again=number > 0)
             self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
@@ -144,11 +149,12 @@ class Learner:
         step: int,
         uncomputed: Uncomputed,
         accumulator: MetricAccumulator,
+        replayed: Sequence[Sample],
     ) -> list[UpdateBatches]:
         """Split the episodes into the updates of a pass, of about equal size, by seed and step.
 
-        All samples of an episode are in the same update. All updates are built before the first of
-        them changes the weights.
+        All samples of an episode are in the same update. Replayed ones are shared out likewise.
+        All updates are built before the first of them changes the weights.
         """
         episodes = by_episode(samples)
         num_tokens = _num_trained(samples)
@@ -176,6 +182,7 @@ class Learner:
                 num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
                 max_tokens=self._max_episode_tokens,
             )
+            again = [each for one in by_episode(replayed)[number::num_updates] for each in one]
             is_first = number == 0
             is_reused = not is_first or self._config.passes_per_step > 1
             needs_start = self._objective.needs_start_logprobs and is_reused
@@ -183,6 +190,10 @@ class Learner:
                 UpdateBatches(
                     batches=batches,
                     counts=counts,
+                    replayed=list(
+                        batches_of(again, budget, self.policy, self._ranks, num_parallel)
+                    ),
+                    num_replayed_tokens=_num_trained(again),
                     start_logprobs=self._logprobs(batches, accumulator) if needs_start else None,
                     is_first=is_first,
                     num_parallel=num_parallel,
@@ -217,6 +228,9 @@ class Learner:
         is_first = update.is_first and not is_again
 
         def learn(policy: Policy, number: int) -> MetricAccumulator:
+            if number >= len(update.batches):
+                batch = update.replayed[number - len(update.batches)]
+                return self._repeat(policy, batch, update.num_replayed_tokens)
             batch, found = update.batches[number], MetricAccumulator()
             start_N = update.start_logprobs[number] if update.start_logprobs else None
             tokens = self._tokens(policy, batch, start_N, is_first=is_first)
@@ -233,8 +247,27 @@ class Learner:
             found.add(num_computed=size.num_tokens, flops=flops)
             return found
 
-        for found in run_parallel(self.policy, update.num_parallel, len(update.batches), learn):
+        num_batches = len(update.batches) + len(update.replayed)
+        for found in run_parallel(self.policy, update.num_parallel, num_batches, learn):
             accumulator.merge(found)
+
+    def _repeat(self, policy: Policy, batch: Batch, num_tokens: int) -> MetricAccumulator:
+        """Accumulate the gradient of replayed episodes: the cross entropy of the agent's tokens.
+
+        num_tokens: of the agent, in all replayed episodes of the update
+        """
+        assert self._config.replay is not None
+        found = MetricAccumulator()
+        logprobs_N, _ = policy.logprobs(batch, self._config.temperature)
+        surprise = -logprobs_N.sum() * float(batch.counts)
+        loss = self._config.replay.coef * surprise / num_tokens
+        loss.backward()
+        if batch.counts:
+            size = _size(batch)
+            flops = self._flops.forward_and_backward(size)
+            found.add(loss=loss, replay=surprise, num_replay=len(logprobs_N))
+            found.add(num_computed=size.num_tokens, flops=flops)
+        return found
 
     def _tokens(
         self, policy: Policy, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool

@@ -50,6 +50,10 @@ def step_metrics(
         num_echo = accumulator.sum("num_echo")
         metrics["loss/echo"] = accumulator.sum("echo") / num_echo
         metrics["tokens/echo"] = int(num_echo) // num_passes
+    if accumulator.has("num_replay"):
+        num_replay = accumulator.sum("num_replay")
+        metrics["loss/replay"] = accumulator.sum("replay") / num_replay
+        metrics["tokens/replay"] = int(num_replay) // num_passes
     return metrics | _mismatch(accumulator) | _correction(accumulator, num_tokens)
 
 

@@ -262,6 +262,7 @@ def reject_unsupported_vision(config: RunConfig) -> None:
             "trainer.loss.echo_coef=0",
             config.trainer.loss.echo_coef > 0,
         ),
+        "trainer.replay": ("trainer.replay=null", config.trainer.replay is not None),
         f"trainer.devices={config.trainer.devices}": (
             "trainer.devices=1",
             config.trainer.devices > 1,

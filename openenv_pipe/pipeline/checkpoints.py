@@ -14,6 +14,7 @@ from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.pipeline.group_sources import GroupSource
+from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.runs.checkpoints import (
     RESUME,
     StageStep,
@@ -46,6 +47,7 @@ class Saver:
         folder: RunFolder,
         policy: Policy,
         source: GroupSource,
+        replay: Replay,
         say: Callable[[str], None],
     ) -> None:
         self._config = config.trainer.checkpoint
@@ -54,6 +56,7 @@ class Saver:
         self._metrics_path = folder.metrics_path
         self._policy = policy
         self._source = source
+        self._replay = replay
         self._say = say
         self._said_missing = False
         self._best: float | None = None  # of the best checkpoint
@@ -89,6 +92,7 @@ class Saver:
             (path / RESUME).mkdir()
             save_progress(path / RESUME, self._policy, optimizer)
             self._source.save(path / RESUME)
+            self._replay.save(path / RESUME)
             if warm_start is not None:
                 write_json(path / RESUME / WARM_START, warm_start.state())
             if passing:
@@ -137,9 +141,11 @@ class Saver:
         load_weights(checkpoint, self._policy)
 
     def load(self, checkpoint: Path) -> None:
-        """Load a checkpoint's weights into the policy, and its state into the group source."""
+        """Load a checkpoint's weights into the policy, and its state into the group source and
+        the replay."""
         self.load_weights(checkpoint)
         self._source.load(checkpoint / RESUME)
+        self._replay.load(checkpoint / RESUME)
 
     def load_progress(
         self, checkpoint: Path, optimizer: Optimizer | None, warm_start: WarmStart | None = None

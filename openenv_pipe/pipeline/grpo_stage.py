@@ -227,18 +227,22 @@ class GrpoStage:
             metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
         if not metrics.get("staleness/max"):
             await self._save_if_best(metrics)  # the present weights have played these groups
-        samples, uncomputed = samples_of_step(advantages, self._trainer.loss)
+        replayed = context.replay.samples(step)
+        samples, uncomputed = samples_of_step(
+            advantages, self._trainer.loss, is_replaying=bool(replayed)
+        )
         self._in_step = True
         if samples:
             await context.source.begin_update()
             metrics |= await context.components.compute(
-                self._learner.update, samples, step, uncomputed
+                self._learner.update, samples, step, uncomputed, replayed
             )
             check_mismatch({"step": step, **metrics}, self._trainer.max_mismatch)
             metrics |= await context.components.compute(self._distance_from_start, step)
             await context.source.publish(step)
             tokens = self._learner.trained_tokens
             await asyncio.to_thread(write_trained_tokens, tokens_path(path), samples, tokens)
+        context.replay.add(advantages)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await context.source.metrics()
         await indexing
@@ -321,10 +325,14 @@ def build_advantages(
 
 
 def samples_of_step(
-    advantages: Sequence[GroupAdvantages], loss: LossConfig
+    advantages: Sequence[GroupAdvantages], loss: LossConfig, *, is_replaying: bool = False
 ) -> tuple[list[Sample], Uncomputed]:
-    """Return the samples to compute, and what the loss is a mean over beside them."""
-    every_group = not loss.needs_only_advantages
+    """Return the samples to compute, and what the loss is a mean over beside them.
+
+    is_replaying: earlier episodes teach something even if no group has a signal
+    """
+    no_signal = not any(each.has_signal for each in advantages)
+    every_group = not loss.needs_only_advantages or (is_replaying and no_signal)
     if loss.normalise_groups == "with_signal":
         advantages = [each for each in advantages if each.has_signal]
     samples = build_samples(advantages, every_group=every_group)

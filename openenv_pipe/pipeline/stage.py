@@ -8,6 +8,7 @@ from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.metrics_log import MetricsLog
+from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.runs.checkpoints import StageStep
 
 
@@ -33,6 +34,7 @@ class StageContext:
 
     components: Components
     source: GroupSource
+    replay: Replay
     evaluator: Evaluator
     saver: Saver
     metrics_log: MetricsLog

@@ -14,6 +14,7 @@ from openenv_pipe.pipeline.evaluation_stages import (
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.grpo_stage import GrpoStage
 from openenv_pipe.pipeline.metrics_log import MetricsLog
+from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.pipeline.stage import Evaluator, Stage, StageContext
 from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
 from openenv_pipe.runs.checkpoints import StageStep
@@ -40,12 +41,15 @@ class StageRunner:
     ) -> None:
         """origin: the step a fork starts from. stop_after: stop after this step of GRPO, if any."""
         assert components.policy is not None
+        config = components.config
+        replay = Replay(config.trainer.replay, config.seed)
         self._context = StageContext(
             components=components,
             source=source,
+            replay=replay,
             evaluator=evaluator,
-            saver=Saver(components.config, folder, components.policy, source, progress.note),
-            metrics_log=MetricsLog(components.config, folder, progress, callbacks, trackers),
+            saver=Saver(config, folder, components.policy, source, replay, progress.note),
+            metrics_log=MetricsLog(config, folder, progress, callbacks, trackers),
             folder=folder.path,
         )
         self._warm_start = WarmStartStage(self._context)

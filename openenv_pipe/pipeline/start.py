@@ -23,6 +23,7 @@ from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
 from openenv_pipe.pipeline.league import LEAGUE
 from openenv_pipe.pipeline.preparation import prepare
+from openenv_pipe.pipeline.replay import REPLAY
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
@@ -61,6 +62,7 @@ RESUME_STATE = (
     ("the reference", (REFERENCE,), ()),
     ("the order of tasks", (ORDER,), ("seed", "env.tasks", "beside")),
     ("the league", (LEAGUE,), ("env.players", "beside")),
+    ("the episodes to replay", (REPLAY,), ("env", "reward", "model", "beside")),
     ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer", "beside")),
 )
 Changed = dict[str, list[JsonValue]]
@@ -255,6 +257,8 @@ def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Chan
         left_out = ["the optimizer, which was deleted there"]
         if any(StageStep.of(checkpoint).step >= each.every for each in leagues):
             left_out.append("the league")
+        if saved.trainer.replay is not None:
+            left_out.append("the episodes to replay")
     with new_checkpoint(to, StageStep.of(checkpoint)) as path:
         for file in checkpoint.iterdir():
             if file.is_file():

@@ -41,6 +41,7 @@ STYLE: dict[Any, Any] = {
 LOSS_PANELS = {
     "Entropy (nats a token)": {"loss/entropy": BLUE},
     "KL to the reference (nats a token)": {"loss/kl": GREEN},
+    "Cross entropy beside the policy's loss": {"loss/echo": BLUE, "loss/replay": GREEN},
     "Gradient norm before clipping": {"grad/norm": ORANGE},
     "|logprob of trainer − of sampler|": {"mismatch/mean": BLUE, "mismatch/max": ORANGE},
     "Share of tokens at a clip": {"clip/low": BLUE, "clip/high": ORANGE},

@@ -17,6 +17,7 @@ RUN = (
     "num_threads=1",
     "eval.baselines=false",
     "trainer.tasks_per_step=3",
+    "trainer.replay={coef: 0.5, size: 4, min_reward: null, per_step: 2}",
 )
 
 

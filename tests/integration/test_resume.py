@@ -27,7 +27,8 @@ from tests.crash_matrix import (
 from tests.crash_matrix import small_disk as mount_small_disk
 
 # These settings use every part that has state: a curriculum, a reference, a schedule, several
-# updates and passes per step, evaluations during training, and old checkpoints that are removed.
+# updates and passes per step, replayed episodes, evaluations during training, and old checkpoints
+# that are removed.
 RUN = (
     "conf=smoke",
     "device=cpu",
@@ -41,6 +42,7 @@ RUN = (
     "trainer.passes_per_step=2",
     "trainer.loss.kl.coef=0.1",
     "trainer.loss.kl.refresh_every=2",
+    "trainer.replay={coef: 0.5, size: 4, min_reward: null, per_step: 2}",
     "trainer.optimizer.schedule=cosine",
     "trainer.warm_start.steps=3",
     "trainer.checkpoint.every=2",
@@ -63,6 +65,7 @@ def whole(tmp_path_factory) -> Reference:
     records = read_metrics(reference.folder / METRICS)
     trained = [record.get("groups/trained", 0) for record in records]
     assert sum(map(bool, trained)) > 2, "the weights must change in most steps"
+    assert sum(record.get("tokens/replay", 0) > 0 for record in records) > 1
     return reference
 
 

@@ -26,6 +26,7 @@ from fakes import (
 )
 from safetensors.torch import load_file, save_file
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.build import SeveralDevices
@@ -35,6 +36,8 @@ from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.load import load_policy
+
+REPLAY = {"coef": 0.3, "size": 4, "min_reward": None, "per_step": 4}
 
 
 class Groups:
@@ -155,20 +158,24 @@ def test_ranks_give_the_losses_and_gradients_of_one(groups, tmp_path, lora_rank,
     ("lora_rank", "checkpointing"), [(0, True), (4, False)], ids=["full", "lora"]
 )
 def test_all_that_an_update_may_consist_of(groups, tmp_path, layout, lora_rank, checkpointing):
-    """Shared prefixes, a reference, corrections to the step's start, a bounded norm and a batch
-    for fewer ranks than there are work together. The padding rows of an idle rank change no
-    number."""
+    """Shared prefixes, a reference, corrections to the step's start, replayed episodes, a bounded
+    norm and a batch for fewer ranks than there are work together. The padding rows of an idle rank
+    change no number."""
     seen = []
     for parallel, size in (("data", 1), layout):
         shape = {"num_ranks": size, "parallel": parallel, "checkpointing": checkpointing}
-        config = config_of(WITH_ALL, lora_rank=lora_rank, **shape)
+        config = config_of(WITH_ALL | {"replay": REPLAY}, lora_rank=lora_rank, **shape)
         policy = policy_of(config, groups, tmp_path / "adapter")
         learner = devices_of(config, groups).learner(policy)
+        replayed = random_samples(4, count=3)
         steps = [alike_samples(1, count=5), alike_samples(2, count=5), random_samples(1, count=1)]
-        metrics = [learner.update(samples, step) for step, samples in enumerate(steps, start=1)]
+        metrics = [
+            learner.update(samples, step, Uncomputed(), replayed)
+            for step, samples in enumerate(steps, start=1)
+        ]
         seen.append((metrics, saved(tmp_path / str(size), policy, learner)[0]))
     (ones, one_weights), (many, weights) = seen
-    assert ones[1]["loss/kl"] != 0.0
+    assert ones[1]["loss/kl"] != 0.0 and ones[1]["loss/replay"] > 0.0
     for one, other in zip(ones, many, strict=True):
         assert numbers_of(other) == pytest.approx(
             numbers_of(one), rel=10 * LOSS_BOUND, abs=LOSS_BOUND

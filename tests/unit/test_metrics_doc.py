@@ -6,6 +6,7 @@ from pathlib import Path
 from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 
 from openenv_pipe.algorithms.agreement import MEASURES
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_signal, summarise_skipped
@@ -32,6 +33,7 @@ async def test_what_a_step_says_is_documented():
         "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
         "trainer.loss.entropy_coef": 0.1,
         "trainer.loss.off_policy_limit": 0.1,
+        "trainer.replay": {"coef": 0.1, "size": 1, "min_reward": None, "per_step": 1},
         "trainer.loss.kl": {
             "coef": 0.1,
             "reference": None,
@@ -44,7 +46,8 @@ async def test_what_a_step_says_is_documented():
     samples = [plain_sample(episode) for episode in all_episodes(groups)]
     summary = summarise_groups(groups)
     names = set(summary) | set(summarise_signal(3, 4, summary)) | set(summarise_skipped(groups))
-    names |= set(learner.update(samples, step=1))
+    names |= set(learner.update(samples, 1, Uncomputed(), samples[:1]))
+    assert "tokens/replay" in names
     names = {re.sub(r"^(reward|judge)/(env|ruler)\b", r"\1/NAME", name) for name in names}
     assert {f"judge/NAME/{measure}" for measure in MEASURES} <= names
     assert names <= documented()

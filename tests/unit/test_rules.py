@@ -256,6 +256,14 @@ BROKEN = [
     (["trainer.loss.echo_coef=0.1", "env.max_turns=1"], "trainer.loss.echo_coef env.max_turns"),
     (["trainer.loss.echo_coef=0.1", CLIENT], "trainer.loss.echo_coef agent"),
     (
+        ["trainer.replay={coef: 1.0, size: 4, min_reward: null, per_step: 5}"],
+        "trainer.replay.per_step trainer.replay.size",
+    ),
+    (
+        ["trainer.replay={coef: 1.0, size: 4, min_reward: 1.0, per_step: 4}", STANDARDISED],
+        "reward.terms.win trainer.replay",
+    ),
+    (
         ["trainer.loss.policy_coef=0"],
         "trainer.loss.policy_coef trainer.loss.kl.coef trainer.loss.kl.reference",
     ),

@@ -14,6 +14,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_weights
 from openenv_pipe.pipeline.checkpoints import Saver, measured_by_step
+from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path, is_resumable
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.folder import RunFolder
@@ -35,7 +36,7 @@ def saver_of(folder, *, metric="reward/mean", direction="max", keep_last=None, r
     keep["best"] = {"metric": metric, "direction": direction}
     policy, said = tiny_policy(), []
     config = run_config({"eval.during.every": 2, "trainer.checkpoint": keep})
-    saver = Saver(config, folder, policy, SOURCE, said.append)
+    saver = Saver(config, folder, policy, SOURCE, Replay(None, 0), said.append)
     return saver, policy, said
 
 

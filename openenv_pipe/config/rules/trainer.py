@@ -69,7 +69,13 @@ def _has_teacher(config: "RunConfig") -> bool:
 
 def _learns_nothing(config: "RunConfig") -> bool:
     loss = config.trainer.loss
-    return loss.policy_coef == loss.entropy_coef == loss.echo_coef == 0 and not _has_teacher(config)
+    has_other_terms = _has_teacher(config) or config.trainer.replay is not None
+    return loss.policy_coef == loss.entropy_coef == loss.echo_coef == 0 and not has_other_terms
+
+
+def _replays_more_than_it_keeps(config: "RunConfig") -> bool:
+    replay = config.trainer.replay
+    return replay is not None and replay.per_step > replay.size
 
 
 RULES = (
@@ -204,6 +210,19 @@ RULES = (
         breaks=lambda c: c.trainer.loss.echo_coef > 0 and not c.agent.is_loop,
         advice="which tokens of another agent's prompts the environment wrote is not known; set "
         "agent=loop or trainer.loss.echo_coef=0",
+    ),
+    Rule(
+        keys=("trainer.replay.per_step", "trainer.replay.size"),
+        breaks=_replays_more_than_it_keeps,
+        advice="there are never as many episodes to draw from; lower trainer.replay.per_step, or "
+        "raise trainer.replay.size",
+    ),
+    Rule(
+        keys=("reward.terms.*", "trainer.replay"),
+        breaks=lambda c: c.reward.relative if c.trainer.replay is not None else [],
+        advice="it only compares the episodes of a group, so that no episode is known to be better "
+        "than one of another step; set trainer.replay=null, or use rewards that mean the same in "
+        "all groups",
     ),
     Rule(
         keys=("trainer.loss.policy_coef", "trainer.loss.kl.coef", "trainer.loss.kl.reference"),

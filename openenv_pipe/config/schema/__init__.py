@@ -97,6 +97,7 @@ from openenv_pipe.config.schema.trainer import (
     GroupRelativeAdvantageConfig,
     OptimizerConfig,
     PythonAdvantageConfig,
+    ReplayConfig,
     TrainerConfig,
     WarmStartConfig,
 )
@@ -155,6 +156,7 @@ __all__ = [
     "PythonTerm",
     "PythonTrackerConfig",
     "RegexTerm",
+    "ReplayConfig",
     "RewardConfig",
     "RubricTerm",
     "RunConfig",

@@ -9,6 +9,7 @@ from openenv_pipe.config.schema.base import (
     Block,
     Count,
     NonNegative,
+    Number,
     NumEpisodes,
     NumProcesses,
     Positive,
@@ -53,6 +54,25 @@ class WarmStartConfig(Block):
     source: SourceConfig = Field(description="where the episodes come from that are imitated")
     episodes_per_step: NumEpisodes = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
+
+
+class ReplayConfig(Block):
+    """Good earlier episodes, which the policy learns to repeat beside its own loss."""
+
+    coef: Positive = Field(
+        description="weight of the mean cross entropy of the replies' tokens in replayed episodes"
+    )
+    size: NumEpisodes = Field(
+        description="episodes that are kept, one for each task; those with the lowest reward give "
+        "way, the oldest of them first"
+    )
+    min_reward: Number | None = Field(
+        description="the least reward of an episode that is kept; null: it is above the mean of "
+        "its group"
+    )
+    per_step: NumEpisodes = Field(
+        description="episodes that each step draws from those that earlier steps have kept"
+    )
 
 
 class GroupRelativeAdvantageConfig(Block):
@@ -144,6 +164,9 @@ class TrainerConfig(Block):
     warm_start: WarmStartConfig
     advantage: AdvantageConfig
     loss: LossConfig
+    replay: ReplayConfig | None = Field(
+        description="the best episode of each task is trained on again; null: none is"
+    )
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
 

@@ -98,13 +98,17 @@ class LearnerGroup(Learner):
         self._has_started = False
 
     def update(
-        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
     ) -> dict[str, float]:
         """Do what `Learner.update` does, on all ranks. The first call starts the workers."""
         if not self._has_started:
             self._start_workers()
-        with self._workers.running("update", samples, step, uncomputed):
-            return super().update(samples, step, uncomputed)
+        with self._workers.running("update", samples, step, uncomputed, replayed):
+            return super().update(samples, step, uncomputed, replayed)
 
     def _start_workers(self) -> None:
         """Start the workers and send them the state of rank 0's learner."""

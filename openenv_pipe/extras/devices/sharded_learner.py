@@ -34,9 +34,13 @@ class ShardedLearner(Learner):
 
     @collective("learner")
     def update(
-        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
     ) -> dict[str, float]:
-        return super().update(samples, step, uncomputed)
+        return super().update(samples, step, uncomputed, replayed)
 
     @collective("learner")
     def kl_from_sampler(self, samples: Sequence[Sample]) -> float:

@@ -117,8 +117,14 @@ class Worker:
         optimizer, device = self._learner.optimizer, self._policy.device
         layout.broadcast_optimizer(optimizer, self._ranks, device)
 
-    def update(self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed) -> None:
-        self._learner.update(samples, step, uncomputed)
+    def update(
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed,
+        replayed: Sequence[Sample],
+    ) -> None:
+        self._learner.update(samples, step, uncomputed, replayed)
 
     def load_sharded(
         self,
