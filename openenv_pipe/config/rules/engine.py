@@ -1,18 +1,14 @@
 """Rules about `engine`, what it publishes, and the servers that it starts or attaches to."""
 
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
 from openenv_pipe.config.rules.rule import Rule
-from openenv_pipe.system.http import LOOPBACK
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.engine_base import EngineCapabilities
     from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
     from openenv_pipe.config.schema.run import RunConfig
 
-SEVERAL_GPUS = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
-SEVERAL_ENGINES = ("--data-parallel", "-dp")
 LEVELS = ("level1", "level2")  # of engine.sleep, which free memory
 
 
@@ -36,10 +32,6 @@ def option_name(argument: str) -> str:
     return argument.partition("=")[0].replace("_", "-")
 
 
-def _has_option(engine: "VllmEngineConfig", options: tuple[str, ...]) -> bool:
-    return any(option_name(each).startswith(options) for each in engine.arguments)
-
-
 def sleeps(config: "RunConfig") -> "VllmEngineConfig | None":
     engine = vllm_engine(config)
     return engine if engine and engine.sleep in LEVELS else None
@@ -50,11 +42,6 @@ def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
     if engine is None or engine.publish == "auto":
         return False
     return (engine.publish == "full") == bool(config.model.lora.rank)
-
-
-def _sends_adapters(config: "RunConfig") -> bool:
-    engine = sends_weights(config, "broadcast", "ipc")
-    return engine is not None and engine.publish_mode(config.model.lora.rank) == "adapter"
 
 
 def _drops_what_adapters_need(config: "RunConfig") -> bool:
@@ -135,49 +122,6 @@ RULES = (
         breaks=_publishes_what_is_not_trained,
         advice="with a rank of 0 all weights are published as `full`, else `adapter` or `merged`; "
         "set engine.publish=auto",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.publish", "model.lora.rank"),
-        breaks=_sends_adapters,
-        advice="it sends all weights, but no adapter; set engine.publish=merged, or "
-        "engine.weight_transfer=files",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.launch"),
-        breaks=lambda c: bool(
-            (e := sends_weights(c, "broadcast", "ipc")) and e.launch not in ("managed", "attach")
-        ),
-        advice="such a server shares too little with the learner; set engine.launch=managed, or "
-        "engine.weight_transfer=files",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.sleep"),
-        breaks=lambda c: bool(sends_weights(c, "broadcast") and sleeps(c)),
-        advice="a server sleeps for a learner on its GPU, and weights are sent to other GPUs; set "
-        "engine.weight_transfer=ipc or files",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.arguments"),
-        breaks=lambda c: bool(
-            (e := sends_weights(c, "broadcast", "ipc")) and _has_option(e, SEVERAL_ENGINES)
-        ),
-        advice="weights reach only one engine of a server, and these start several; set "
-        "engine.num_servers instead, or engine.weight_transfer=files",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.arguments"),
-        breaks=lambda c: bool((e := sends_weights(c, "ipc")) and _has_option(e, SEVERAL_GPUS)),
-        advice="weights reach one GPU, and these divide a server over several; set "
-        "engine.weight_transfer=broadcast or files",
-    ),
-    Rule(
-        keys=("engine.weight_transfer", "engine.url"),
-        breaks=lambda c: bool(
-            (e := sends_weights(c, "ipc"))
-            and any(urlsplit(url).hostname not in LOOPBACK for url in e.urls)
-        ),
-        advice="it needs servers on this machine, and one may be on another; set engine.url to "
-        f"one of {', '.join(LOOPBACK)}, or engine.weight_transfer=broadcast or files",
     ),
     Rule(
         keys=("engine.sleep", "trainer.max_staleness"),

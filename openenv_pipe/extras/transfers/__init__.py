@@ -1,6 +1,7 @@
 """`engine.weight_transfer=broadcast` and `ipc`: all weights to vLLM servers, without files.
 
 build           what sends them, and whether it reaches the servers
+rules           keys that do not go together
 memory          the transfer of a version, over a link to each server
 link            what a link is; the one over gloo, between CPUs
 nccl, ipc       the learner's end of vLLM's own transfers, between GPUs
@@ -29,4 +30,5 @@ EXTRA = Extra(
             check=f"{_BUILD}:check_ipc",
         ),
     ),
+    rules="openenv_pipe.extras.transfers.rules:RULES",
 )
