@@ -46,7 +46,6 @@ CORE = Extra(
             build="environments.hosts.process:ProcessHost",
             check="environments.hosts.process:check_process_host",
         ),
-        _type("host", "attach", "host:AttachHostConfig", "environments.hosts.attach:AttachHost"),
         _type(
             "host",
             "python",

@@ -13,7 +13,6 @@ from openenv_pipe.config.beside import BESIDE_BLOCKS
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.rules.engine import vllm_engine
 from openenv_pipe.config.schema import (
-    AttachHostConfig,
     GroupRelativeAdvantageConfig,
     OptimizerConfig,
     ProcessHostConfig,
@@ -182,12 +181,6 @@ RULES = (
         because=("model.lora.rank",),
         applies=lambda config: config.model.lora.rank == 0,
         advice="set model.lora.rank above 0",
-    ),
-    IneffectiveKeys(
-        keys=_keys("env", "command", "python", "variables"),
-        because=("host.type",),
-        applies=lambda config: isinstance(config.host, AttachHostConfig),
-        advice="the run starts no server; start the server itself with it",
     ),
     IneffectiveKeys(
         keys=("env.python",),

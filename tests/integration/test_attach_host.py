@@ -15,9 +15,9 @@ import pytest
 from websockets.asyncio.server import serve
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.hosts.attach import AttachHost, http_url
 from openenv_pipe.environments.hosts.process import EnvProcess
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
+from openenv_pipe.extras.attach.host import AttachHost, http_url
 from openenv_pipe.system import readiness
 from openenv_pipe.system.http import bearer
 from openenv_pipe.system.readiness import check_health

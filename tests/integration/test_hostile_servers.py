@@ -15,14 +15,14 @@ import pytest
 import yaml
 from fakes import SPLITS, TEMPLATES, run_config
 
-from openenv_pipe.config.schema import AttachHostConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.client import metadata
-from openenv_pipe.environments.hosts.attach import AttachHost
 from openenv_pipe.environments.random_policy import random_action
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import PipeError
+from openenv_pipe.extras.attach.host import AttachHost
+from openenv_pipe.extras.attach.schema import AttachHostConfig
 from openenv_pipe.extras.lab import trial
 from openenv_pipe.extras.lab.inspect import env_block, inspect_environment
 from openenv_pipe.extras.lab.targets import find_target

@@ -176,7 +176,7 @@ class CsvConfig(TrackerBlock):
     type: Literal["csv"]
 """
 PYTHON = "openenv_pipe.config.schema.tracker:PythonTrackerConfig"
-HOST = "openenv_pipe.config.schema.host:AttachHostConfig"
+HOST = "openenv_pipe.config.schema.host:ProcessHostConfig"
 
 
 def registers(**changed):
@@ -236,8 +236,8 @@ UNUSABLE = {
     ),
     "a function without its module": (registers(check="check"), "check='check': there is no such"),
     "a class of another block": (
-        registers(type="attach", config=HOST),
-        r"tracker\.type=attach: config=.*expected a subclass of .*tracker:TrackerBlock",
+        registers(type="process", config=HOST),
+        r"tracker\.type=process: config=.*expected a subclass of .*tracker:TrackerBlock",
     ),
     "another name in the class": (
         registers(type="tsv"),

@@ -32,7 +32,6 @@ from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineCon
 from openenv_pipe.config.schema.env import EnvConfig, LeagueConfig, PlayersConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
-    AttachHostConfig,
     HostConfig,
     ProcessHostConfig,
     PythonHostConfig,
@@ -108,7 +107,6 @@ __all__ = [
     "AdapterConfig",
     "AdvantageConfig",
     "AgentConfig",
-    "AttachHostConfig",
     "BestConfig",
     "BrevityTerm",
     "CheckpointConfig",

@@ -23,7 +23,8 @@ from openenv_pipe.system.readiness import (
 from openenv_pipe.system.supervisor import RestartableServer
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import AttachHostConfig, EnvConfig
+    from openenv_pipe.config.schema import EnvConfig
+    from openenv_pipe.extras.attach.schema import AttachHostConfig
 
 HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
