@@ -249,6 +249,33 @@ def test_the_bundle_of_a_run_opens_the_run(bundle, page):
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
+def test_a_note_on_an_episode_and_a_view_with_a_name(home, address, page):
+    page.goto(f"{address}#/run/smoke/0001/episode?step=1&line=2")
+    page.locator("summary", has_text="Note").click()
+    page.get_by_label("Note").fill(HOSTILE)
+    page.get_by_role("button", name="Save the note").click()
+    page.get_by_text("Saved.").wait_for()
+    page.reload()
+    expect(page.get_by_label("Note")).to_have_value(HOSTILE)
+    page.goto(f"{address}#/run/smoke/0001/episodes?first_step=1&last_step=1")
+    note = page.get_by_text("note", exact=True)
+    expect(note).to_have_attribute("title", HOSTILE)
+    page.keyboard.press("v")
+    page.get_by_label("Name of this page").fill("first step")
+    page.get_by_role("button", name="Save", exact=True).click()
+    link = page.locator("dialog a")
+    expect(link).to_have_text("first step")
+    page.get_by_role("button", name="Close").click()
+    page.goto(f"{address}#/runs")
+    page.keyboard.press("v")
+    link.click()
+    expect(page).to_have_url(re.compile("last_step=1"))
+    expect(note).to_have_count(1)
+    page.keyboard.press("v")
+    page.get_by_role("button", name="Delete").click()
+    expect(link).to_have_count(0)
+
+
 def test_keys_go_through_the_episodes_of_a_group(address, page):
     page.goto(f"{address}#/run/smoke/0001/episode?step=1&line=1")
     chosen = page.locator(".chip[aria-current]")

@@ -32,8 +32,8 @@ from openenv_pipe.system.files import new_folder
 
 STATIC = Path(__file__).parent / "static"
 MODULES = (
-    *("dom.js", "api.js", "charts.js", "runs_page.js", "run_page.js", "episodes_page.js"),
-    *("conversation.js", "tokens.js", "episode_page.js", "play_page.js"),
+    *("dom.js", "api.js", "notes.js", "charts.js", "runs_page.js", "run_page.js"),
+    *("episodes_page.js", "conversation.js", "tokens.js", "episode_page.js", "play_page.js"),
     *("parallel.js", "compare_page.js", "app.js"),
 )
 COPIED = ("style.css", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")

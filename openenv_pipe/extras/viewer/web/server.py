@@ -25,6 +25,7 @@ from openenv_pipe.extras.viewer.web import comparisons, episodes, run_page
 from openenv_pipe.extras.viewer.web.access import Access
 from openenv_pipe.extras.viewer.web.answers import Answer
 from openenv_pipe.extras.viewer.web.events import stream_changes
+from openenv_pipe.extras.viewer.web.notes import Notes, notes_routes
 from openenv_pipe.extras.viewer.web.play import PlaySession, play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.scoring import TokenScorer, scoring_routes
@@ -67,6 +68,7 @@ def build_app(
     routes = _routes(store, trust=trust)
     routes += play_routes(store, play) if play else []
     routes += scoring_routes(store, scorer, trust=trust) if scorer else []
+    routes += notes_routes(Notes(store, can_write=is_local and token is not None))
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Access, token=token, is_local=is_local)],

@@ -1,6 +1,7 @@
 // Routes: the part of the address after # names a page and everything that is chosen on it.
 
 import { h, fill, address } from "./dom.js";
+import { showViews } from "./notes.js";
 import { runsPage } from "./runs_page.js";
 import { runPage } from "./run_page.js";
 import { episodesPage, tasksPage } from "./episodes_page.js";
@@ -51,6 +52,7 @@ async function show() {
   fill(document.getElementById("top"),
     h("span", { class: "trail" }, h("a", { href: address("/runs") }, h("strong", {}, NAME)), next.trail.map(([name, link]) => h("a", { href: link, "data-key": name === "Episodes" ? "e" : null }, name))),
     h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs"), "data-key": "r" }, "Runs"), h("a", { href: address("/sweeps"), "data-key": "s" }, "Sweeps"),
+      window.bundle ? null : h("button", { class: "quiet", type: "button", "data-key": "v", title: "Saved views", onclick: showViews }, "Views"),
       h("button", { class: "quiet", type: "button", title: "Keys of this page", onclick: help }, "?")));
   fill(page, next.node);
   page.dataset.path = route.path;

@@ -5,6 +5,7 @@ import { ask, runPath } from "./api.js";
 import { runTabs, facts } from "./run_page.js";
 import { afterBeginning, beginning, conversation } from "./conversation.js";
 import { scoring, tokenView } from "./tokens.js";
+import { noteField } from "./notes.js";
 import { Chart } from "./charts.js";
 import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
 
@@ -53,7 +54,7 @@ export async function episodePage(route, key) {
     headFacts(entry, found),
     found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
     memberChips(key, entry, found.members, keep),
-    h("p", {}), h("nav", { class: "tabs", "aria-label": "View" }, mode(null, "Conversation"), mode("tokens", "Tokens")),
+    h("p", {}), await noteField(key, entry), h("nav", { class: "tabs", "aria-label": "View" }, mode(null, "Conversation"), mode("tokens", "Tokens")),
     isCut ? h("p", { class: "small" }, h("a", { href: address(route.path, { ...parameters, whole: "yes" }) }, "Show long texts whole")) : null, body),
   };
 }

@@ -3,6 +3,7 @@
 import { h, fill, address, sortable, statusMark, number, percent, count, choice, field, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { runTabs } from "./run_page.js";
+import { noteOf, notesOf } from "./notes.js";
 
 const PAGE = 200;
 const WAIT_MS = 350; // after the last key, before a text is searched for
@@ -25,7 +26,7 @@ export function sourceName(source) {
   return source === "train" ? "training" : `evaluation ${source.replace("eval/", "")}`;
 }
 
-export function episodeColumns(key, term) {
+export function episodeColumns(key, term, notes = {}) {
   return [
     { key: "step", title: "Step", class: "num", order: true, cell: (each) => each.step ?? NONE },
     { key: "task", title: "Task", cell: (each) => h("a", { href: taskAddress(key, each) }, each.task) },
@@ -37,7 +38,7 @@ export function episodeColumns(key, term) {
     { key: "advantage", title: "Advantage", class: "num", order: true, cell: (each) => number(each.advantage, 2) },
     { key: "turns", title: "Turns", class: "num optional", order: true, cell: (each) => each.num_turns },
     { key: "tokens", title: "Tokens", class: "num optional", order: true, cell: (each) => count(each.num_tokens) },
-    { key: "marks", title: "", class: "optional", cell: (each) => [each.is_truncated ? "cut " : "", each.num_unusable ? `${each.num_unusable} unusable` : ""].join("") },
+    { key: "marks", title: "", class: "optional", cell: (each) => [each.is_truncated ? "cut " : "", each.num_unusable ? `${each.num_unusable} unusable ` : "", noteOf(notes, each) ? h("span", { title: noteOf(notes, each) }, "note") : null] },
     { key: "preview", title: "Last reply", class: "line", cell: (each) => h("a", { href: episodeAddress(key, each), class: "muted mono" }, each.error ?? each.preview) },
   ].filter(Boolean);
 }
@@ -115,11 +116,12 @@ export async function episodesPage(route, key) {
       offset + PAGE < found.total ? h("a", { href: link({ offset: offset + PAGE }) }, "next →") : null) : null;
     fill(results, found.choices.problems.map((problem) => h("div", { class: "notice bad" }, problem)),
       bars(found.histogram, parameters, link),
-      sortable(episodeColumns(key, parameters.reward_term), found.episodes, {
+      sortable(episodeColumns(key, parameters.reward_term, notes), found.episodes, {
         sort: parameters.order ?? "step", way: parameters.way ?? "up", empty: "No episode matches the filters.",
         link: ({ sort, way }) => link({ order: sort, way, offset: null }) }), pages);
   }
 
+  const { notes } = await notesOf(key);
   await load();
   const stop = listen(runPath(key), () => load().catch(() => {}));
   return {
