@@ -53,8 +53,9 @@ def test_a_bundle_has_what_the_pages_ask_for(folder, tmp_path):
         shown = data[f"{run}/file/{entry['source']}/{step}"][str(entry["line"])]
         assert shown["content"]["task"]["id"] == entry["task"]
         assert len(shown["tokens"]["ids"]) == entry["num_tokens"]
-    files = (index.parent / "data" / "index.js").read_text()
-    assert set(json.loads(files.removeprefix("bundle.files = ").removesuffix(";\n"))) == set(data)
+    start, files = (index.parent / "data" / "index.js").read_text().splitlines()
+    assert start == 'bundle.start = "#/run/smoke/0001";'
+    assert set(json.loads(files.removeprefix("bundle.files = ").removesuffix(";"))) == set(data)
     assert [path.name for path in index.parent.parent.iterdir()] == ["made"], "no other file stays"
 
 
