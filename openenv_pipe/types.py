@@ -349,6 +349,7 @@ class Sample:
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
     images: Images = field(default_factory=dict)  # those in token_ids
+    hinted: "Sample | None" = None  # the same replies behind a prompt with a hint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

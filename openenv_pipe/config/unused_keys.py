@@ -115,7 +115,12 @@ RULES = (
     ),
     IneffectiveKeys(
         keys=_keys(
-            "trainer.loss.kl", "reference", "estimator", "importance_weights", "refresh_every"
+            "trainer.loss.kl",
+            "reference",
+            "hint",
+            "estimator",
+            "importance_weights",
+            "refresh_every",
         ),
         because=("trainer.loss.kl.coef",),
         applies=lambda config: config.trainer.loss.kl.coef == 0,

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
-from openenv_pipe.algorithms.packing import num_contexts
+from openenv_pipe.algorithms.packing import num_contexts, pack
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import PythonLossConfig, TrainerConfig
 from openenv_pipe.errors import TrainingError
@@ -68,7 +68,7 @@ class Learner:
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
-        if self._objective.needs_reference:
+        if self._objective.needs_reference and not self._objective.has_hints:
             policy.keep_reference()
 
     def update(
@@ -269,6 +269,19 @@ class Learner:
             found.add(num_computed=size.num_tokens, flops=flops)
         return found
 
+    @torch.no_grad()
+    def _reference_logprobs(self, policy: Policy, batch: Batch) -> torch.Tensor:
+        """Return the reference's logprobs [N], of the same replies behind the hints if it has them.
+
+        A sample without a hint stands for itself, so that it has no divergence.
+        """
+        temperature = self._config.temperature
+        if not self._objective.has_hints:
+            return policy.reference_logprobs(batch, temperature)
+        hinted = [each.hinted or each for each in batch.samples]
+        with_hints = pack(hinted, share=batch.is_shared, device=policy.device)
+        return policy.logprobs(with_hints, temperature)[0]
+
     def _tokens(
         self, policy: Policy, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool
     ) -> Tokens:
@@ -276,7 +289,7 @@ class Learner:
         temperature, objective = self._config.temperature, self._objective
         reference_N = divergence_N = None
         if objective.needs_reference and not objective.needs_divergence:
-            reference_N = policy.reference_logprobs(batch, temperature)
+            reference_N = self._reference_logprobs(policy, batch)
         balances = objective.needs_router_balance
         nothing: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         with recorded_routing(policy.decoder) if balances else nothing as routing:

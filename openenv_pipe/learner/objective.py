@@ -67,6 +67,11 @@ class Objective:
         return self._config.kl.coef > 0
 
     @property
+    def has_hints(self) -> bool:
+        """True if the reference is the present policy, with a hint in its prompt."""
+        return self.needs_reference and self._config.kl.hint is not None
+
+    @property
     def needs_divergence(self) -> bool:
         """True if the KL term is over the whole vocabulary, in place of sampled tokens."""
         return self.needs_reference and self._config.kl.estimator == "exact"

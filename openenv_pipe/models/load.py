@@ -258,6 +258,10 @@ def reject_unsupported_vision(config: RunConfig) -> None:
             "trainer.loss.kl.reference=null",
             kl.coef > 0 and kl.reference is not None,
         ),
+        f"trainer.loss.kl.hint={kl.hint}": (
+            "trainer.loss.kl.hint=null",
+            kl.coef > 0 and kl.hint is not None,
+        ),
         f"trainer.loss.echo_coef={config.trainer.loss.echo_coef}": (
             "trainer.loss.echo_coef=0",
             config.trainer.loss.echo_coef > 0,
@@ -276,15 +280,21 @@ def reject_unsupported_vision(config: RunConfig) -> None:
             )
 
 
-def reject_rerendered_echo(config: RunConfig, chat: ChatFormat) -> None:
-    """Raise ConfigError if the loss is of the environment's tokens, and no prompt shows which."""
-    if config.trainer.loss.echo_coef > 0 and chat.history == "rerender":
-        raise ConfigError(
-            f"trainer.loss.echo_coef={config.trainer.loss.echo_coef} with "
-            f"model.history={config.model.history}: the chat template renders each prompt anew, so "
-            "which of its tokens the environment wrote is not known; set trainer.loss.echo_coef=0, "
-            "or a model.chat_template that keeps earlier turns"
-        )
+def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:
+    """Raise ConfigError if the loss needs to know the parts of a prompt, and no prompt has them."""
+    loss = config.trainer.loss
+    needing = {
+        "trainer.loss.echo_coef": loss.echo_coef,
+        "trainer.loss.kl.hint": loss.kl.hint if loss.kl.coef else None,
+    }
+    for key, value in needing.items():
+        if value and chat.history == "rerender":
+            off = "null" if isinstance(value, str) else "0"
+            raise ConfigError(
+                f"{key}={value} with model.history={config.model.history}: the chat template "
+                "renders each prompt anew, so which of its tokens the environment wrote is not "
+                f"known; set {key}={off}, or a model.chat_template that keeps earlier turns"
+            )
 
 
 def build_empty(config: ModelConfig) -> Any:

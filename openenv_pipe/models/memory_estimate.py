@@ -253,7 +253,7 @@ def _rank_bytes(shape: Shape, config: RunConfig, logits_at_once: int) -> dict[st
     }
     # The reference of an adapter that is never refreshed is the model without it.
     kl = trainer.loss.kl
-    if kl.coef and not kl.reference and (model.lora.rank == 0 or kl.refresh_every):
+    if kl.coef and not kl.reference and not kl.hint and (model.lora.rank == 0 or kl.refresh_every):
         needed["reference model"] = int(trained * share)
     return needed
 

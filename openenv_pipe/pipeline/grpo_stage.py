@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages, gdpo_advantages, step_advantages
@@ -20,6 +21,7 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
+from openenv_pipe.pipeline.hints import add_hints
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.registry import extras, load
@@ -231,6 +233,7 @@ class GrpoStage:
         samples, uncomputed = samples_of_step(
             advantages, self._trainer.loss, is_replaying=bool(replayed)
         )
+        metrics |= await asyncio.to_thread(self._add_hints, samples, groups)
         self._in_step = True
         if samples:
             await context.source.begin_update()
@@ -264,6 +267,15 @@ class GrpoStage:
             for each in compute(own)
         }
         return [by_group[group.id] for group in groups]
+
+    def _add_hints(self, samples: Sequence[Sample], groups: Sequence[Group]) -> dict[str, float]:
+        """Add the hints of `trainer.loss.kl.hint` to the samples; return how many have one."""
+        kl, policy = self._trainer.loss.kl, self._context.components.policy
+        if not samples or kl.hint is None or kl.coef == 0:
+            return {}
+        assert policy is not None
+        add_hints(samples, groups, kl.hint, policy.chat, self._config.max_episode_tokens)
+        return {"kl/hinted": fmean(sample.hinted is not None for sample in samples)}
 
     def _summarise_environments(self, step: Sequence[GroupAdvantages]) -> dict[str, float]:
         """Return the numbers that environments report; of several, also each one's own metrics."""

@@ -9,7 +9,7 @@ from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.forward.forward_check import UNPROBED
 from openenv_pipe.models.load import (
     reject_long_episodes,
-    reject_rerendered_echo,
+    reject_rerendered,
     reject_unsupported_vision,
 )
 from openenv_pipe.models.policy import Policy
@@ -40,7 +40,7 @@ def load_checked(
         skipped = [f"{name}: {why}" for name, why in policy.samplers_left_out.items()]
         _log.info("sampling is %s (not %s)", policy.sampler, "; not ".join(skipped))
     reject_long_episodes(config, policy.model)
-    reject_rerendered_echo(config, policy.chat)
+    reject_rerendered(config, policy.chat)
     if config.model.history == "auto" and policy.chat.history == "rerender":
         notify(
             "the chat template rewrites earlier turns, so it renders every prompt anew "

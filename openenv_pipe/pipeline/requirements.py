@@ -39,7 +39,7 @@ from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
 from openenv_pipe.models.load import (
     check_architecture,
     load_chat,
-    reject_rerendered_echo,
+    reject_rerendered,
     select_device,
 )
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
@@ -209,7 +209,7 @@ def _chat(config: RunConfig) -> str:
     if not is_on_this_machine(config.model):
         return ""
     chat = load_chat(config.model)
-    reject_rerendered_echo(config, chat)
+    reject_rerendered(config, chat)
     if chat.history == "rerender":
         return "the template renders each prompt anew"
     return "the template keeps earlier turns as they were written"

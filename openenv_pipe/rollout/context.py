@@ -54,7 +54,7 @@ class PlayContext(Protocol):
     def engine(self) -> Engine: ...
     @property
     def reads_messages(self) -> bool:
-        """Whether episodes have to keep their messages, because a reward term reads them."""
+        """Whether episodes have to keep their messages, because a reward term or a hint does."""
         ...
 
 
@@ -153,6 +153,7 @@ class RolloutContext:
     chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
+    has_hints: bool = False  # episodes keep their messages, which hints are added to
     agents: EpisodeRunner | None = None  # programs or clients that play in place of the loop
     # Who plays each player of a game: POLICY, UNTRAINED or an engine of its own; empty: no game.
     roles: Mapping[str, Engine | str] = field(default_factory=dict)
@@ -182,7 +183,7 @@ class RolloutContext:
 
     @property
     def reads_messages(self) -> bool:
-        return self.scorer.reads_messages
+        return self.scorer.reads_messages or self.has_hints
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
         """Return the same context with another engine, such as a script, whom the loop plays."""

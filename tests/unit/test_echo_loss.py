@@ -23,7 +23,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.models.load import load_chat, reject_rerendered_echo
+from openenv_pipe.models.load import load_chat, reject_rerendered
 from openenv_pipe.pipeline.grpo_stage import samples_of_step
 from openenv_pipe.types import Finish
 
@@ -141,5 +141,9 @@ def test_a_template_that_renders_each_prompt_anew_is_rejected():
     model = tiny_model().model_copy(update={"chat_template": DROPS_THOUGHTS, "history": "rerender"})
     config = run_config({"trainer.loss.echo_coef": COEF}).model_copy(update={"model": model})
     with pytest.raises(ConfigError, match=r"trainer\.loss\.echo_coef=0\.3 with .*rerender"):
-        reject_rerendered_echo(config, load_chat(model))
-    reject_rerendered_echo(config, tiny_policy().chat)
+        reject_rerendered(config, load_chat(model))
+    reject_rerendered(config, tiny_policy().chat)
+    kl = {"trainer.loss.kl.coef": 1.0, "trainer.loss.kl.hint": "feedback"}
+    config = run_config(kl).model_copy(update={"model": model})
+    with pytest.raises(ConfigError, match=r"kl\.hint=feedback with .*; set .*hint=null"):
+        reject_rerendered(config, load_chat(model))

@@ -113,6 +113,7 @@ def test_k1_without_importance_weights_is_rejected():
                     "estimator": "k1",
                     "importance_weights": False,
                     "refresh_every": None,
+                    "hint": None,
                 }
             }
         )

@@ -40,6 +40,7 @@ async def test_what_a_step_says_is_documented():
             "estimator": "k3",
             "importance_weights": True,
             "refresh_every": None,
+            "hint": None,
         },
     }
     learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)

@@ -31,6 +31,7 @@ EVERYTHING = {
         "estimator": "k2",
         "importance_weights": True,
         "refresh_every": None,
+        "hint": None,
     },
     "entropy_coef": 0.2,
     "correction": {"type": "truncate", "low": 0.5, "high": 1.5},

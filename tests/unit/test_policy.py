@@ -145,6 +145,7 @@ def test_the_pull_of_the_reference_is_towards_it(lora_rank):
         "estimator": "k3",
         "importance_weights": False,
         "refresh_every": None,
+        "hint": None,
     }
     trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)

@@ -25,6 +25,7 @@ from openenv_pipe.pipeline.requirements import REQUIREMENTS
 SMOKE = ("conf=smoke", "device=cpu")
 SHARDED = ("trainer.devices=2", "trainer.parallel=fsdp")
 TEACHER = ("trainer=distillation", "trainer.loss.kl.reference=runs/wordle/0001/checkpoints/best")
+HINT = ("trainer.loss.kl.hint=feedback", "trainer.loss.kl.coef=1.0")
 ROUNDS = "trainer.max_sampling_rounds=2"
 LORA = "model.lora.rank=2"
 ATTACHED = ("engine=vllm", "engine.launch=attach")
@@ -255,6 +256,13 @@ BROKEN = [
     ),
     (["trainer.loss.echo_coef=0.1", "env.max_turns=1"], "trainer.loss.echo_coef env.max_turns"),
     (["trainer.loss.echo_coef=0.1", CLIENT], "trainer.loss.echo_coef agent"),
+    ([*HINT, "trainer.loss.kl.reference=a"], "trainer.loss.kl.hint trainer.loss.kl.reference"),
+    (
+        [*HINT, "trainer.loss.kl.refresh_every=5"],
+        "trainer.loss.kl.hint trainer.loss.kl.refresh_every",
+    ),
+    ([*HINT, "trainer.loss.kl.estimator=exact"], "trainer.loss.kl.hint trainer.loss.kl.estimator"),
+    ([*HINT, CLIENT], "trainer.loss.kl.hint agent"),
     (
         ["trainer.replay={coef: 1.0, size: 4, min_reward: null, per_step: 5}"],
         "trainer.replay.per_step trainer.replay.size",

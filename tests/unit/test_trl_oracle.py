@@ -239,6 +239,7 @@ def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
         "estimator": "k3",
         "importance_weights": weighted,
         "refresh_every": None,
+        "hint": None,
     }
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
     extras = {"beta": KL_COEF, "weighted_kl": weighted}
@@ -380,6 +381,7 @@ def over_all_groups(extra, policy, rows):
             "estimator": "k3",
             "importance_weights": False,
             "refresh_every": None,
+            "hint": None,
         }
         given["beta"] = KL_COEF
         flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)

@@ -67,9 +67,14 @@ def _has_teacher(config: "RunConfig") -> bool:
     return config.trainer.loss.kl.coef > 0 and config.trainer.loss.kl.reference is not None
 
 
+def _has_hint(config: "RunConfig") -> bool:
+    return config.trainer.loss.kl.coef > 0 and config.trainer.loss.kl.hint is not None
+
+
 def _learns_nothing(config: "RunConfig") -> bool:
     loss = config.trainer.loss
-    has_other_terms = _has_teacher(config) or config.trainer.replay is not None
+    has_teacher = _has_teacher(config) or _has_hint(config)
+    has_other_terms = has_teacher or config.trainer.replay is not None
     return loss.policy_coef == loss.entropy_coef == loss.echo_coef == 0 and not has_other_terms
 
 
@@ -175,7 +180,9 @@ RULES = (
     ),
     Rule(
         keys=("trainer.loss.kl.estimator", "trainer.loss.kl.reference"),
-        breaks=lambda c: c.trainer.loss.kl.estimator == "exact" and not _has_teacher(c),
+        breaks=lambda c: (
+            c.trainer.loss.kl.estimator == "exact" and not _has_teacher(c) and not _has_hint(c)
+        ),
         advice="only the divergence to a teacher is computed over the vocabulary; set "
         "trainer.loss.kl.reference and trainer.loss.kl.coef, or trainer.loss.kl.estimator=k3",
         when="train",
@@ -190,6 +197,29 @@ RULES = (
         keys=("trainer.loss.kl.reference", "trainer.devices"),
         breaks=lambda c: _has_teacher(c) and c.trainer.devices > 1,
         advice="a teacher is loaded by one process; set trainer.devices=1",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.hint", "trainer.loss.kl.reference"),
+        breaks=lambda c: _has_hint(c) and _has_teacher(c),
+        advice="with a hint, the policy itself is the teacher; set one of them to null",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.hint", "trainer.loss.kl.refresh_every"),
+        breaks=lambda c: _has_hint(c) and c.trainer.loss.kl.refresh_every is not None,
+        advice="with a hint, the present policy is the teacher at every step; set "
+        "trainer.loss.kl.refresh_every=null",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.hint", "trainer.loss.kl.estimator"),
+        breaks=lambda c: _has_hint(c) and c.trainer.loss.kl.estimator == "exact",
+        advice="with a hint, the divergence is estimated from the sampled tokens; set "
+        "trainer.loss.kl.estimator=k2 and trainer.loss.kl.importance_weights=false",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.hint", "agent"),
+        breaks=lambda c: _has_hint(c) and not c.agent.is_loop,
+        advice="where a hint belongs in another agent's prompts is not known; set agent=loop or "
+        "trainer.loss.kl.hint=null",
     ),
     Rule(
         keys=("trainer.loss.echo_coef", "trainer.loss.normalise_groups"),

@@ -14,13 +14,19 @@ from openenv_pipe.config.schema.base import (
 
 
 class KlConfig(Block):
-    """The KL term of the loss, to the policy before the first step, a later one, or a teacher."""
+    """The KL term of the loss, to the policy before the first step, a later one, or a teacher. The
+    policy is its own teacher with a hint in its prompt."""
 
     coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
     reference: str | None = Field(
         description="a teacher (on-policy distillation): a folder, such as a checkpoint of a run, "
         "or an id of a model that is on this machine, with the policy's tokens; null: the policy "
         "itself is the reference"
+    )
+    hint: Literal["demonstration", "feedback"] | None = Field(
+        description="self-distillation: the present policy is the teacher, with a hint in its "
+        "prompt; demonstration: the group's best episode, for those with a lower reward; feedback: "
+        "what the environment returned last, or why the last reply could not be used; null: no hint"
     )
     estimator: Literal["k1", "k2", "k3", "exact"] = Field(
         description="k1, k2, k3: from the sampled tokens (Schulman); exact: over the whole "

@@ -55,6 +55,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "KL to the reference": ("loss/kl",),
         "Cross entropy of the environment's tokens": ("loss/echo",),
         "Cross entropy of replayed episodes": ("loss/replay",),
+        "Samples with a hint": ("kl/hinted",),
         "KL from the start": ("kl/start",),
         "Gradient norm": ("grad/norm",),
         "Tokens at a clip": ("clip/share", "clip/low", "clip/high"),
