@@ -98,7 +98,7 @@ def test_its_model_is_served_without_vllm(whole, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-this-test")
     serving = Command(whole.folder, "serve", str(whole.folder), "--engine", "local", "--port", port)
     try:
-        wait_until(lambda: "serving echo-0001" in serving.err, "the server", serving)
+        wait_until(lambda: "serving echo/0001@step_" in serving.err, "the server", serving)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-key-of-this-test")
         with (
             client,

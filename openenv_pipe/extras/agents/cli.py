@@ -1,12 +1,13 @@
 """The command `serve`: help and options. The work is in `serving/`, and in a run's own pipeline."""
 
+from contextlib import closing
 from typing import Annotated, Literal
 
 import typer
 
 from openenv_pipe.cli.arguments import Checkpoint, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.control import command_line, controlled
-from openenv_pipe.cli.progress import notify_user
+from openenv_pipe.cli.progress import build_progress, notify_user
 from openenv_pipe.errors import ConfigError
 
 Host = Annotated[
@@ -20,7 +21,7 @@ Engine = Annotated[
     Literal["vllm", "local"] | None,
     typer.Option(
         help="vllm, or local for small models: without vLLM, in this process.  "
-        "[default: vllm where it is installed]"
+        "[default: the run's own engine; local where vLLM is not installed]"
     ),
 ]
 MaxModelLen = Annotated[
@@ -60,8 +61,8 @@ def serve(
 
     \b
     openenv-pipe serve runs/wordle/latest
-    openenv-pipe serve runs/wordle/latest --engine local
-    openenv-pipe serve runs/wordle/0007@best --port 8001 -- --gpu-memory-utilization 0.5
+    openenv-pipe serve runs/wordle/0007@best --port 8001
+    openenv-pipe serve runs/wordle/latest --engine vllm -- --gpu-memory-utilization 0.5
     openenv-pipe serve --train conf=client trainer.steps=20
     """
     if train:
@@ -74,7 +75,8 @@ def serve(
             with_runs_dir([f"agent.host={host}", f"agent.port={port}", run, *extra], runs_dir)
         )
         return
-    from openenv_pipe.extras.agents.serving.serve import serve_run
+    with closing(build_progress()) as progress, progress.phase("loading the libraries"):
+        from openenv_pipe.extras.agents.serving.serve import serve_run
 
     serve_run(
         run,

@@ -8,7 +8,11 @@ from openenv_pipe.extras.agents.http.capture import (
     TransformManager,
     UpstreamRequestError,
 )
-from openenv_pipe.extras.agents.http.request_fields import IGNORED, find_ignored
+from openenv_pipe.extras.agents.http.request_fields import (
+    IGNORED,
+    find_ignored,
+    require_conversation,
+)
 from openenv_pipe.extras.agents.http.responses_dialect import ResponsesTransformer
 
 
@@ -56,6 +60,7 @@ class _Noting:
     def transform_request(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
             ignored = find_ignored(self._dialect, body)
+            require_conversation(self._dialect, body)
             return {**self._transformer.transform_request(body), IGNORED: ignored}
         except UpstreamRequestError:
             raise

@@ -77,6 +77,7 @@ class Endpoint:
         level: str,
         routes: Sequence[BaseRoute] = (),
         registry: Any = None,
+        answers_any_name: bool = True,
         on_rejection: Callable[[str, str], None] = lambda key, reason: None,
     ) -> None:
         """
@@ -86,6 +87,8 @@ class Endpoint:
         level: how much the proxy records of answers, `tokens` or `text`.
         routes: further addresses.
         registry: in the place of the proxy's own, which knows the keys that it is told.
+        answers_any_name: False: a call that names another model is answered 404, as by vLLM and
+            OpenAI, so that a client with the wrong address or name finds out.
         """
         logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
         capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
@@ -95,7 +98,8 @@ class Endpoint:
             capture.state.registry = registry
         self._registry = capture.state.registry
         models = Route(MODELS, _lister(model))
-        calls = Route("/{path:path}", _caller(model_endpoint(capture)), methods=["POST"])
+        only = None if answers_any_name else model
+        calls = Route("/{path:path}", _caller(model_endpoint(capture), only), methods=["POST"])
         app = Starlette(routes=[models, *routes, calls])
         self.gate = Gate(app, admit, on_rejection)
         self._server = _Server(
@@ -193,14 +197,19 @@ def _proxy_path(path: str) -> str | None:
 
 
 def _caller(
-    endpoint: Callable[[str, Request], Awaitable[Response]],
+    endpoint: Callable[[str, Request], Awaitable[Response]], only: str | None
 ) -> Callable[[Request], Awaitable[Response]]:
     async def call(request: Request) -> Response:
         path = _proxy_path(request.url.path)
         assert path is not None  # It was admitted.
         parsed = ParsedRequest(request.scope, request.receive)
-        if (problem := check_shape(await parsed.json())) is not None:
+        body = await parsed.json()
+        if (problem := check_shape(body)) is not None:
             return error_response(400, problem, request.url.path)
+        asked = _named_model(path, body)
+        if only is not None and asked not in ("", only):
+            text = f"the model {asked!r:.80} does not exist here; this server has {only!r}"
+            return error_response(404, text, request.url.path)
         answer = await endpoint(path, parsed)
         if answer.status_code < FIRST_ERROR:
             return answer
@@ -208,6 +217,14 @@ def _caller(
         return error_response(answer.status_code, text, request.url.path)
 
     return call
+
+
+def _named_model(path: str, body: dict[str, Any]) -> str:
+    """Return the model that a call names, in Google's dialect in its path; "" if it names none."""
+    if path.lower().endswith(GOOGLE_CALLS):
+        return path.rpartition("/")[2].partition(":")[0]
+    name = body.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def _lister(name: str) -> Callable[[Request], JSONResponse]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openenv_pipe.extras.agents.http.capture import APIType
+from openenv_pipe.system.resources import did_you_mean
 
 # Of the translated request: the fields without effect, by their own names, and their values.
 IGNORED = "openenv_pipe_ignored"
@@ -50,6 +51,14 @@ ACTS: Mapping[APIType, frozenset[str]] = {
         )
     ),
 }
+# The field that has the conversation.
+CONVERSATION: Mapping[APIType, str] = {
+    APIType.OPENAI_CHAT: "messages",
+    APIType.OPENAI_RESPONSES: "input",
+    APIType.ANTHROPIC: "messages",
+    APIType.GOOGLE: "contents",
+}
+MAX_SHOWN = 3  # unknown fields in an error
 # Fields that change no answer of this server.
 HARMLESS: Mapping[APIType, frozenset[str]] = {
     APIType.OPENAI_CHAT: frozenset((*_ACCOUNTING, "prediction")),
@@ -108,6 +117,17 @@ def find_ignored(dialect: APIType, body: Mapping[str, Any]) -> dict[str, Any]:
     if left_out := [kind for kind in kinds if kind != "function"]:
         ignored["tools of type"] = ", ".join(dict.fromkeys(left_out))
     return ignored
+
+
+def require_conversation(dialect: APIType, body: Mapping[str, Any]) -> None:
+    """Raise ValueError for a request without a conversation, which names unknown fields."""
+    wanted = CONVERSATION[dialect]
+    if body.keys() & {wanted, "instructions"}:
+        return
+    known = ACTS[dialect] | HARMLESS[dialect]
+    unknown = [name for name in body if name not in known][:MAX_SHOWN]
+    hints = [f"{name!r:.80} is unknown{did_you_mean(name, [wanted])}" for name in unknown]
+    raise ValueError("; ".join([f"{wanted} is missing", *hints]))
 
 
 def _fields(dialect: APIType, body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -22,15 +22,17 @@ MAX_BATCH = 32  # requests sampled at once
 
 def serve_locally(
     subject: SelectedModel,
-    *,
+    title: str,
     host: str,
     port: int,
+    *,
     key: str,
     max_tokens: int,
     notify: Callable[[str], None],
 ) -> None:
     """Serve a checkpoint by the local engine until interrupted.
 
+    title: of the run and its checkpoint, for people.
     key: what requests have to carry.
     max_tokens: of a conversation.
     notify: receives the address, and what requests ask for and do not get.
@@ -51,7 +53,7 @@ def serve_locally(
             f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
             f"tokens; set --max-model-len {policy.max_length} or less"
         )
-    asyncio.run(_serve(subject, policy, host, port, key, max_tokens, notify))
+    asyncio.run(_serve(subject, policy, title, host, port, key, max_tokens, notify))
 
 
 def _prompt_ids(model: ServedModel, probe: TemplateProbe) -> list[int]:
@@ -62,6 +64,7 @@ def _prompt_ids(model: ServedModel, probe: TemplateProbe) -> list[int]:
 async def _serve(
     subject: SelectedModel,
     policy: Policy,
+    title: str,
     host: str,
     port: int,
     key: str,
@@ -80,5 +83,5 @@ async def _serve(
         except OSError as error:
             raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
         async with endpoint.serving():
-            notify(f"serving {name} at http://{host}:{port} until Ctrl-C")
+            notify(f"serving {title} as the model {name} at http://{host}:{port}/v1 until Ctrl-C")
             await asyncio.Event().wait()

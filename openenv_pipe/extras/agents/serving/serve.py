@@ -12,6 +12,7 @@ from typing import Any, Literal
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
 from openenv_pipe.engines.vllm.installed import (
+    Build,
     Installed,
     find_build,
     find_installed,
@@ -54,7 +55,7 @@ def serve_run(
 ) -> None:
     """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
-    engine: None: vLLM where it is installed.
+    engine: None: the run's own, and `local` where vLLM is not installed.
     runs_dir: where runs are looked for, as for `find_run`.
     notify: receives lines about the server's start.
     trust: also of a run whose folder another user made, or that was changed since.
@@ -68,11 +69,9 @@ def serve_run(
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     reject_vision_model(subject.config.model, "serve")
+    title = _title(subject, subject.checkpoint)
     build = find_build()
-    if engine is None and find_installed(build) is None:
-        notify("vLLM is not installed here; the model is sampled in this process (--engine local)")
-        engine = "local"
-    if engine == "local":
+    if (engine or own_engine(subject, build, notify)) == "local":
         # Imported late, because a server of vLLM needs nothing of it.
         from openenv_pipe.extras.agents.serving.local import serve_locally
 
@@ -83,7 +82,7 @@ def serve_run(
             )
         max_tokens = max_model_len or subject.config.max_episode_tokens
         key = server_key(host, notify)
-        serve_locally(subject, host=host, port=port, key=key, max_tokens=max_tokens, notify=notify)
+        serve_locally(subject, title, host, port, key=key, max_tokens=max_tokens, notify=notify)
         return
     installed = require_installed(build)
     chat = load_chat(subject.config.model)
@@ -91,6 +90,7 @@ def serve_run(
         serving = serve(
             served,
             installed,
+            title=title,
             host=host,
             port=port,
             extra=extra,
@@ -106,6 +106,7 @@ async def serve(
     served: Served,
     installed: Installed,
     *,
+    title: str,
     host: str,
     port: int,
     extra: Sequence[str],
@@ -116,6 +117,7 @@ async def serve(
 ) -> None:
     """Serve until cancelled.
 
+    title: of the run and its checkpoint, for people.
     check: what else has to be right when the server is ready.
 
     Raises:
@@ -140,7 +142,10 @@ async def serve(
     ) as server:
         async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
             await unless_dead(check(client), server.exited())
-        notify(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
+        notify(
+            f"serving {title} as the model {served.name} at http://{host}:{port}/v1 until Ctrl-C "
+            f"(log: {log})"
+        )
         reason = f"the server died: {await server.exited()}"
     raise EngineError(reason, log)
 
@@ -162,6 +167,25 @@ def server_key(host: str, notify: Callable[[str], None]) -> str:
     key = secrets.token_urlsafe(16)
     notify(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
     return key
+
+
+def own_engine(
+    subject: SelectedModel, build: Build, notify: Callable[[str], None]
+) -> Literal["vllm", "local"]:
+    """Return the engine that serves a model unless the user names one."""
+    if subject.config.engine.type != "vllm":
+        return "local"
+    if find_installed(build) is None:
+        notify("vLLM is not installed here; this process samples the model (--engine local)")
+        return "local"
+    return "vllm"
+
+
+def _title(subject: SelectedModel, checkpoint: Path) -> str:
+    """Return the run and the checkpoint, and whether GRPO has not begun at it."""
+    is_before = subject.step == 0 and subject.config.trainer.steps > 0
+    note = " (no GRPO step yet)" if is_before else ""
+    return f"{subject.folder.record.id}@{checkpoint.name}{note}"
 
 
 async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -> None:

@@ -138,6 +138,7 @@ class ModelEndpoint(Endpoint):
                 backlog=QUEUE,
             ),
             model=model.name,
+            answers_any_name=False,
             find=lambda _: model,
             admit=self._admit,
             level="text",

@@ -31,7 +31,7 @@ CHAT = {
     "response_format": {"type": "text"},
     "stream_options": {"include_usage": True},
     "logit_bias": {"1": 2},
-    "model": "m",
+    "model": "echo-0001",
 }
 CALLED = {"call_id": "1", "name": "f"}
 RESPONSES = {
@@ -99,15 +99,15 @@ GOOGLE = {
     | {"candidateCount": 1, "thinkingConfig": {"thinkingBudget": 0}},
 }
 CHAT_PATH, MESSAGES_PATH = "/v1/chat/completions", "/v1/messages"
-GOOGLE_PATH = "/v1beta/models/m:generateContent"
+GOOGLE_PATH = "/v1beta/models/echo-0001:generateContent"
 CALLS = {
     CHAT_PATH: CHAT,
     "/v1/responses": RESPONSES,
     MESSAGES_PATH: ANTHROPIC,
     f"{MESSAGES_PATH}/count_tokens": ANTHROPIC,
     GOOGLE_PATH: GOOGLE,
-    "/v1beta/models/m:streamGenerateContent?alt=sse": GOOGLE,
-    "/v1beta/models/m:countTokens": GOOGLE,
+    "/v1beta/models/echo-0001:streamGenerateContent?alt=sse": GOOGLE,
+    "/v1beta/models/echo-0001:countTokens": GOOGLE,
 }
 WRONG = [
     *(None, True, -1, 2**62, 1e308, "", "x", "\ud800", [], [None], [[]], ["x"], {}),
@@ -167,6 +167,9 @@ async def test_every_field_of_a_wrong_type_is_rejected_or_has_no_effect(path):
             for wrong in itertools.islice(values, 3):
                 body = json.dumps(changed(CALLS[path], place, wrong))
                 answer = await http.post(path, content=body)
+                if place == ("model",) and isinstance(wrong, str) and wrong:
+                    assert answer.status_code == 404, (wrong, answer.text)
+                    continue
                 statuses.add(answer.status_code)
                 assert answer.status_code in (200, 400), (place, wrong, answer.text)
                 assert answer.status_code == 200 or error_of(path, answer)

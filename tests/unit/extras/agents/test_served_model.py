@@ -6,18 +6,22 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import httpx
 import openai
 import pytest
 from fakes import InlineExecutor, tiny_policy
 from ports import lasting_port
 from programs import RepliesEngine
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.agents.serving import serve
 from openenv_pipe.extras.agents.serving.serve import server_key
 from openenv_pipe.extras.agents.serving.served_model import ModelEndpoint, ServedModel
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.runs.find import SelectedModel
 
 CHAT = ChatFormat(build_tokenizer())
 CALL = 'Wait.<tool_call>{"name": "look_up", "arguments": {"word": "sky"}}</tool_call>'
@@ -158,7 +162,7 @@ async def test_settings_of_a_request_reach_the_engine_or_are_told():
         create = client.chat.completions.create
         for penalty in 0.5, 0.6:
             await create(
-                model="m",
+                model="echo-0001",
                 messages=[ASKED],
                 temperature=0.25,
                 top_p=0.9,
@@ -166,7 +170,7 @@ async def test_settings_of_a_request_reach_the_engine_or_are_told():
                 max_tokens=9,
                 presence_penalty=penalty,
             )
-        answer = await create(model="m", messages=[ASKED], logprobs=True)
+        answer = await create(model="echo-0001", messages=[ASKED], logprobs=True)
         assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
     assert told == ["a request asks for presence_penalty, which this server ignores"]
     first, _, last = engine.requests
@@ -187,7 +191,43 @@ async def test_settings_of_a_request_reach_the_engine_or_are_told():
 async def test_requests_without_an_answer_are_bad_requests(change, message):
     async with openai_client(Replies("yes")) as (client, _):
         with pytest.raises(openai.BadRequestError, match=message):
-            await client.chat.completions.create(**{"model": "m", "messages": [ASKED], **change})
+            await client.chat.completions.create(
+                **{"model": "echo-0001", "messages": [ASKED], **change}
+            )
+
+
+async def test_a_model_that_is_not_served_does_not_exist():
+    """404 as from vLLM, in each interface; a request without a name is answered."""
+    async with served(Replies("yes")) as (url, _), httpx.AsyncClient(base_url=url) as client:
+        for path, conversation in (
+            ("/v1/chat/completions", {"messages": [ASKED]}),
+            ("/v1/responses", {"input": "a word"}),
+            ("/v1/messages", {"messages": [ASKED], "max_tokens": 9}),
+        ):
+
+            async def post(names, path=path, conversation=conversation):
+                headers = {"Authorization": "Bearer none"}
+                return await client.post(path, json=conversation | names, headers=headers)
+
+            answer = await post({"model": "gpt-5"})
+            assert answer.status_code == 404, path
+            text = answer.json()["error"]["message"]
+            assert "'gpt-5' does not exist" in text and "'echo-0001'" in text
+            assert (await post({"model": "echo-0001"})).status_code == 200, path
+        unnamed = await client.post(
+            "/v1/chat/completions",
+            json={"messages": [ASKED]},
+            headers={"Authorization": "Bearer none"},
+        )
+        assert unnamed.status_code == 200
+
+
+async def test_a_request_without_messages_names_the_field_that_was_meant():
+    async with openai_client(Replies("yes")) as (client, _):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.post("/chat/completions", body={"message": [ASKED]}, cast_to=object)
+    expected = "messages is missing; 'message' is unknown (did you mean messages?)"
+    assert caught.value.body["message"] == expected
 
 
 async def test_the_key_is_asked_for():
@@ -195,7 +235,7 @@ async def test_the_key_is_asked_for():
         with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
             await client.models.list()
     async with openai_client(Replies("yes"), key="secret", client_key="secret") as (client, _):
-        await client.chat.completions.create(model="m", messages=[ASKED])
+        await client.chat.completions.create(model="echo-0001", messages=[ASKED])
 
 
 async def test_a_page_under_another_name_is_rejected():
@@ -213,7 +253,7 @@ async def test_equal_requests_with_a_seed_have_equal_answers():
 
         async def ask(seed):
             answer = await client.chat.completions.create(
-                model="m", messages=[ASKED], seed=seed, max_tokens=12
+                model="echo-0001", messages=[ASKED], seed=seed, max_tokens=12
             )
             return answer.choices[0].message.content
 
@@ -245,3 +285,16 @@ def test_serve_has_a_key_always(monkeypatch):
     assert all(any(key in text for text in notes) for key in made)
     with pytest.raises(ConfigError, match="VLLM_API_KEY is not set"):
         server_key("0.0.0.0", notes.append)
+
+
+@pytest.mark.parametrize(
+    ("own", "is_installed", "expected"),
+    [("local", True, "local"), ("vllm", True, "vllm"), ("vllm", False, "local")],
+)
+def test_the_engine_of_the_run_serves_it(monkeypatch, own, is_installed, expected):
+    monkeypatch.setattr(serve, "find_installed", lambda build: object() if is_installed else None)
+    notes = []
+    config = compose(["conf=smoke", f"engine={own}"]).config
+    subject = SelectedModel(folder=None, config=config, checkpoint=None, label="x", step=0)
+    assert serve.own_engine(subject, None, notes.append) == expected
+    assert len(notes) == (own != expected)
