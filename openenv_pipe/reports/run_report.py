@@ -27,7 +27,7 @@ from openenv_pipe.reports.sections import (
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import can_resume
-from openenv_pipe.runs.episodes import iterate_episodes, last_episodes_path
+from openenv_pipe.runs.episodes import episodes_path, iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
@@ -76,7 +76,7 @@ def write_report(folder: RunFolder) -> Path:
         signal_text(records),
         _what_was_run(folder, config),
         costs_text(folder, config, records),
-        _examples(folder.path),
+        _examples(folder.path, config),
         _further(folder.path, can_resume=can_resume(folder.path, folder.record, folder.status)),
     ]
     path = folder.path / "report.md"
@@ -95,7 +95,7 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
     if folder.status == "running":
         return f"The run is **running**, {took} so far. This page is written anew when it ends."
-    if folder.record.cause is None:
+    if folder.record.cause in (None, folder.status):  # `interrupted` says it all.
         return f"The run is **{folder.status}**, {took}."
     state = f"The run is **{folder.status}**, {took}."
     if folder.status == "finished":  # It has a cause if it ended before its last step.
@@ -340,8 +340,11 @@ def _code(folder: RunFolder) -> str:
     return ", ".join([f"openenv-pipe {folder.record.version}", *checkouts])
 
 
-def _examples(path: Path) -> str:
-    """Show the best and the worst episode of the last step, or one if all rewards are equal."""
+def _examples(path: Path, config: RunConfig) -> str:
+    """Show the best and the worst episode of the last step, or one if all rewards are equal.
+
+    Before the first step of GRPO, these are the episodes that the warm start imitates.
+    """
     file = last_episodes_path(path)
     if file is None:
         return ""
@@ -354,7 +357,12 @@ def _examples(path: Path) -> str:
     shown = {"Best": best, "Worst": worst}
     if worst.reward == best.reward:
         shown = {"One of many alike": worst}
-    texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
+    title, source = "Episodes of the last step", config.trainer.warm_start.source
+    if file == episodes_path(path, 0):
+        title = "Episodes that the warm start imitates"
+        if policy := source.scripted_policy:
+            title += f", written by {policy}"
+    texts = [f"## {title}\n\nFrom `episodes/{file.name}`."]
     for title, episode in shown.items():
         texts.append(f"**{title}**: {in_markdown(episode, '.')}")
     return "\n\n".join(texts)

@@ -467,3 +467,15 @@ def test_evaluations_on_other_tasks_do_not_stop_the_report(folder):
     played = [run_samples.episode(Random(0), 100 + i, 0, success=True) for i in range(4)]
     save_evaluation(folder.path, run_samples.evaluation(folder, "trained", played))
     assert "have no task in common" in write_report(folder).read_text()
+
+
+def test_report_of_a_run_interrupted_in_its_warm_start_names_who_wrote_the_episodes(folder):
+    write_episodes(episodes_path(folder.path, 0), run_samples.groups())
+    folder.finish("interrupted", cause="interrupted")
+    text = write_report(folder).read_text()
+    title = "## Episodes that the warm start imitates, written by wordle.policies:consistent\n"
+    assert title in text
+    assert "Episodes of the last step" not in text
+    assert "The run is **interrupted**" in text and "Cause" not in text
+    write_episodes(episodes_path(folder.path, 1), run_samples.groups())
+    assert "## Episodes of the last step\n" in write_report(folder).read_text()
