@@ -28,7 +28,7 @@ from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import check_host
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
-from openenv_pipe.environments.tasks.sets import ListedRows
+from openenv_pipe.environments.tasks.sets import ListedRows, SelectedTasks
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.devices import reject_missing_devices, several_devices
 from openenv_pipe.learner.objective import Objective
@@ -294,11 +294,11 @@ def _tasks(config: RunConfig) -> str:
         check_part("env.tasks.order", config.env.tasks.order, TaskOrder, 2)
     shown = []
     for tasks in known_splits(config).values():
-        if isinstance(tasks, ListedRows):
+        if isinstance(tasks, ListedRows | SelectedTasks):
             keywords = tasks[0].reset.items()  # All rows of a CSV file have the same types.
             types = ", ".join(f"{name} ({type(value).__name__})" for name, value in keywords)
             shown.append(f"{tasks.source}: {types}")
-    return "; ".join(shown)
+    return "; ".join(dict.fromkeys(shown))  # Both splits may be shares of one file.
 
 
 def _rewards(config: RunConfig) -> str:

@@ -24,7 +24,7 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
+from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints, fork_command
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
@@ -193,8 +193,7 @@ def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> 
         return
     if isinstance(error, OutOfMemoryError):
         # A resumed run keeps all of the keys that the error names.
-        at = f"{folder.path}@STEP" if all_checkpoints(folder.path) else None
-        how = f"openenv-pipe train --fork {at} KEY=VALUE" if at else "start a new run"
+        how = fork_command(folder.path) or "start a new run"
         progress.note(f"to continue with other values: {how}")
         return
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

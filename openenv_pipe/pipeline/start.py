@@ -33,6 +33,7 @@ from openenv_pipe.runs.checkpoints import (
     StageStep,
     all_checkpoints,
     find_checkpoint,
+    fork_command,
     is_resumable,
     new_checkpoint,
     newest_sound,
@@ -286,12 +287,13 @@ def _reject_changes(folder: RunFolder, changed: Changed) -> None:
     if rejected:
         lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in rejected]
         names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
+        command = fork_command(folder.path)
+        how = f"from its last checkpoint: {command}" if command else "(no step of GRPO was saved)"
         raise ConfigError(
             f"{folder.record.id} cannot be resumed with other values of\n"
             + "\n".join(lines)
             + f"\nonly {names} may change (trainer.guard between warn and stop); to change "
-            "anything else, start a new run from one of its checkpoints: "
-            f"openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
+            f"anything else, start a new run {how}"
         )
 
 

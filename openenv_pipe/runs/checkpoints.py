@@ -200,6 +200,16 @@ def newest_sound(folder: Path, *, resumable: bool = False) -> Path | None:
     return None
 
 
+def fork_command(folder: Path) -> str | None:
+    """Return the command that makes a new run from the newest checkpoint; None if none can be used.
+
+    A checkpoint of the warm start can only be resumed.
+    """
+    places = [StageStep.of(path) for path in all_checkpoints(folder)]
+    steps = [place.step for place in places if place.stage == "grpo"]
+    return f"openenv-pipe train --fork {folder}@{steps[-1]} KEY=VALUE" if steps else None
+
+
 def find_checkpoint(folder: Path, which: str) -> Path:
     """Return the checkpoint that a user names: a step, `best`, or by default the newest sound one.
 

@@ -21,6 +21,7 @@ from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.pipeline.servers import OwnServers
+from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path
 from openenv_pipe.runs.folder import RunFolder
 from tests.ports import lasting_port
 
@@ -272,6 +273,14 @@ def test_a_run_that_has_its_folder_needs_no_place_for_another(folder, monkeypatc
     assert [attempt.folder.path for attempt in attempts] == [moved.path, moved.path]
 
 
+def test_the_types_of_a_csv_file_are_listed_once_also_if_a_share_of_it_is_held_out(folder):
+    rows = "".join(f"{number}+1=,{number + 1},00{number}\n" for number in range(20))
+    (folder / "sums.csv").write_text(f"question,answer,code\n{rows}")
+    tasks = ["env=questions", "env.tasks.train.path=sums.csv", "eval.num_tasks=1"]
+    found = REQUIREMENTS["tasks"](compose(["conf=echo", *tasks]).config)
+    assert found == "sums.csv: question (str), answer (int), code (str)"
+
+
 @pytest.mark.parametrize("change", ["warn -> stop", "stop -> warn", "warn -> back", "back -> warn"])
 def test_a_resume_neither_begins_nor_ends_going_back(folder, monkeypatch, change):
     """How often a run has gone back follows from its metrics, and its learning rate from that."""
@@ -291,5 +300,10 @@ def test_a_resume_neither_begins_nor_ends_going_back(folder, monkeypatch, change
         return
     with pytest.raises(ConfigError, match=f"trainer.guard: '{before}' -> '{after}'") as caught:
         resume()
-    assert "between warn and stop" in str(caught.value) and "--fork" in str(caught.value)
+    assert "between warn and stop" in str(caught.value)
+    assert str(caught.value).endswith("start a new run (no step of GRPO was saved)")
+    for place in StageStep("warm_start", 7), StageStep("grpo", 3):
+        checkpoint_path(made.path, place).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"--fork {made.path}@3 KEY=VALUE"):
+        resume()
     assert not attempts
