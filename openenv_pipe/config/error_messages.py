@@ -102,6 +102,11 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
         note = f", {NOTES[leaf]}" if leaf in NOTES else ""
         return f"there is no such key; what other trainers call {leaf} is {own} here{note}"
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
+    # A key beside it is likelier than one elsewhere, with which it shares the path.
+    block_path = key[: -len(leaf)]
+    beside = [other for other in known if other.rpartition(".")[0] == block_path[:-1]]
+    leaves = [other.rpartition(".")[2] for other in beside]
+    near = near or [block_path + each for each in difflib.get_close_matches(leaf, leaves, n=2)]
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
 

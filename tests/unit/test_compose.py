@@ -232,6 +232,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
     ("override", "expected"),
     [
         ("trainer.stpes=3", ["trainer.stpes=3", "did you mean trainer.steps"]),
+        ("trainer.step=3", ["there is no such key; did you mean trainer.steps? "]),
         ("trainer.lr=3", ["trainer.lr=3", "trainer.optimizer.lr"]),
         ("modle=tiny", ['modle="tiny"', "did you mean model"]),
         (
