@@ -23,6 +23,7 @@ from openenv_pipe.extras.cluster.node_ranks import RayRanks
 from openenv_pipe.extras.cluster.nodes import Nodes
 from openenv_pipe.extras.cluster.trial import try_cluster
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
+from openenv_pipe.extras.devices.workers import WORKER
 from openenv_pipe.learner.devices import build_devices
 from openenv_pipe.pipeline.cluster import build_cluster
 from openenv_pipe.runs.episodes import read_episodes
@@ -323,7 +324,7 @@ def test_a_learner_without_room_says_what_is_missing(cluster):
     ranks = RayRanks(settings, CPU)
     try:
         with pytest.raises(HostError, match=r"needs 1 nodes besides this machine.*per_rank=64"):
-            ranks.start(2, num_threads=1)
+            ranks.start(f"{WORKER}:Worker", 2, num_threads=1)
     finally:
         ranks.close()
 
@@ -334,7 +335,7 @@ def test_a_node_without_the_run_folder_is_named(cluster, tmp_path):
     ranks = RayRanks(settings, CPU, tmp_path / "not there")
     try:
         with pytest.raises(ConfigError, match=r"does not have .*not there: .*set runs_dir to"):
-            ranks.start(2, num_threads=1)
+            ranks.start(f"{WORKER}:Worker", 2, num_threads=1)
     finally:
         ranks.close()
 
