@@ -211,7 +211,8 @@ def fork_command(folder: Path) -> str | None:
 
 
 def find_checkpoint(folder: Path, which: str) -> Path:
-    """Return the checkpoint that a user names: a step, `best`, or by default the newest sound one.
+    """Return the checkpoint that a user names: by its step, its name or `best`. Without a name, it
+    is the newest sound one.
 
     Raises:
         RunFolderError: It does not exist or is damaged.
@@ -222,10 +223,11 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     if not which:
         found = newest_sound(folder)
     else:
-        name = best.readlink().name if best.is_symlink() else ""
-        found = paths.get(name) if which == "best" else by_step.get(which)
+        name = best.readlink().name if best.is_symlink() and which == "best" else which
+        found = paths.get(name) or by_step.get(which)
     if found is None:
-        known = ", ".join([*by_step, *(["best"] if best.is_dir() else [])])
+        others = [name for name in paths if "step" not in name]
+        known = ", ".join([*others, *by_step, *(["best"] if best.is_dir() else [])])
         raise RunFolderError(
             f"{folder} has no checkpoint {which!r}; there are: {known}"
             if which and known

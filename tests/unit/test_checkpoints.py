@@ -116,7 +116,11 @@ def test_a_checkpoint_is_found_by_step_best_or_as_the_last(folder):
         return find_checkpoint(folder.path, which).name
 
     assert (found("1"), found("best"), found("")) == ("step_000001", "step_000002", "step_000003")
-    with pytest.raises(RunFolderError, match="there are: 1, 2, 3, best"):
+    save(folder, 9, stage="warm_start")
+    assert [found(name) for name in ("step_000001", "warm_start_000009")] == [
+        *("step_000001", "warm_start_000009"),
+    ]
+    with pytest.raises(RunFolderError, match="there are: warm_start_000009, 1, 2, 3, best"):
         found("7")
 
 
