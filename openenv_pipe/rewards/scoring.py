@@ -72,13 +72,18 @@ class Scorer:
                 opened term for a larger one than its own.
         """
         played = [e for group in groups for e in group.episodes if not e.failed]
-        for name, term in self._opened.items():
-            term.check(len(played), _reasons(played, name))
-        if self._judge is not None:
-            self._check_judge(self._judge, played)
-            self._judge.keep_failures()
-        for term in self._opened.values():
-            term.keep_failures()
+        asked = [*self._opened.values(), *([self._judge] if self._judge is not None else [])]
+        try:
+            for name, term in self._opened.items():
+                term.check(len(played), _reasons(played, name))
+            if self._judge is not None:
+                self._check_judge(self._judge, played)
+        except JudgeError:
+            for each in asked:
+                each.settle(goes_on=False)
+            raise
+        for each in asked:
+            each.settle(goes_on=True)
 
     def _check_judge(self, judge: Judge, played: Sequence[Episode]) -> None:
         reasons = _reasons(played, *self._judged)

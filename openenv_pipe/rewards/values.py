@@ -57,8 +57,12 @@ class OpenedTerm(GroupTerm, Protocol):
             JudgeError: too many of the episodes that were played have none.
         """
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far, so that a resumed run repeats them."""
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far.
+
+        goes_on: whether the run goes on with them, so that a resumed run has to repeat them;
+            otherwise it asks again.
+        """
 
 
 class Judge(Protocol):
@@ -68,8 +72,8 @@ class Judge(Protocol):
     def max_failed_share(self) -> float:
         """The largest share of a rollout batch's episodes that may have no verdict."""
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far, so that a resumed run repeats them."""
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far, as `OpenedTerm.settle` does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

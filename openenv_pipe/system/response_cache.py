@@ -6,6 +6,7 @@ The key is a digest of the address and the body, without headers and therefore w
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,15 @@ class ResponseCache:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(response))
 
-    def set_aside(self, url: str, body: Mapping[str, Any]) -> Path:
-        """Rename the file of a response, so that `read` no longer finds it. Raises OSError."""
+    def set_aside(self, url: str, body: Mapping[str, Any]) -> None:
+        """Rename the file of a response, if there is one, so that `read` no longer finds it.
+
+        Raises OSError.
+        """
         path = self._path(url, body)
         number = len(list(path.parent.glob(f"{path.stem}.*")))
-        return path.rename(path.with_suffix(f".{number}.json"))
+        with suppress(FileNotFoundError):
+            path.rename(path.with_suffix(f".{number}.json"))
 
     def _path(self, url: str, body: Mapping[str, Any]) -> Path:
         request = json.dumps([url, body], sort_keys=True)

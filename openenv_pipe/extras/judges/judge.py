@@ -120,9 +120,9 @@ class Judge:
         """The largest share of a rollout batch's episodes that may have no verdict."""
         return self._config.max_failed_share
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far with the verdicts; see `Verdicts.keep_failures`."""
-        self._verdicts.keep_failures()
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far; see `Verdicts.settle`."""
+        self._verdicts.settle(goes_on=goes_on)
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._verdicts.answer(self._address, body, partial(self._new_answer, body))

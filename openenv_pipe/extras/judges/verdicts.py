@@ -28,8 +28,10 @@ class Verdicts:
         self._own = ResponseCache(folder, KEY)
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
         self._locks: dict[str, asyncio.Lock] = {}  # by request
-        self._failures: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []  # not on disk
-        self._set_aside: list[Path] = []  # files of answers among the failures
+        # Of those who accept or end a step: failures, which are not on disk, by request; and the
+        # requests whose answers, which are, nobody could read.
+        self._failures: dict[str, tuple[str, Mapping[str, Any], dict[str, Any]]] = {}
+        self._unread: list[tuple[str, Mapping[str, Any]]] = []
 
     async def answer(
         self,
@@ -40,15 +42,17 @@ class Verdicts:
         """Return the answer to a request, and ask only if there is none yet.
 
         Equal requests are asked once, also those made at the same time. An answer with the key
-        FAILED is not kept before `keep_failures`.
+        FAILED is not on disk before `settle`.
         """
         request = json.dumps([url, body], sort_keys=True)
         async with self._locks.setdefault(request, asyncio.Lock()):
             answer = self._read(url, body)
+            if answer is None and request in self._failures:
+                answer = self._failures[request][-1]
             if answer is None:
                 answer = await ask()
                 if FAILED in answer:
-                    self._failures.append((url, body, answer))
+                    self._failures[request] = (url, body, answer)
                 else:
                     # In a thread, because answers come in bursts and a disk takes its time to sync
                     # each; shielded, because an answer that was paid for is kept.
@@ -57,24 +61,24 @@ class Verdicts:
         return answer
 
     def reject(self, url: str, body: Mapping[str, Any]) -> None:
-        """Count an answer as a failure, because its reader rejects it. It stays paid for."""
-        answer = self._own.read(url, body)
-        if answer is not None:  # None: it is another run's, or was rejected before
-            self._set_aside.append(self._own.set_aside(url, body))
-            self._failures.append((url, body, answer))
+        """Count an answer as a failure, because its reader rejects it."""
+        self._unread.append((url, body))
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far, so that a resumed run repeats them.
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far.
 
-        Called when the failures were few enough for the run to go on. Those that end a run are
-        not kept, and the resumed run asks again.
+        goes_on: they were few enough for the run to go on. They are kept, so that a resumed run
+            repeats them. Otherwise a resumed run asks again; answers that nobody could read stay
+            paid for.
         """
-        for url, body, answer in self._failures:
-            self._own.write(url, body, answer)
-        for path in self._set_aside:
-            path.unlink()
+        if goes_on:
+            for url, body, answer in self._failures.values():
+                self._own.write(url, body, answer)
+        else:
+            for url, body in self._unread:
+                self._own.set_aside(url, body)
         self._failures.clear()
-        self._set_aside.clear()
+        self._unread.clear()
 
     def _read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer to this request, or None."""

@@ -64,8 +64,8 @@ class VerifierSource(Protocol):
         """Count the answer about an episode as a failure, because it cannot be read."""
         ...
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far, so that a resumed run repeats them."""
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far; see `Verdicts.settle`."""
         ...
 
 
@@ -125,9 +125,9 @@ class Verifier:
                 f"{reasons[-1]}"
             )
 
-    def keep_failures(self) -> None:
-        """Keep the failures so far, so that a resumed run repeats them."""
-        self._source.keep_failures()
+    def settle(self, *, goes_on: bool) -> None:
+        """Decide on the failures so far; see `Verdicts.settle`."""
+        self._source.settle(goes_on=goes_on)
 
 
 class HttpSource:
@@ -157,8 +157,8 @@ class HttpSource:
     def reject(self, episode: Episode) -> None:
         self._verdicts.reject(self._config.url, json_of(episode))
 
-    def keep_failures(self) -> None:
-        self._verdicts.keep_failures()
+    def settle(self, *, goes_on: bool) -> None:
+        self._verdicts.settle(goes_on=goes_on)
 
     async def _answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
         retries = self._config.max_retries
@@ -215,7 +215,7 @@ class FunctionSource:
     def reject(self, episode: Episode) -> None:
         """Do nothing: the function of a resumed run is called again."""
 
-    def keep_failures(self) -> None:
+    def settle(self, *, goes_on: bool) -> None:
         """Do nothing: the function of a resumed run is called again."""
 
 

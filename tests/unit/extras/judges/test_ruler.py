@@ -297,5 +297,5 @@ class Decider:
 
     max_failed_share = 0.0
 
-    def keep_failures(self) -> None:
+    def settle(self, *, goes_on: bool) -> None:
         """Keep nothing."""

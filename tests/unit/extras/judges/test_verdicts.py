@@ -1,0 +1,48 @@
+"""Verdicts on disk: what is asked once, and what again."""
+
+import asyncio
+
+from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
+
+URL, BODY = "http://judge", {"messages": ["a"]}
+
+
+def asked(verdicts, *answers):
+    """Ask the same question three times at once; return the answers, and how often it was sent."""
+    left = list(answers)
+
+    async def ask():
+        await asyncio.sleep(0)
+        return left.pop(0)
+
+    async def all_at_once():
+        return await asyncio.gather(*(verdicts.answer(URL, BODY, ask) for _ in range(3)))
+
+    return asyncio.run(all_at_once()), len(answers) - len(left)
+
+
+def test_equal_requests_are_sent_once_also_if_they_fail(tmp_path):
+    failure = {FAILED: "broken"}
+    assert asked(Verdicts(tmp_path), failure, {"value": 1}) == ([failure] * 3, 1)
+
+
+def test_failures_with_which_a_run_goes_on_are_repeated(tmp_path):
+    verdicts = Verdicts(tmp_path)
+    asked(verdicts, {FAILED: "broken"})
+    verdicts.settle(goes_on=True)
+    assert asked(Verdicts(tmp_path), {"value": 1}) == ([{FAILED: "broken"}] * 3, 0)
+    assert list(Verdicts(tmp_path).answers()) == [], "nothing was paid for"
+
+
+def test_an_answer_that_nobody_can_read_is_kept_until_it_ends_a_run(tmp_path):
+    verdicts, odd, good = Verdicts(tmp_path), {"value": "odd"}, {"value": 1}
+    asked(verdicts, odd)
+    for _ in range(2):  # two episodes have it
+        verdicts.reject(URL, BODY)
+    assert asked(verdicts, good) == ([odd] * 3, 0), "the step has no other answer"
+    assert asked(Verdicts(tmp_path), good) == ([odd] * 3, 0), "nor has one that was killed"
+    verdicts.settle(goes_on=False)
+    assert asked(Verdicts(tmp_path), good) == ([good] * 3, 1)
+    assert sorted(map(str, Verdicts(tmp_path).answers())) == sorted(map(str, [good, odd]))
+    verdicts.reject(URL, {"messages": ["that nobody asked"]})
+    verdicts.settle(goes_on=False)
