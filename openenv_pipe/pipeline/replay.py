@@ -5,6 +5,7 @@ Checkpoints contain these episodes, so that a resumed run replays the same ones.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from statistics import fmean
 from openenv_pipe.algorithms.advantages import ZERO_SPREAD, GroupAdvantages
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.schema import ReplayConfig
+from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.runs.episodes import read_recorded_episodes, write_episodes
 from openenv_pipe.types import Episode, Group, Sample
 
@@ -25,9 +27,9 @@ class Replay:
     def __init__(self, config: ReplayConfig | None, seed: int) -> None:
         self._config = config
         self._seed = seed
-        # One for each task, by environment and task, as a group with a single episode. Those that
-        # have been kept for longest come first.
-        self._kept: dict[tuple[str, str], Group] = {}
+        # One for each task and player, by environment, task and player, as a group with a single
+        # episode. Those that have been kept for longest come first.
+        self._kept: dict[tuple[str, str, str], Group] = {}
 
     def samples(self, step: int) -> list[Sample]:
         """Return the samples of the episodes that a step replays, which are drawn for it."""
@@ -53,7 +55,8 @@ class Replay:
 
     def _keep(self, group: str, episode: Episode) -> None:
         assert self._config is not None
-        least, key = self._config.min_reward, (episode.task.env, episode.task.id)
+        least, task = self._config.min_reward, episode.task
+        key = (task.env, task.id, task.labels.get(PLAYER, ""))
         if least is not None and episode.reward < least:
             return
         if key in self._kept and self._kept[key].episodes[0].reward >= episode.reward:
@@ -61,7 +64,15 @@ class Replay:
         self._kept.pop(key, None)
         self._kept[key] = Group(id=group, task=episode.task, episodes=[_ids_alone(episode)])
         if len(self._kept) > self._config.size:
-            del self._kept[min(self._kept, key=lambda each: self._kept[each].episodes[0].reward)]
+            del self._kept[self._least()]
+
+    def _least(self) -> tuple[str, str, str]:
+        """Return the least good episode of the environment with most: rewards of one environment
+        say nothing about those of another."""
+        counts = Counter(env for env, *_ in self._kept)
+        return min(
+            self._kept, key=lambda key: (-counts[key[0]], self._kept[key].episodes[0].reward)
+        )
 
     def save(self, folder: Path) -> None:
         """Write the episodes into a checkpoint's folder."""

@@ -72,9 +72,9 @@ def advantages_of(groups, **options):
     return step_advantages(groups, **settings)
 
 
-def group(id, task, rewards):
+def group(id, task, rewards, **of_task):
     """Return a group whose episodes end with their rewards times ten as their only token."""
-    task = Task(id=f"train/{task}", split="train", index=task, seed=task)
+    task = Task(id=f"train/{task}", split="train", index=task, seed=task, **of_task)
     episodes = [
         dataclasses.replace(
             made_up_episode(reward, member=member, turns=[made_up_turn([5], [int(10 * reward)])]),
@@ -143,6 +143,26 @@ def test_the_lowest_and_oldest_give_way_to_a_new_task():
     assert kept(replay) == [("0", 3), ("2", 3)]
     replay.add(advantages_of([group("4", 4, [0.3, 0.0])]))
     assert kept(replay) == [("2", 3), ("4", 3)]
+
+
+def test_each_player_of_a_task_has_an_episode_of_its_own(tmp_path):
+    replay = Replay(config(), 0)
+    seller, buyer = ({"labels": {"player": name}} for name in ("seller", "buyer"))
+    groups = [group("a", 1, [0.9, 0.1], **seller), group("b", 1, [0.5, 0.1], **buyer)]
+    replay.add(advantages_of(groups))
+    replay.save(tmp_path)
+    again = Replay(config(), 0)
+    again.load(tmp_path)
+    assert kept(again) == kept(replay) == [("a", 9), ("b", 5)]
+
+
+def test_an_environment_with_lower_rewards_keeps_its_share():
+    replay = Replay(config(size=4), 0)
+    for number in range(4):
+        low = group(f"low {number}", number, [0.4, 0.0])
+        high = group(f"high {number}", number, [0.9, 0.0], env="other")
+        replay.add(advantages_of([low, high]))
+    assert [name.split()[0] for name, _ in kept(replay)] == ["high", "high", "low", "low"]
 
 
 def test_a_masked_episode_is_not_kept():
