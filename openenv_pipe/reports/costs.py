@@ -45,7 +45,10 @@ def _time_table(duration_s: float, records: Records) -> str:
 
 
 def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
-    """Say what the machine and the judge cost, as far as their prices are known."""
+    """Say what the machine and the judge cost, as far as their prices are known.
+
+    Metrics have the judge's answers that rewards of training use, and no others.
+    """
     machine, hours = folder.record.machine, folder.duration_s / HOUR_S
     gpus = len(machine.gpus)
     parts = f"{machine.num_cpus} CPUs and {gpus or 'no'} GPU{'s' * (gpus != 1)}"
@@ -55,10 +58,9 @@ def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
         text += f", at {price_per_hour:g} an hour: **{price:.2f}**"
     calls, tokens, judge = (_sum(f"judge/{key}", records) for key in ("calls", "tokens", "cost"))
     if calls:
-        text += f". The judge's {calls:,.0f} answers in training took {tokens:,.0f} tokens"
-        text += f", at its prices: **{judge:.2f}**" if judge else ""
-    if price and judge:
-        text += f". Together: **{price + judge:.2f}**"
+        text += f". The judge's {calls:,.0f} answers that rewards of training use took"
+        text += f" {tokens:,.0f} tokens" + (f", at its prices: **{judge:.2f}**" if judge else "")
+        text += "; those of evaluations and answers without a verdict are not counted"
     return f"{text}."
 
 

@@ -72,7 +72,10 @@ class Scorer:
                 opened term for a larger one than its own.
         """
         played = [e for group in groups for e in group.episodes if not e.failed]
-        asked = [*self._opened.values(), *([self._judge] if self._judge is not None else [])]
+        asked: list[OpenedTerm | Judge] = [
+            *self._opened.values(),
+            *([self._judge] if self._judge is not None else []),
+        ]
         try:
             for name, term in self._opened.items():
                 term.check(len(played), _reasons(played, name))

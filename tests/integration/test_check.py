@@ -44,6 +44,7 @@ def test_a_shipped_experiment_passes():
         *("settings", "device", "run folder", "model", "learning rate", "chat", "environment"),
         *("adapter", "rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory"),
         *("disk", "forward", "tokens", "baseline expert", "baseline random"),
+        *("reward consistent", "reward respected"),
     }
     assert "4 opened; the 6 episodes" in lines["sessions"].text
 

@@ -7,14 +7,16 @@ from openenv_pipe.engines.vllm.server_command import TransferBackend
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 from openenv_pipe.registry import block_types, load
 
+BACKENDS: dict[str, TransferBackend] = {"broadcast": "nccl", "ipc": "ipc"}
+
 
 def transfer_backend(
     config: VllmEngineConfig, mode: PublishMode, build: Build
 ) -> TransferBackend | None:
     """Return the weight transfer of vLLM's own that servers need; None: they need none."""
-    if mode == "adapter" or build == "cpu" or config.weight_transfer == "files":
+    if mode == "adapter" or build == "cpu":
         return None
-    return "ipc" if config.weight_transfer == "ipc" else "nccl"
+    return BACKENDS.get(config.weight_transfer)
 
 
 def check_transfer(config: VllmEngineConfig, footprint: LearnerFootprint) -> None:

@@ -1,12 +1,13 @@
 """Play one episode of each baseline, which `train` evaluates beside the model."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import RewardConfig, RunConfig
-from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.engines.scripted import ScriptedEngine, ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
@@ -16,7 +17,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode
+from openenv_pipe.types import Episode, Group
 
 LIMIT_S = 60.0  # for one episode
 
@@ -33,17 +34,10 @@ async def try_baselines(
         return
     for name, policy in config.env.baselines.items():
         label = f"baseline {name}"
-        rollout = RolloutContext(
-            env=config.env,
-            loop=LocalRunner(host, adapter),
-            splits=splits,
-            chat=chat,
-            engine=ScriptedEngine(load_callable(policy)),
-            scorer=Scorer(config.reward, config.env.success_reward),
-        )
+        rollout = scripted_rollout(config, host, adapter, splits, chat, load_callable(policy))
         try:
             async with asyncio.timeout(LIMIT_S):
-                episode = await _play(config.seed, rollout)
+                episode = await play_one(config.seed, rollout, rollout.scorer.score)
         except TimeoutError:
             text = f"an episode of {policy} takes more than {LIMIT_S:g} s; evaluations will be slow"
             yield Line(label, Result.WARN, text)
@@ -53,15 +47,39 @@ async def try_baselines(
             yield _line(label, episode, config.reward)
 
 
-async def _play(seed: int, rollout: RolloutContext) -> Episode:
-    (group,) = await play_groups(
+def scripted_rollout(
+    config: RunConfig,
+    host: Host,
+    adapter: Adapter,
+    splits: Splits,
+    chat: ChatFormat,
+    policy: ScriptedPolicy,
+) -> RolloutContext:
+    """Return the context in which a scripted policy plays, in the model's tokens."""
+    return RolloutContext(
+        env=config.env,
+        loop=LocalRunner(host, adapter),
+        splits=splits,
+        chat=chat,
+        engine=ScriptedEngine(policy),
+        scorer=Scorer(config.reward, config.env.success_reward),
+    )
+
+
+async def play_one(
+    seed: int,
+    rollout: RolloutContext,
+    score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
+) -> Episode:
+    """Play an episode of the first task of evaluations. score: see `play_groups`."""
+    group, *_ = await play_groups(
         rollout,
         [rollout.splits.eval[0]],
         group_size=1,
         temperature=0.0,
         seed=seed,
         label="check",
-        score=rollout.scorer.score,
+        score=score,
     )
     return group.episodes[0]
 

@@ -89,7 +89,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         openings = [each.opening for each in played if each.opening is not None]
         if not openings:
             raise ConfigError(done_at_reset(played[0].first))
-        functions = try_reward_functions(config, host, adapter, first)
+        functions = try_reward_functions(config, host, adapter, splits, chat)
         measured = [line async for line in functions]
         if chat is not None:
             measured.append(tokens_line(config.env, chat, openings))

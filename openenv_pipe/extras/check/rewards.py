@@ -12,11 +12,13 @@ from openenv_pipe.engines.scripted import ScriptedEngine, ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import random_action
+from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.check.baselines import LIMIT_S
+from openenv_pipe.extras.check.baselines import LIMIT_S, play_one, scripted_rollout
+from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode, Group, Observation, Opening, Task
+from openenv_pipe.types import Episode, Group, Observation, Opening
 
 
 def random_reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
@@ -27,11 +29,12 @@ def random_reply(observations: Sequence[Observation], draw: random.Random, openi
 
 
 async def try_reward_functions(
-    config: RunConfig, host: Host, adapter: Adapter, task: Task
+    config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat | None
 ) -> AsyncIterator[Line]:
     """Yield a line for each reward term that a function of the user computes.
 
-    The function is called with an episode of random actions, and with one of each baseline.
+    The function is called with an episode of random actions, and with one of each baseline. Without
+    `chat`, an engine that takes messages, they have no token ids, as in the run.
 
     Raises:
         HostError: as in training.
@@ -44,7 +47,7 @@ async def try_reward_functions(
         policies |= {name: load_callable(path) for name, path in config.env.baselines.items()}
     episodes = {}
     for name, policy in policies.items():
-        if (episode := await _play(config, policy, host, adapter, task)) is not None:
+        if (episode := await _play(config, policy, host, adapter, splits, chat)) is not None:
             episodes[name] = episode
     for name, term in terms.items():
         reward = config.reward.model_copy(update={"terms": {name: term}, "transforms": {}})
@@ -52,13 +55,23 @@ async def try_reward_functions(
 
 
 async def _play(
-    config: RunConfig, policy: ScriptedPolicy, host: Host, adapter: Adapter, task: Task
+    config: RunConfig,
+    policy: ScriptedPolicy,
+    host: Host,
+    adapter: Adapter,
+    splits: Splits,
+    chat: ChatFormat | None,
 ) -> Episode | None:
     """Return an episode of the policy; None if it fails, for other checks report that."""
-    player = RecordedPlayer(config.env, ScriptedEngine(policy), adapter, PlayedEpisode(task=task))
     try:
         async with asyncio.timeout(LIMIT_S):
-            episode = await player.play(host)
+            if chat is not None:
+                rollout = scripted_rollout(config, host, adapter, splits, chat, policy)
+                episode = await play_one(config.seed, rollout)
+            else:
+                play = PlayedEpisode(task=splits.eval[0])
+                player = RecordedPlayer(config.env, ScriptedEngine(policy), adapter, play)
+                episode = await player.play(host)
     except (ConfigError, TimeoutError):
         return None
     return None if episode.failed else episode

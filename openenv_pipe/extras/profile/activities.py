@@ -55,7 +55,7 @@ THREAD_RULES = (
     FrameRule(UPDATE, "", "LearnerGroup.update"),  # on several devices, of the extra that has them
     FrameRule(CHECKPOINT, "pipeline/checkpoints.py"),
     FrameRule(PUBLISHING, "models/policy.py", "Policy.follow"),
-    FrameRule(PUBLISHING, "engines/vllm/transfer"),
+    FrameRule(PUBLISHING, "", "MemoryTransfer."),  # without files, of the extra that has it
     FrameRule(PUBLISHING, "models/weights.py"),
     *_reward_rules(),
     FrameRule(FILES, "runs/"),

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -164,10 +165,18 @@ def answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _end_with_the_viewer() -> None:
+    """Wait until the viewer, however it ends, closes the pipe, and end the process."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
     """Read what is wanted, and write the answer, or its error."""
     wanted = json.loads(sys.stdin.readline())
     signal.alarm(wanted["limit_s"])  # ends the process whatever it is doing
+    threading.Thread(target=_end_with_the_viewer, daemon=True).start()
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
     try:

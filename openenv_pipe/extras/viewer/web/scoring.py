@@ -6,6 +6,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -52,7 +53,14 @@ class TokenScorer:
             *COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE
         )
         self._process = process
-        output, errors = await process.communicate(json.dumps(wanted).encode() + b"\n")
+        assert process.stdin and process.stdout and process.stderr
+        with suppress(ConnectionError):  # it has ended, and its errors say why
+            process.stdin.write(json.dumps(wanted).encode() + b"\n")
+            await process.stdin.drain()
+        # Its stdin stays open: the program ends when this process, however it ends, closes it.
+        output, errors = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        await process.wait()
+        process.stdin.close()
         if process.returncode == -signal.SIGALRM:
             raise ConfigError(
                 f"the tokens are not scored after {self._limit_s} s, the limit; the model may be "

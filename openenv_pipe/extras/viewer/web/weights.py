@@ -48,5 +48,6 @@ def _wrote(folder: RunFolder, source: str, episode: Episode) -> str | None:
     report = reports.get(label)
     if report is None or report.temperature is None:
         return None
-    is_untrained = not report.step and label.startswith((AT_START, STAGES[0]))
-    return UNTRAINED if is_untrained else str(report.step)
+    if not report.step and label.startswith((AT_START, STAGES[0])):
+        return UNTRAINED
+    return None if report.step is None else str(report.step)

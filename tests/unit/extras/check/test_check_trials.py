@@ -184,6 +184,10 @@ def reward_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     module.number_of_turns = lambda episode: len(episode.turns)
     module.text = lambda episode: "0.5"
     module.nothing = lambda episode: None
+    module.shortness = lambda episode: sum(
+        max(turn.logprobs) + 1 / len(turn.completion_ids) / len(turn.prompt_ids)
+        for turn in episode.turns
+    )
     module.raises_at_an_action, module.blocks = raises_at_an_action, blocks
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield module.__name__
@@ -203,7 +207,7 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     one = f"{players}:speaks"
     line = scored(f"{reward_functions}:number_of_turns", monkeypatch, one=one)
     assert line.result is Result.OK
-    assert line.text.endswith("returns 2 for an episode of random actions, 2 for an episode of one")
+    assert line.text.endswith("returns 3 for an episode of random actions, 3 for an episode of one")
 
     line = scored(f"{reward_functions}:text", monkeypatch)
     assert (line.result, "return one number" in line.text) == (Result.FAIL, True)
@@ -212,6 +216,9 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     assert (unread.result, "returns 0.5" in unread.text) == (Result.OK, True)
     line = scored(f"{reward_functions}:raises_at_an_action", monkeypatch, one=one)
     assert (line.result, "raised KeyError: 'no such field'" in line.text) == (Result.FAIL, True)
+
+    line = scored(f"{reward_functions}:shortness", monkeypatch, one=one)
+    assert line.result is Result.OK, "episodes have token ids and logprobs, as in training"
 
     line = scored(f"{reward_functions}:nothing", monkeypatch)
     assert "returns None for an episode of random actions" in line.text

@@ -1,6 +1,7 @@
 """What a checkpoint says of an episode's tokens: logprobs, alternatives, the KL from the start."""
 
 import asyncio
+import subprocess
 import sys
 
 import fakes
@@ -153,3 +154,15 @@ def test_the_end_of_the_viewer_ends_the_program(monkeypatch):
             await asked
 
     asyncio.run(end_early())
+
+
+def test_the_program_ends_with_a_viewer_that_was_killed():
+    """The kernel closes the other end of its stdin then."""
+    code = (
+        "import time; from openenv_pipe.extras.viewer import score_tokens as program\n"
+        "program.answer = lambda wanted: time.sleep(999)\n"
+        "program.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        process.communicate(b'{"limit_s": 600}\n')
+    assert process.returncode == 1
