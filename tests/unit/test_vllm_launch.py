@@ -141,6 +141,7 @@ async def endpoint(folder, host="127.0.0.1", extra=()):
     await serve(
         served,
         SimpleNamespace(python="python", build="cpu"),
+        title="run",
         host=host,
         port=free_port(),
         extra=extra,
