@@ -63,8 +63,8 @@ class ReplayConfig(Block):
         description="weight of the mean cross entropy of the replies' tokens in replayed episodes"
     )
     size: NumEpisodes = Field(
-        description="episodes that are kept, one for each task; those with the lowest reward give "
-        "way, the oldest of them first"
+        description="episodes that are kept, one for each task and player; of the environment "
+        "with the most, those with the lowest reward give way, the oldest of them first"
     )
     min_reward: Number | None = Field(
         description="the least reward of an episode that is kept; null: it is above the mean of "
