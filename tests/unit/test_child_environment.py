@@ -70,6 +70,7 @@ OWN_CODE = {  # processes that run this package's own code, which inherit all va
     "extras/containers/docker/socket_proxy.py",  # in a container, with the container's
     "extras/devices/workers.py",
     "extras/sweeps/worker.py",
+    "extras/viewer/web/scoring.py",
     "system/process.py",
 }
 
