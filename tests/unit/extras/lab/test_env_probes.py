@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import run_samples
+from fakes import run_config
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode
@@ -171,7 +172,7 @@ def test_baselines_play_until_all_tasks_are_told_apart():
         tasks=train,
         eval_tasks=held_out,
         choosers={"random": "random"},
-        env=SimpleNamespace(baselines=baselines),
+        env=run_config({"env.baselines": baselines}).env,
         read_policy=read_policy,
         play_alike=play_alike,
         repeated=[],
