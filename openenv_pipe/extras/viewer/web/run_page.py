@@ -130,7 +130,11 @@ def logs_of(folder: Path) -> list[str]:
     """List the log files of all attempts, the newest attempt's first."""
     logs = folder / "logs"
     found = [f"{part}/{name}" for part in names_in(logs) for name in names_in(logs / part)]
-    chosen = [name for name in found if LOG.fullmatch(name) and not (logs / name).is_symlink()]
+    chosen = [
+        name
+        for name in found
+        if LOG.fullmatch(name) and (logs / name).is_file() and not (logs / name).is_symlink()
+    ]
     chosen.sort(key=lambda name: (-int(name.partition("/")[0][8:]), name))
     return chosen[:MAX_LOGS]
 

@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     run_samples.train(folder, num_steps=2)
     run_samples.evaluate(folder, "trained", 0.6, step=2)
     (folder.logs / "env-0.log").write_text("</script>\u2028\n")
+    (folder.logs / "set_aside").mkdir()  # as after a resume from an earlier step
     folder.finish("finished")
     return folder
 
