@@ -1,6 +1,5 @@
 """The commands for results of runs: `runs`, `tag` and `eval`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from openenv_pipe.cli.arguments import Junit, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
+from openenv_pipe.cli.control import command_line
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import UserError
 from openenv_pipe.system.garbage import collect_as_usual
@@ -111,10 +111,10 @@ def evaluate(
         from openenv_pipe.commands.junit import write_junit
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
+
     collect_as_usual()
-    control = RunControl(progress=progress)
     words = with_runs_dir(subjects, runs_dir)
-    result = evaluate_words(words, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
+    result = evaluate_words(words, command_line(), RunControl(progress=progress), trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
         print_table(table)
     for row in result.played:

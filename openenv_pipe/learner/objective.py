@@ -69,7 +69,7 @@ class Objective:
     @property
     def has_hints(self) -> bool:
         """True if the reference is the present policy, with a hint in its prompt."""
-        return self.needs_reference and self._config.kl.hint is not None
+        return self._config.kl.used_hint is not None
 
     @property
     def needs_divergence(self) -> bool:

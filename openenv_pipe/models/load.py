@@ -260,7 +260,7 @@ def reject_unsupported_vision(config: RunConfig) -> None:
         ),
         f"trainer.loss.kl.hint={kl.hint}": (
             "trainer.loss.kl.hint=null",
-            kl.coef > 0 and kl.hint is not None,
+            kl.used_hint is not None,
         ),
         f"trainer.loss.echo_coef={config.trainer.loss.echo_coef}": (
             "trainer.loss.echo_coef=0",
@@ -285,7 +285,7 @@ def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:
     loss = config.trainer.loss
     needing = {
         "trainer.loss.echo_coef": loss.echo_coef,
-        "trainer.loss.kl.hint": loss.kl.hint if loss.kl.coef else None,
+        "trainer.loss.kl.hint": loss.kl.used_hint,
     }
     for key, value in needing.items():
         if value and chat.history == "rerender":

@@ -154,7 +154,7 @@ async def _opened_environment(
     config, logs = parts.config, parts.logs
     async with open_scorer(config, *verdicts, log=logs / "judge.log") as scorer:
         chat = parts.policy.chat if parts.policy else None
-        has_hints = config.trainer.loss.kl.coef > 0 and config.trainer.loss.kl.hint is not None
+        has_hints = config.trainer.loss.kl.used_hint is not None
         await loop.prepare(chat, reads_messages=scorer.reads_messages or has_hints)
         splits = await loop.open_splits(known_sets)
         # In a thread, because OpenEnv's capture proxy takes seconds to import.

@@ -270,11 +270,11 @@ class GrpoStage:
 
     def _add_hints(self, samples: Sequence[Sample], groups: Sequence[Group]) -> dict[str, float]:
         """Add the hints of `trainer.loss.kl.hint` to the samples; return how many have one."""
-        kl, policy = self._trainer.loss.kl, self._context.components.policy
-        if not samples or kl.hint is None or kl.coef == 0:
+        hint, policy = self._trainer.loss.kl.used_hint, self._context.components.policy
+        if not samples or hint is None:
             return {}
         assert policy is not None
-        add_hints(samples, groups, kl.hint, policy.chat, self._config.max_episode_tokens)
+        add_hints(samples, groups, hint, policy.chat, self._config.max_episode_tokens)
         return {"kl/hinted": fmean(sample.hinted is not None for sample in samples)}
 
     def _summarise_environments(self, step: Sequence[GroupAdvantages]) -> dict[str, float]:

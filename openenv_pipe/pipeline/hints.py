@@ -7,13 +7,13 @@ the reference (`trainer.loss.kl.hint`).
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from openenv_pipe.algorithms.advantages import ZERO_SPREAD
+from openenv_pipe.config.schema.loss import Hint
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.types import Episode, Group, Sample
 
-Hint = Literal["demonstration", "feedback"]
 BEFORE = {
     "demonstration": "\n\nThis attempt went well:\n",
     "feedback": "\n\nThis is how your attempt will end:\n",

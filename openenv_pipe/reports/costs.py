@@ -53,9 +53,8 @@ def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
     gpus = len(machine.gpus)
     parts = f"{machine.num_cpus} CPUs and {gpus or 'no'} GPU{'s' * (gpus != 1)}"
     text = f"{hours:.2f} hours of a machine with {parts}"
-    price = hours * price_per_hour
     if price_per_hour:
-        text += f", at {price_per_hour:g} an hour: **{price:.2f}**"
+        text += f", at {price_per_hour:g} an hour: **{hours * price_per_hour:.2f}**"
     calls, tokens, judge = (_sum(f"judge/{key}", records) for key in ("calls", "tokens", "cost"))
     if calls:
         text += f". The judge's {calls:,.0f} answers that rewards of training use took"

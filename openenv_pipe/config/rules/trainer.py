@@ -68,7 +68,7 @@ def _has_teacher(config: "RunConfig") -> bool:
 
 
 def _has_hint(config: "RunConfig") -> bool:
-    return config.trainer.loss.kl.coef > 0 and config.trainer.loss.kl.hint is not None
+    return config.trainer.loss.kl.used_hint is not None
 
 
 def _learns_nothing(config: "RunConfig") -> bool:

@@ -12,6 +12,8 @@ from openenv_pipe.config.schema.base import (
     PythonTarget,
 )
 
+Hint = Literal["demonstration", "feedback"]
+
 
 class KlConfig(Block):
     """The KL term of the loss, to the policy before the first step, a later one, or a teacher. The
@@ -23,7 +25,7 @@ class KlConfig(Block):
         "or an id of a model that is on this machine, with the policy's tokens; null: the policy "
         "itself is the reference"
     )
-    hint: Literal["demonstration", "feedback"] | None = Field(
+    hint: Hint | None = Field(
         description="self-distillation: the present policy is the teacher, with a hint in its "
         "prompt; demonstration: the group's best episode, for those with a lower reward; feedback: "
         "what the environment returned last, or why the last reply could not be used; null: no hint"
@@ -39,6 +41,11 @@ class KlConfig(Block):
         description="every so many steps, the policy becomes the reference (TRL's "
         "ref_model_sync_steps); null: the reference never changes"
     )
+
+    @property
+    def used_hint(self) -> Hint | None:
+        """The hint that the policy's own teacher has; None without one, or without the term."""
+        return self.hint if self.coef > 0 else None
 
 
 class CorrectionConfig(Block):

@@ -16,6 +16,7 @@ from openenv_pipe.extras.check.environment import check_environment
 from openenv_pipe.extras.check.model import check_hub, check_lr, check_memory, try_forward
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.registry import block_types, load
+from openenv_pipe.system.progress import LineProgress, Progress
 from openenv_pipe.trackers.build import build_tracker
 
 _log = logging.getLogger(__name__)
@@ -23,17 +24,15 @@ _log = logging.getLogger(__name__)
 Check = Callable[[RunConfig], Iterator[Line]]
 
 
-def run_checks(config: RunConfig, notify: Callable[[str], object] = _log.info) -> list[Line]:
-    """Run all checks. A trial is left out where a requirement that it builds on is not met.
-
-    notify: called with the name of each check when it begins.
-    """
+def run_checks(config: RunConfig, progress: Progress | None = None) -> list[Line]:
+    """Run all checks. A trial is left out where a requirement that it builds on is not met."""
+    progress = progress or LineProgress(_log.info)
     lines: list[Line] = []
     rejected: set[str] = set()
     for name, require in REQUIREMENTS.items():
-        notify(name)
         try:
-            found = require(config)
+            with progress.phase(f"checking: {name}"):
+                found = require(config)
         except PipeError as error:
             rejected.add(name)
             if not any(line.text == str(error) for line in lines):  # told once is enough
@@ -43,9 +42,9 @@ def run_checks(config: RunConfig, notify: Callable[[str], object] = _log.info) -
     for name, (check, builds_on) in TRIALS.items():
         if rejected & builds_on:
             continue
-        notify(name)
         try:
-            lines.extend(check(config))
+            with progress.phase(f"checking: {name}"):
+                lines.extend(check(config))
         except PipeError as error:
             lines.append(failed(name, error))
     return lines

@@ -1,7 +1,7 @@
 """The command `check`: its help."""
 
 from openenv_pipe.cli.arguments import Junit, Overrides
-from openenv_pipe.cli.progress import notify_user
+from openenv_pipe.cli.progress import build_progress, notify_user
 
 
 def check(overrides: Overrides, junit: Junit = None) -> None:
@@ -19,13 +19,9 @@ def check(overrides: Overrides, junit: Junit = None) -> None:
     composed = compose(overrides)
     for text in unused_keys(composed):
         notify_user(text)
-    from openenv_pipe.cli.console import open_console, print_findings
-
-    console = open_console(stderr=True)
-    with console.status("loading the libraries") as status:
-        notify = status.update if console.is_terminal else notify_user
-        notify("loading the libraries")
+    progress = build_progress()
+    with progress.phase("loading the libraries"):
+        from openenv_pipe.cli.console import print_findings
         from openenv_pipe.extras.check.checks import run_checks
 
-        lines = run_checks(composed.config, lambda name: notify(f"checking: {name}"))
-    print_findings(lines, junit=junit)
+    print_findings(run_checks(composed.config, progress), junit=junit)

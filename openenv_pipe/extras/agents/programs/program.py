@@ -67,15 +67,14 @@ def check_program(config: ProgramAgentConfig) -> str:
 
 def _require_script(config: ProgramAgentConfig) -> None:
     """Raise ConfigError if the program is Python with a script that is nowhere."""
-    is_python, (program, *arguments) = "python" in config.command[0], config.command
-    if not is_python or not arguments or not arguments[0].endswith(".py"):
+    program, script = (*config.command, "")[:2]
+    is_script = "python" in program and script.endswith(".py") and "{" not in script
+    if not is_script or Path(script).is_file() or script in config.files:
         return
-    script, here = Path(arguments[0]), Path.cwd()
-    if script.is_file() or arguments[0] in config.files or "{" in arguments[0]:
-        return
-    near = did_you_mean(script.name, sorted(each.name for each in here.glob("*.py")))
+    here = Path.cwd()
+    near = did_you_mean(Path(script).name, sorted(each.name for each in here.glob("*.py")))
     raise ConfigError(
-        f"agent.command names the script {arguments[0]!r} after {program}, and there is no such "
+        f"agent.command names the script {script!r} after {program}, and there is no such "
         f"file from the current folder {here}{near}; name it from there, or by its whole path"
     )
 
