@@ -5,6 +5,8 @@ xdist's own scheduling runs the test in which a worker has died again, in one wo
 until it gives up, and leaves a worker idle if it has a single test to run.
 """
 
+from contextlib import suppress
+
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -43,6 +45,11 @@ class Scheduling(LoadFileScheduling):
             super()._reschedule(node)
             if self._pending_of(self.assigned_work[node]) < 2:
                 super()._reschedule(node)
+
+    def _assign_work_unit(self, node) -> None:
+        """Send a worker tests. xdist reports one that died meanwhile, and calls `remove_node`."""
+        with suppress(OSError):
+            super()._assign_work_unit(node)
 
     def running(self) -> list[str]:
         """Return the test that each worker runs."""

@@ -8,7 +8,10 @@ import pytest
 from coding.sandbox import box, channel
 from coding.sandbox.outcome import LIMIT, NOT_LOADED, RAN, VIOLATION, SandboxError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's"),
+]
 LAYERS = {"resource limits", "no new privileges", "system call filter"}
 CALLS = [[[1], [2]], [[3]]]
 

@@ -18,6 +18,8 @@ from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.server_key import SERVER_SIDE
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyTheHost
 
+pytestmark = pytest.mark.slow
+
 KEY = "a-key-of-this-test"
 LIMIT_S = 60.0
 PORT = 8123

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_acceptance.py"
 CASE = {"prompt": 3, "reply": 4, "members": 2, "activation_checkpointing": True}
 FIGURES = {"device": "a GPU", "shape_name": "0.6b", "train": "lora", "side": "ours", "cases": [

@@ -19,6 +19,8 @@ from gymnasium_env.server.gymnasium_environment import GymnasiumEnvironment
 from gymnasium_env.source import Source, without_colors
 from gymnasium_env.spaces import SpaceError, action_model, as_text, plain
 
+pytestmark = pytest.mark.slow
+
 ENVS = Path(__file__).parents[2] / "envs"
 MODULE = '''
 """Registers environments, as a module of a user does."""

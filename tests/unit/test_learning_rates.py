@@ -7,6 +7,8 @@ from openenv_pipe.config.learning_rates import FULL, LORA, RANDOM, describe_lr, 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.system.resources import group_options
 
+pytestmark = pytest.mark.slow
+
 SMALL, MIDDLE, LARGE = sorted(FULL)
 IN_FULL = "model.lora.rank=0"
 

@@ -15,7 +15,7 @@ from openenv_pipe.system.process import ManagedProcess
 LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 # A command with a child in its own group, a child in a new session, and a daemon detached by a
 # double fork. All of them ignore SIGTERM, SIGINT and SIGHUP.

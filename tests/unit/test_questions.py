@@ -7,6 +7,8 @@ from questions import scoring
 from openenv_pipe.system.patterns import LimitedPattern
 from openenv_pipe.system.resources import shipped_dir
 
+pytestmark = pytest.mark.slow
+
 
 def make(how, folder="", limit_s=60.0):
     return scoring.make_score(how, folder=str(folder), limit_s=limit_s)

@@ -8,6 +8,8 @@ pytest.importorskip("reasoning_gym")
 from reasoning import policies, tasks
 from reasoning_gym.factory import DATASETS
 
+pytestmark = pytest.mark.slow
+
 DEFAULTS = {"task": "leg_counting", "split": "train", "index": None, "seed": None}
 SOME = ("leg_counting", "chain_sum", "knights_knaves", "maze", "basic_arithmetic")
 

@@ -21,6 +21,8 @@ from openenv_pipe.core import BASES, CORE
 from openenv_pipe.registry import extras, functions, load
 from openenv_pipe.system.plugins import check_type
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(openenv_pipe.__file__).parent / "extras"
 BLOCKS = [block for extra in (CORE, *extras()) for block in extra.blocks]
 

@@ -24,6 +24,8 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.system.http import Access
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60.0  # of what happens at once
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
 

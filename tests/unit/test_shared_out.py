@@ -6,6 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.shared_out import Scheduling
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -82,6 +89,36 @@ def test_a_test_whose_worker_died_behind_a_fork_is_named_at_an_interrupt(tmp_pat
         os.kill(int((tmp_path / "fork").read_text()), signal.SIGKILL)
     named = "INTERRUPTED test_forks.py::test_that_leaves_a_fork_behind"
     assert named in (tmp_path / "output").read_text()
+
+
+class Worker:
+    shutting_down = False
+    gateway = SimpleNamespace(id="gw")
+
+    def __init__(self, *, is_dead: bool) -> None:
+        self.is_dead, self.sent = is_dead, []
+
+    def send_runtest_some(self, indices) -> None:
+        if self.is_dead:
+            raise OSError("cannot send (already closed?)")
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_the_tests_that_a_dead_worker_was_sent_are_left_to_another_one():
+    options = SimpleNamespace(loadscopereorder=False)
+    config = SimpleNamespace(getvalue=lambda _: ["2*popen"], option=options)
+    scheduling = Scheduling(config, None, server_of=lambda _: None)
+    tests = ["a.py::test_1", "a.py::test_2", "b.py::test_1"]
+    dead, alive = Worker(is_dead=True), Worker(is_dead=False)
+    for worker in (dead, alive):
+        scheduling.add_node(worker)
+        scheduling.add_node_collection(worker, tests)
+    scheduling.schedule()
+    assert scheduling.remove_node(dead) == "a.py::test_1"
+    assert [tests[index] for index in alive.sent] == tests[:0:-1]
 
 
 def _write(folder: Path, **files: str) -> None:

@@ -17,6 +17,8 @@ from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError
 from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 120.0  # of every test, so that none waits forever
 WAYS = ("adapter", "full")
 OTHER = Owner.new("runs/other/0007")

@@ -20,6 +20,8 @@ from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
 from tests.small_vllm import VOCABULARY, SmallServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 120.0  # of every test, so that none waits forever
 
 

@@ -14,6 +14,8 @@ from openenv_pipe.types import Group, Status
 from tests.judge_server import JudgeServer, said
 from tests.judged_groups import composed, episode, group, score_groups
 
+pytestmark = pytest.mark.slow
+
 NO_ENV = "reward.terms.env.per_turn=false"
 
 

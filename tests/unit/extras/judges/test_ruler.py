@@ -18,6 +18,8 @@ from openenv_pipe.types import Group, Status
 from tests.judge_server import JudgeServer, said
 from tests.judged_groups import episode, group, score_groups
 
+pytestmark = pytest.mark.slow
+
 
 def score(
     server: JudgeServer, folder: Path, groups: list[Group], *overrides: str, accept: bool = True

@@ -23,6 +23,8 @@ from openenv_pipe.extras.viewer.web.panels import panels_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.evals import DURING
 
+pytestmark = pytest.mark.slow
+
 STATIC = server.STATIC
 
 
