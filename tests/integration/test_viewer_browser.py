@@ -345,6 +345,18 @@ def test_a_person_and_the_model_play(address, page):
     page.get_by_role("button", name="Start").wait_for()
 
 
+def test_a_checkpoint_scores_the_tokens_of_an_episode(address, page):
+    page.goto(f"{address}#/run/smoke/0001/episode?step=4&line=6&view=tokens")
+    page.get_by_role("button", name="Show alternatives and KL").click()
+    page.get_by_text("By the untrained weights, at temperature 1 and without top_p").wait_for()
+    expect(page.get_by_label("Colour by")).to_have_value("kl")
+    page.locator("[data-token]").nth(6).hover()
+    tip = page.locator(".tip")
+    expect(tip).to_contain_text("logprob, scored")
+    expect(tip).to_contain_text("KL from the start0")
+    expect(tip).to_contain_text("5. ")
+
+
 def test_curves_that_do_not_change_are_folded_away(address, page):
     page.goto(f"{address}#/run/smoke/0001")
     constant = page.locator(".section details:not([hidden])").first

@@ -65,7 +65,7 @@ export function scoring(key, which, { wrote, kept }, scored) {
     fill(note, "Loading the checkpoint and scoring the tokens …");
     try {
       const found = await send(`${runPath(key)}/scores`, { ...which, checkpoint: chosen });
-      fill(note, `By ${weightsName(chosen)}, at temperature ${number(found.temperature)}; KL from ${found.start === "untrained" ? "the untrained weights" : found.start}.`);
+      fill(note, `By ${weightsName(chosen)}, at temperature ${number(found.temperature)} and without top_p, top_k and min_p; KL from ${found.start === "untrained" ? "the untrained weights" : found.start}.`);
       scored(found);
     } catch (error) { fill(note, h("span", { class: "bad" }, error.message)); }
     button.disabled = false;
