@@ -32,6 +32,7 @@ STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip 
 LOOSEST_MISMATCH = 0.4
 UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and does no longer
 FORGOTTEN = 5.0  # nats a token
+ALMOST_ALL = 0.8  # groups without a signal, for a word on why they have none
 SOLVED = 0.9  # success of the last episodes: their tasks have little left to teach
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
@@ -248,8 +249,7 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
-    is_solved = success is not None and success > SOLVED
-    if identical > 0.5 and not is_solved:
+    if identical > 0.5 and not (success is not None and success > SOLVED):
         return Alarm(
             metric="skipped/identical",
             what=f"{what}. In {identical:.0%} of these, all members wrote the same, token for "
@@ -259,22 +259,30 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
             "model that begins so needs a higher trainer.temperature",
             is_collapse=is_collapse,
         )
-    if unsolved > 0.5 or (not solved and success is not None and success < 0.1):
-        why = "almost no episode of them succeeds: the tasks are probably too hard for the model"
-    elif solved > 0.5 or (not unsolved and is_solved):
-        why = "almost every episode of them succeeds: the tasks are probably too easy for the model"
-    else:
-        why = (
-            "the outcome depends on the task and not on the model's choices: its entropy has "
-            "collapsed (sampling/entropy), or tasks are either too easy or too hard for it"
-        )
+    if solved or unsolved:
+        what += f". {solved:.0%} of these groups always succeeded, {unsolved:.0%} never"
     return Alarm(
         metric="groups/skipped",
         what=what,
-        advice=f"{why}. Choose others, or env.tasks.order=curriculum; play other groups in their "
-        "place (trainer.max_sampling_rounds above 1); a larger trainer.group_size; a reward with "
-        "more levels",
+        advice=f"{_why_no_signal(solved, unsolved)}. What gives more groups a signal: "
+        "env.tasks.order=curriculum, a larger trainer.max_sampling_rounds, which plays others in "
+        "their place, a larger trainer.group_size, a reward with more levels",
         is_collapse=is_collapse,
+    )
+
+
+def _why_no_signal(solved: float, unsolved: float) -> str:
+    """solved, unsolved: the fractions of groups without a signal that always succeed, or never."""
+    if unsolved > ALMOST_ALL:
+        return (
+            "the tasks are probably too hard for the model: show it what a good reply looks like "
+            "(env.adapter.examples), begin with trainer.warm_start, or choose easier tasks"
+        )
+    if solved > ALMOST_ALL:
+        return "the tasks are probably too easy for the model: choose harder ones"
+    return (
+        "the outcome depends on the task and not on the model's choices: its entropy has "
+        "collapsed (sampling/entropy), or each task is either too easy or too hard for it"
     )
 
 

@@ -189,5 +189,9 @@ def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
         text = f"every episode earns {highest:.3g}: there is nothing to learn"
         return Line("learnable", Result.FAIL, text)
     earned = "never earn anything" if highest == 0.0 else f"always earn {highest:.3g}"
-    text = f"random actions {earned}: {ADVICE}; --policy tries a better policy"
+    text = (
+        f"random actions {earned}. A model that does not either (eval start says so) has nothing to "
+        "compare: reward partial progress (reward.terms), or begin with a warm start "
+        "(trainer.warm_start); --policy tries a better policy"
+    )
     return Line("learnable", Result.WARN, text)
