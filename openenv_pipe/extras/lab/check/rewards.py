@@ -190,7 +190,7 @@ def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
         return Line("learnable", Result.FAIL, text)
     earned = "never earn anything" if highest == 0.0 else f"always earn {highest:.3g}"
     text = (
-        f"random actions {earned}. A model that does not either (eval start says so) has nothing to "
+        f"random actions {earned}. A model that does not either (see eval start) has nothing to "
         "compare: reward partial progress (reward.terms), or begin with a warm start "
         "(trainer.warm_start); --policy tries a better policy"
     )
