@@ -23,9 +23,9 @@ from torch import nn
 from openenv_pipe.config.schema import ModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.architecture_check import find_decoder
-from openenv_pipe.models.safetensors_only import VISION_MODELS, load_adapter, plain_name
+from openenv_pipe.models.safetensors_only import load_adapter, plain_name
+from openenv_pipe.models.vision import vision
 
-VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone
 ALL_LINEAR = "all-linear"
 # What transformers calls the layer that scores the experts, or that weighs a shared one.
 ROUTERS = ("gate", "router", "wg", "modality_router", "shared_expert_gate")
@@ -41,13 +41,17 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
     Raises:
         ConfigError: the adapter does not fit the model.
     """
+    seeing = vision()
     lora = LoraConfig(
         r=config.lora.rank,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
-        exclude_modules=VISION_MODULES if model.config.model_type in VISION_MODELS else None,
+        # Adapters are for the language model alone.
+        exclude_modules=(
+            seeing.vision_modules if model.config.model_type in seeing.model_types else None
+        ),
     )
     if isinstance(config.lora.target_modules, list):
         _reject_unknown_layers(model, config.lora.target_modules)

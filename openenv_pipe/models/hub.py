@@ -18,7 +18,7 @@ from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.config.schema.model import ModelSource
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.model_files import check_model_folder
-from openenv_pipe.models.safetensors_only import VISION_MODELS
+from openenv_pipe.models.vision import vision
 from openenv_pipe.registry import extras, load
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
@@ -182,11 +182,11 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
         if as_out_of_memory(error) is not None:
             raise
         first_line = str(error).strip().splitlines()[0]
+        trained = ", ".join(vision().model_types) or "none"
         if "Unrecognized configuration class" in first_line:
             raise ConfigError(
                 f"model.path={config.path!r} is neither a causal language model for text nor a "
-                f"vision-language model that can be trained ({', '.join(VISION_MODELS)}); choose "
-                "one of these"
+                f"vision-language model that can be trained ({trained}); choose one of these"
             ) from None
         raise ConfigError(
             f"model.path={config.path!r} cannot be loaded: {first_line.rstrip('.')}; set it to a "

@@ -41,12 +41,12 @@ from openenv_pipe.models.model_files import TOKENIZER
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import (
-    VISION_MODELS,
     find_file,
     model_class,
     read_model,
     text_config_within,
 )
+from openenv_pipe.models.vision import vision
 from openenv_pipe.registry import if_command
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -101,9 +101,7 @@ def load_policy(
     }
     if chat.images is None:
         return Policy(model, chat, **options)
-    from openenv_pipe.models.vision import VisionPolicy  # imports Pillow
-
-    return VisionPolicy(model, chat, **options)
+    return vision().make_policy(model, chat, **options)
 
 
 def check_architecture(config: RunConfig) -> Any:
@@ -192,10 +190,8 @@ def load_chat(config: ModelConfig) -> ChatFormat:
     tokenizer = load_tokenizer(config)
     images = None
     if (found := _vision_config(config)) is not None:
-        from openenv_pipe.models.vision import load_image_format  # imports Pillow
-
         assert isinstance(config, HubModelConfig)
-        images = load_image_format(config, found, tokenizer)
+        images = vision().load_images(config, found, tokenizer)
     # A prompt with images is not rendered again (`reject_unsupported_vision`).
     history = "append" if images and config.history == "auto" else config.history
     return ChatFormat(tokenizer, history, images, _eos_ids(config, tokenizer))
@@ -222,7 +218,7 @@ def _vision_config(config: ModelConfig) -> Any:
         found = AutoConfig.from_pretrained(
             model_source(config), revision=config.revision, trust_remote_code=False
         )
-    return found if found.model_type in VISION_MODELS else None
+    return found if found.model_type in vision().model_types else None
 
 
 def is_vision_model(config: ModelConfig) -> bool:
@@ -241,43 +237,8 @@ def reject_vision_model(config: ModelConfig, purpose: str) -> None:
 
 def reject_unsupported_vision(config: RunConfig) -> None:
     """Raise ConfigError if the run needs what is not supported with vision-language models."""
-    model, kl = config.model, config.trainer.loss.kl
-    if not config.engine.capabilities.needs_tokenizer or _vision_config(model) is None:
-        return
-    assert isinstance(model, HubModelConfig)
-    settings = {
-        f"engine={config.engine.type}": ("engine=local", not config.engine.supports_vision),
-        f"cluster={config.cluster.type}": ("cluster=local", config.cluster.plays_on_nodes),
-        f"agent={config.agent.type}": ("agent=loop", not config.agent.is_loop),
-        "model.history=rerender": ("model.history=append", model.history == "rerender"),
-        f"model.quantization={model.quantization}": (
-            "model.quantization=none",
-            model.quantization != "none",
-        ),
-        f"trainer.loss.kl.reference={kl.reference}": (
-            "trainer.loss.kl.reference=null",
-            kl.coef > 0 and kl.reference is not None,
-        ),
-        f"trainer.loss.kl.hint={kl.hint}": (
-            "trainer.loss.kl.hint=null",
-            kl.used_hint is not None,
-        ),
-        f"trainer.loss.echo_coef={config.trainer.loss.echo_coef}": (
-            "trainer.loss.echo_coef=0",
-            config.trainer.loss.echo_coef > 0,
-        ),
-        "trainer.replay": ("trainer.replay=null", config.trainer.replay is not None),
-        f"trainer.devices={config.trainer.devices}": (
-            "trainer.devices=1",
-            config.trainer.devices > 1,
-        ),
-    }
-    for name, (instead, is_set) in settings.items():
-        if is_set:
-            raise ConfigError(
-                f"{name} with a vision-language model, such as model.path={model.path!r}, "
-                f"is not supported; set {instead}, or choose a model for text"
-            )
+    if config.engine.capabilities.needs_tokenizer and _vision_config(config.model) is not None:
+        vision().reject_unsupported(config)
 
 
 def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:

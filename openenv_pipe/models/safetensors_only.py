@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.vision import vision
 from openenv_pipe.registry import if_command
 
-VISION_MODELS = ("qwen2_vl", "qwen2_5_vl")  # `model_type` of those whose images can be read
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -61,7 +61,7 @@ def text_config_within(config: Any) -> Any:
     transformers has no causal language model, such as Mistral 3; None for all others."""
     found = getattr(config, "text_config", None)
     is_composite = type(found) in MODEL_FOR_CAUSAL_LM_MAPPING and not (
-        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in VISION_MODELS
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in vision().model_types
     )
     return found if is_composite else None
 
@@ -85,7 +85,7 @@ def _language_model_within(whole: Any, text_config: Any) -> Any:
 
 def model_class(config: Any) -> Any:
     """Return transformers' class of models with this config."""
-    sees = config.model_type in VISION_MODELS
+    sees = config.model_type in vision().model_types
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 

@@ -129,8 +129,9 @@ def test_what_is_not_supported_is_rejected_by_check_and_train(settings, tmp_path
     write_block(tmp_path)
     code, out, err = run(tmp_path, "check", *settings, "model.history=rerender")
     assert code != 0
-    assert "model.history=rerender with a vision-language model" in " ".join((out + err).split())
+    message = "model.history=rerender: not supported with vision-language models"
+    assert message in " ".join((out + err).split())
     code, out, err = run(tmp_path, "train", *settings, "model.history=rerender")
     assert code == 2
-    assert err.strip().splitlines()[-1].startswith("error: model.history=rerender with a ")
+    assert err.strip().splitlines()[-1].startswith(f"error: {message}")
     assert not (tmp_path / "runs").exists()

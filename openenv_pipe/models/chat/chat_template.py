@@ -11,7 +11,7 @@ tools or would move their description as the conversation grows. Calls stay in t
 as the model wrote them. With `rerender`, they go into fields if the template shows them otherwise.
 
 Where the model sees images, tokens of its own stand behind the note of each image
-(`vision/image_format.py`).
+(`models/vision.py`).
 """
 
 import json
@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.checks import (
@@ -49,10 +49,8 @@ from openenv_pipe.models.chat.probes import (
 from openenv_pipe.models.chat.rendering import TemplateRenderer
 from openenv_pipe.models.chat.turn_ends import find_turn_ends
 from openenv_pipe.models.replies.reader import ReplyReader, reader_for
+from openenv_pipe.models.vision import ImageFormat
 from openenv_pipe.types import Image, Message, Tool
-
-if TYPE_CHECKING:
-    from openenv_pipe.models.vision.image_format import ImageFormat
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class ChatFormat:
         self,
         tokenizer: Any,
         history: HistoryChoice = "append",
-        images: "ImageFormat | None" = None,
+        images: ImageFormat | None = None,
         eos_ids: Iterable[int] = (),
     ) -> None:
         """history: auto is `append`, or `rerender` if the template rewrites earlier turns.

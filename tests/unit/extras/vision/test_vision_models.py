@@ -33,6 +33,7 @@ from vision_models import (
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.extras.vision.policy import VisionForward, VisionPolicy
 from openenv_pipe.learner.checkpoint import load_weights, save_weights
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.forward.forward_check import check_forward
@@ -43,7 +44,6 @@ from openenv_pipe.models.load import (
     load_policy,
 )
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.models.vision.policy import VisionForward, VisionPolicy
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import IMAGE_IDS
 
@@ -325,8 +325,8 @@ def test_a_forward_pass_with_wrong_positions_is_rejected(qwen2, monkeypatch):
 
 
 REJECTED = {
-    "model.history": ("rerender", "model.history=rerender with a vision-language model"),
-    "trainer.devices": (2, "trainer.devices=2 with a vision-language model"),
+    "model.history": ("rerender", "model.history=rerender: not supported with vision-language"),
+    "trainer.devices": (2, "trainer.devices=2: not supported with vision-language"),
 }
 
 

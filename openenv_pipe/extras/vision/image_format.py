@@ -1,9 +1,4 @@
-"""Images as vision-language models like Qwen2-VL read them: placeholder tokens, and patches.
-
-A prompt has as many placeholders as the model makes vectors of an image. In token ids, the
-image's own id stands in the place of each (`Image.token_id`), so that a token which the model
-has sampled is never taken for a placeholder, and prompts with different images differ.
-"""
+"""Images as vision-language models like Qwen2-VL read them: placeholder tokens, and patches."""
 
 import io
 from collections.abc import Sequence
@@ -20,20 +15,25 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.hub import model_source, readable_errors
+from openenv_pipe.models.vision import ImageFormat
 from openenv_pipe.types import Image, Message
 
 
-class ImageFormat:
+class QwenImages(ImageFormat):
     """The image processor of one model, and its tokens around and in the place of an image.
 
     The processor is the one that needs no torchvision, on every machine: others resize differently.
     """
 
-    def __init__(self, processor: Qwen2VLImageProcessorPil, config: Any, tokenizer: Any) -> None:
-        """config: the model's, of transformers."""
-        self._processor = processor
-        self.placeholder_id: int = config.image_token_id
-        ids = [config.vision_start_token_id, self.placeholder_id, config.vision_end_token_id]
+    def __init__(self, config: HubModelConfig, found: Any, tokenizer: Any) -> None:
+        """See `Vision.load_images`."""
+        with readable_errors(config):
+            self._processor = Qwen2VLImageProcessorPil.from_pretrained(
+                model_source(config),
+                revision=config.revision,  # type: ignore[arg-type]  # None is the newest
+            )
+        self.placeholder_id: int = found.image_token_id
+        ids = [found.vision_start_token_id, self.placeholder_id, found.vision_end_token_id]
         self.tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)  # of an image, in order
         if not all(self.tokens):
             raise ConfigError(
@@ -42,7 +42,6 @@ class ImageFormat:
             )
 
     def shown_in(self, message: Message) -> dict[str, Image]:
-        """Return the images of a message that the model sees, by their notes, in order."""
         text, images = message["content"], message.get("images", {})
         return {
             note: images[note]
@@ -51,19 +50,13 @@ class ImageFormat:
         }
 
     def num_tokens(self, image: Image) -> int:
-        """Return how many placeholders an image has; 0 if it is too narrow to be shown."""
         try:
             _, rows, columns = self._grid(image)
-        except ValueError:  # one side is more than 200 times as long as the other
+        except ValueError:  # too narrow: one side is more than 200 times as long as the other
             return 0
         return rows * columns // self._processor.merge_size**2
 
     def with_ids(self, token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
-        """Return token ids with the images' ids in the place of their placeholders, one for each.
-
-        Raises:
-            ConfigError: there are not as many placeholders as images.
-        """
         if token_ids.count(self.placeholder_id) != len(images):
             raise ConfigError(
                 f"the chat template shows {token_ids.count(self.placeholder_id)} of "
@@ -81,7 +74,6 @@ class ImageFormat:
         return ids
 
     def grids(self, images: Sequence[Image]) -> torch.Tensor:
-        """Return each image's numbers of patches [P, 3]: in time, in height and in width."""
         return torch.tensor([self._grid(each) for each in images]).reshape(-1, 3)
 
     def _grid(self, image: Image) -> tuple[int, int, int]:
@@ -97,11 +89,6 @@ class ImageFormat:
         return 1, height // processor.patch_size, width // processor.patch_size
 
     def patches(self, images: Sequence[Image]) -> torch.Tensor:
-        """Return what the model's vision part takes with the grids: the patches of all images.
-
-        Raises:
-            RunFolderError: an image's file cannot be read.
-        """
         opened = []
         for image in images:
             with PIL.Image.open(io.BytesIO(image.png), formats=["PNG"]) as file:
@@ -110,15 +97,4 @@ class ImageFormat:
         return patches
 
     def save(self, folder: Path) -> None:
-        """Write the processor's settings in transformers' format."""
         self._processor.save_pretrained(folder)
-
-
-def load_image_format(config: HubModelConfig, model_config: Any, tokenizer: Any) -> ImageFormat:
-    """Load how a model reads images. model_config: of transformers. Raises ConfigError."""
-    with readable_errors(config):
-        processor = Qwen2VLImageProcessorPil.from_pretrained(
-            model_source(config),
-            revision=config.revision,  # type: ignore[arg-type]  # None is the newest
-        )
-    return ImageFormat(processor, model_config, tokenizer)

@@ -13,7 +13,7 @@ import torch
 from openenv_pipe.types import Image, Images
 
 if TYPE_CHECKING:  # It uses this module.
-    from openenv_pipe.models.vision.policy import VisionPolicy
+    from openenv_pipe.extras.vision.policy import VisionPolicy
 
 SIZES = ((61, 44), (33, 70))  # of the probe's images: width and height, in pixels
 NAME_LENGTH = 32  # hexadecimal digits
