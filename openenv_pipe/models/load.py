@@ -21,7 +21,6 @@ from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.clock import pinned_template
 from openenv_pipe.models.chat.rendering import check_template
-from openenv_pipe.models.chat.tokenizer_process import check_tokenizer
 from openenv_pipe.models.chat.variables import one_template, template_with
 from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
@@ -37,7 +36,7 @@ from openenv_pipe.models.hub import (
     model_source,
     readable_errors,
 )
-from openenv_pipe.models.model_files import TOKENIZER
+from openenv_pipe.models.model_files import TOKENIZER, check_model_file
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import (
@@ -168,7 +167,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
             if find_model_folder(config) is None and (
                 downloaded := find_file(config.path, TOKENIZER, config.revision)
             ):
-                check_tokenizer(downloaded)
+                check_model_file(downloaded)
             tokenizer = AutoTokenizer.from_pretrained(
                 model_source(config), revision=config.revision, trust_remote_code=False
             )

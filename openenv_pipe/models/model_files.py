@@ -3,61 +3,100 @@
 The folder may be anybody's. transformers reads whatever its files have.
 """
 
+import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.models.chat.tokenizer_process import check_tokenizer
+from openenv_pipe.models.chat.limited_program import LimitedProgramError, output_of
 from openenv_pipe.system.budgets import JsonBudget
 from openenv_pipe.system.files import parse_json
 
 TOKENIZER = "tokenizer.json"
 TEXTS = (".json", ".jinja", ".txt", ".model")
-# tokenizer.json of the largest vocabularies has 35 MB and 2 million values.
+# tokenizer.json of the largest vocabularies, of 260,000 tokens, has 35 MB and 2 million values, and
+# takes 3 s and 500 MB to be decoded.
 BUDGET = JsonBudget(max_mb=64, max_values=4_000_000)
+PAGE_CPU_S = 8  # before a page does without the texts of tokens
+CHECK_CPU_S = 60  # before a model is rejected
+MEMORY_MB = 1024
 
 
 def check_model_folder(folder: Path) -> None:
-    """Check the sizes of a model's configurations, and its tokenizer, before they are read.
+    """Check a model's configurations and its tokenizer before they are read.
 
     Raises:
-        ConfigError: One of them is no file, is too large, or makes its reader fail.
-        OSError: The folder cannot be read.
+        ConfigError: see `check_model_file`.
+        OSError: the folder cannot be read.
     """
-    files = sorted(path for path in folder.iterdir() if path.suffix in TEXTS)
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"{file} is not a file, but a folder, a pipe or the like")
-    _check_once(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+    for file in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):
+        check_model_file(file)
 
 
-@lru_cache(maxsize=8)
-def _check_once(files: tuple[tuple[Path, int, int], ...]) -> None:
-    for file, _, size in files:
-        if size > BUDGET.max_mb * 2**20:
-            raise ConfigError(
-                f"{file} has {size / 2**20:,.0f} MB; expected at most {BUDGET.max_mb} MB of a "
-                "model's configuration or vocabulary"
-            )
-        if file.name == TOKENIZER:
-            check_tokenizer(file)
-        elif file.suffix == ".json":
-            try:
-                parse_json(file, file.read_bytes(), BUDGET)
-            except RunFolderError as error:
-                raise ConfigError(str(error)) from error
+def check_model_file(file: Path) -> None:
+    """Check the size of a configuration or a vocabulary, and whether it can be read.
+
+    Raises:
+        ConfigError: it is no file, is too large, or makes its reader fail.
+    """
+    _reject_other_kinds(file)
+    found = file.stat()
+    _check_once(file, (found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@lru_cache(maxsize=64)
+def _check_once(file: Path, _stamp: tuple[int, int, int]) -> None:
+    content = read_model_file(file)
+    if file.name == TOKENIZER:
+        token_texts(file, content, CHECK_CPU_S)
+    elif file.suffix == ".json":
+        try:
+            parse_json(file, content, BUDGET)
+        except RunFolderError as error:
+            raise ConfigError(str(error)) from error
+
+
+def read_model_file(file: Path) -> bytes:
+    """Read such a file, also through a link, as those of a hub's cache are. Raises ConfigError."""
+    _reject_other_kinds(file)
+    if (size := file.stat().st_size) > BUDGET.max_mb * 2**20:
+        raise ConfigError(
+            f"{file} has {size / 2**20:,.0f} MB; expected at most {BUDGET.max_mb} MB of a "
+            "model's configuration or vocabulary"
+        )
+    return file.read_bytes()
+
+
+def _reject_other_kinds(file: Path) -> None:
+    if not file.is_file():
+        raise ConfigError(f"{file} is not a file, but a folder, a pipe or the like")
+
+
+def token_texts(file: Path, content: bytes, cpu_s: int = PAGE_CPU_S) -> Mapping[int, str]:
+    """Return the text of each token of a vocabulary.
+
+    file: where the content of a tokenizer.json is from, for errors. cpu_s: the limit.
+
+    Raises:
+        ConfigError: it is damaged, or takes more time or memory than any tokenizer needs.
+    """
+    try:
+        output = output_of("tokenizer", content, cpu_s=cpu_s, memory_mb=MEMORY_MB)
+    except LimitedProgramError as error:
+        raise ConfigError(f"the tokenizer {file} cannot be used: {error}") from None
+    return {int(number): text for number, text in json.loads(output).items()}
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the length of a safetensors file's header with its own, and what it says.
 
     Raises:
-        ConfigError: The file is none of safetensors.
-        OSError: It cannot be read.
+        ConfigError: the file is none of safetensors.
+        OSError: it cannot be read.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path} is not a file, but a folder, a pipe or the like")
+    _reject_other_kinds(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > BUDGET.max_mb * 2**20:

@@ -9,10 +9,9 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat import rendering
-from openenv_pipe.models.chat.tokenizer_process import token_texts
 from openenv_pipe.models.load import load_chat, load_policy, load_tokenizer, select_device
 from openenv_pipe.models.memory_estimate import read_folder_shape
-from openenv_pipe.models.model_files import check_model_folder, read_header
+from openenv_pipe.models.model_files import check_model_folder, read_header, token_texts
 from openenv_pipe.models.tiny import build_tokenizer
 
 REPEATED = (

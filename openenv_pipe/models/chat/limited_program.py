@@ -1,6 +1,6 @@
-"""Run a program of this folder in a process of its own, within limits, on an untrusted text.
+"""Try an untrusted tokenizer or chat template in a process of its own, within limits.
 
-It is for what cannot be interrupted, or ends the process where it runs out of memory.
+Either may never end, which nothing interrupts, or end the process where it runs out of memory.
 """
 
 import os
@@ -8,32 +8,29 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from openenv_pipe.system.untrusted_text import visible
 
+PROGRAM = Path(__file__).with_name("try_untrusted.py")
 BUSY = 20  # times as long may pass on a machine that is busy with other things
 VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 MAX_REASON_LENGTH = 200
 
 
 class LimitedProgramError(Exception):
-    """A program has failed, or has reached a limit; with the reason."""
+    """The process has failed, or has reached a limit; with the reason."""
 
 
-def output_of(name: str, content: bytes, *, cpu_s: int, memory_mb: int) -> bytes:
-    """Return what a program writes to stdout.
-
-    name: of its file, whose arguments are the limits of CPU time and memory, which it sets itself.
-    content: its stdin.
-
-    Raises LimitedProgramError.
-    """
-    program = Path(__file__).with_name(name)
+def output_of(
+    kind: Literal["tokenizer", "template"], content: bytes, *, cpu_s: int, memory_mb: int
+) -> bytes:
+    """Return what the program writes to stdout for a content. Raises LimitedProgramError."""
     variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     try:
         # One thread, whose CPU time is the process's.
         done = subprocess.run(
-            [sys.executable, "-I", str(program), str(cpu_s), str(memory_mb)],
+            [sys.executable, "-I", str(PROGRAM), kind, str(cpu_s), str(memory_mb)],
             input=content,
             capture_output=True,
             timeout=cpu_s * BUSY,

@@ -27,7 +27,7 @@ def check_template(template: str, folder: str) -> None:
     """
     text = GENERATION.sub("", template).encode(errors="replace")
     try:
-        output_of("try_template.py", text, cpu_s=TRIAL_CPU_S, memory_mb=TRIAL_MB)
+        output_of("template", text, cpu_s=TRIAL_CPU_S, memory_mb=TRIAL_MB)
     except LimitedProgramError as error:
         raise ConfigError(
             f"the chat template of {folder!r} cannot be used: {error}; set model.chat_template to "

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import PipeError, RunFolderError
-from openenv_pipe.models.chat.tokenizer_process import (
-    MAX_TOKENIZER_MB,
-    read_tokenizer,
-    token_texts,
-)
+from openenv_pipe.models.model_files import BUDGET, read_model_file, token_texts
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
@@ -115,7 +111,7 @@ def _texts_of_file(
 ) -> Mapping[int, str] | PipeError:
     """Return the texts, or why there are none, so that this is found out only once."""
     try:
-        content = read_bytes(file, MAX_TOKENIZER_MB) if is_of_run else read_tokenizer(file)
+        content = read_bytes(file, BUDGET.max_mb) if is_of_run else read_model_file(file)
         return token_texts(file, content)
     except PipeError as error:
         return error
