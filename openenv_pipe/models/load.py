@@ -19,9 +19,12 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.chat.chat_template import ChatFormat
-from openenv_pipe.models.chat.clock import pinned_template
 from openenv_pipe.models.chat.rendering import check_template
-from openenv_pipe.models.chat.variables import one_template, template_with
+from openenv_pipe.models.chat.template_source import (
+    one_template,
+    pinned_template,
+    template_with,
+)
 from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
     find_max_length,

@@ -9,7 +9,7 @@ from fakes import run_config
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.chat_template import ChatFormat
-from openenv_pipe.models.chat.clock import pinned_template
+from openenv_pipe.models.chat.template_source import pinned_template
 from openenv_pipe.models.load import load_chat, load_tokenizer
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.runs.folder import RunFolder

@@ -4,7 +4,7 @@ import pytest
 from fakes import run_config
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat.variables import one_template, template_with
+from openenv_pipe.models.chat.template_source import one_template, template_with
 from openenv_pipe.models.load import load_chat, load_tokenizer
 from openenv_pipe.models.tiny import CHAT_TEMPLATE
 

@@ -7,7 +7,7 @@ from typing import Any
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.limited_program import LimitedProgramError, output_of
 from openenv_pipe.models.chat.messages import alternating
-from openenv_pipe.models.chat.variables import GENERATION
+from openenv_pipe.models.chat.template_source import GENERATION
 from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Tool
 

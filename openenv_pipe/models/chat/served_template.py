@@ -11,6 +11,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.messages import TOOLS_IN_WORDS
 from openenv_pipe.models.chat.probes import TemplateProbe, probes, trained_ids
+from openenv_pipe.models.chat.template_source import jinja_literal
 
 TEMPLATE_FILE = "chat_template.jinja"  # as transformers names it
 _NUM_SHOWN = 12  # tokens of a difference
@@ -109,7 +110,16 @@ def served_template(chat: ChatFormat) -> str:
     )
     template = chat.renderer.template
     if _first_difference(chat, template) is not None:
-        template = _as_trained(chat) + template
+        if chat.has_fields:
+            parts = [_DESCRIBED_TOOLS]
+        else:
+            parts = [_BEGIN, "" if chat.takes_tools else _RESULTS_AS_USER, _ADD, _TOOLS]
+            if not chat.takes_tools:
+                parts.append(_TOOLS_IN_WORDS.replace("WORDS", jinja_literal(TOOLS_IN_WORDS)))
+            if not chat.renderer.takes_runs:
+                parts.append(_MERGE_RUNS)
+            parts.append(_REPLACE)
+        template = "".join([*parts, template])
         if (difference := _first_difference(chat, template)) is not None:
             raise ConfigError(difference)
     return template
@@ -136,12 +146,11 @@ def _first_difference(chat: ChatFormat, template: str) -> str | None:
     def ids_of_served(probe: TemplateProbe) -> list[int]:
         return ids_of(probe.as_served())
 
-    found = (
-        _difference(chat, probe, "the served template", each)
-        for probe in probes(chat)
-        for each in ((ids_of_served,) if chat.has_fields else (ids_of, ids_of_served))
-    )
-    return next((each for each in found if each is not None), None)
+    for probe in probes(chat):
+        for ids in (ids_of_served,) if chat.has_fields else (ids_of, ids_of_served):
+            if difference := _difference(chat, probe, "the served template", ids):
+                return difference
+    return None
 
 
 def _difference(
@@ -151,10 +160,8 @@ def _difference(
     ids_of: Callable[[TemplateProbe], Sequence[int]],
 ) -> str | None:
     """Say where the two prompts of a probe differ first; None: they are equal."""
-    trained, served = (
-        _ids_or_error(lambda: trained_ids(chat, probe)),
-        _ids_or_error(lambda: ids_of(probe)),
-    )
+    trained = _ids_or_error(lambda: trained_ids(chat, probe))
+    served = _ids_or_error(lambda: ids_of(probe))
     if trained == served or (isinstance(trained, ConfigError) and isinstance(served, ConfigError)):
         return None
     begin = f"the prompts of training and of {where} differ for a conversation with {probe.name}: "
@@ -163,22 +170,12 @@ def _difference(
         failed = "training" if isinstance(trained, ConfigError) else where
         error = trained if isinstance(trained, ConfigError) else served
         return f"{begin}{failed} cannot render it ({error}){end}"
-    place = next(
-        (
-            place
-            for place, pair in enumerate(zip(trained, served, strict=False))
-            if pair[0] != pair[1]
-        ),
-        min(len(trained), len(served)),
-    )
-    before, one, other = (
-        chat.reply_text(ids)
-        for ids in (
-            trained[max(0, place - _NUM_SHOWN) : place],
-            trained[place : place + _NUM_SHOWN],
-            served[place : place + _NUM_SHOWN],
-        )
-    )
+    place = 0
+    while trained[place : place + 1] == served[place : place + 1]:
+        place += 1
+    before = chat.reply_text(trained[max(0, place - _NUM_SHOWN) : place])
+    one = chat.reply_text(trained[place : place + _NUM_SHOWN])
+    other = chat.reply_text(served[place : place + _NUM_SHOWN])
     return f"{begin}after {before!r} come {one!r} and {other!r}{end}"
 
 
@@ -187,21 +184,3 @@ def _ids_or_error(ids: Callable[[], Sequence[int]]) -> list[int] | ConfigError:
         return list(ids())
     except ConfigError as error:
         return error
-
-
-def _as_trained(chat: ChatFormat) -> str:
-    """Return what training does with messages and tools, in Jinja."""
-    if chat.has_fields:
-        return _DESCRIBED_TOOLS
-    parts = [_BEGIN, "" if chat.takes_tools else _RESULTS_AS_USER, _ADD, _TOOLS]
-    if not chat.takes_tools:
-        parts.append(_TOOLS_IN_WORDS.replace("WORDS", _quoted(TOOLS_IN_WORDS)))
-    if not chat.renderer.takes_runs:
-        parts.append(_MERGE_RUNS)
-    return "".join([*parts, _REPLACE])
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a Jinja string."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    return f"'{escaped}'"
