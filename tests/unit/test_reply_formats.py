@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from openenv_pipe.models.replies import formats, patterns
-from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of
-from openenv_pipe.models.replies.patterns import limited, within_limit
+from openenv_pipe.models.replies import formats
+from openenv_pipe.models.replies.formats import FORMATS, HERMES, format_of, limited, within_limit
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.models.replies.reply import CallStatus
 from openenv_pipe.system.patterns import SlowPatternError
@@ -250,7 +249,7 @@ ENDLESS = "(?:(?:a|b|ab)*)*[XY]"
 )
 def test_a_pattern_of_a_models_folder_has_a_limit_of_time(field, change, reply, monkeypatch):
     """Without it, reading such a reply never ends."""
-    monkeypatch.setattr(patterns, "LIMIT_S", 0.01)
+    monkeypatch.setattr(formats, "LIMIT_S", 0.01)
     own = json.loads(json.dumps(OWN))
     own["fields"][field] |= change
     (call,) = ReplyReader(format_of((), "", own)).read(reply + "ab" * 60, TOOLS).calls
@@ -313,7 +312,7 @@ def test_limited_patterns_are_found_where_re_finds_them(pattern, where):
 
 
 def test_the_searches_in_a_reply_share_a_limit(monkeypatch):
-    monkeypatch.setattr(patterns, "LIMIT_S", 0.05)
+    monkeypatch.setattr(formats, "LIMIT_S", 0.05)
     slow, text = limited("(?:a|a)+b"), 16 * "a" + "c"
     with pytest.raises(SlowPatternError), within_limit():
         for _ in range(100_000):

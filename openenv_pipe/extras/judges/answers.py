@@ -6,7 +6,7 @@ from typing import Any
 
 from openenv_pipe.extras.judges.judge import UnusableAnswerError
 from openenv_pipe.models.replies.formats import THINK
-from openenv_pipe.models.replies.json_values import START
+from openenv_pipe.models.replies.values import START
 
 MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
 _START = re.compile(START)

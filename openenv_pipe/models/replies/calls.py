@@ -1,16 +1,24 @@
-"""Read what stands between the marks of a call, and find where reading goes on if it is broken."""
+"""Read what stands between the marks of a call, and find where reading goes on if it is broken.
+
+Arguments that are written as text are cast by the tool's schema.
+"""
 
 import bisect
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.models.replies.arguments import cast, properties_of
 from openenv_pipe.models.replies.formats import CallForm, resolved
-from openenv_pipe.models.replies.json_values import START, JsonObject, object_end, read_object
-from openenv_pipe.models.replies.literals import LiteralError, LiteralReader
+from openenv_pipe.models.replies.values import (
+    START,
+    JsonObject,
+    LiteralError,
+    LiteralReader,
+    object_end,
+    read_object,
+)
 from openenv_pipe.types import Tool
 
 if TYPE_CHECKING:
@@ -26,6 +34,9 @@ _SPACE = re.compile(r"\s*")
 _STRAY = re.compile(r"\s*</[^<>\s]+>\s*|\s*")  # a mark that a response_template leaves out
 _OBJECT = re.compile(START)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\(?s:.))*+"')
+_NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d{0,400})(?:\.\d+)?(?:[eE][+-]?\d{1,4})?)")
+_WORDS = {"true": True, "True": True, "false": False, "False": False}
+_NULLS = ("null", "None")
 _MAX_END = 64  # characters of what a closing mark may share with the end of a turn
 
 
@@ -249,3 +260,76 @@ def _quoted_object(text: str, start: int) -> JsonObject:
     if read.value is None or read.end != len(inner):
         return JsonObject(problem="the string is not one JSON object", end=match.end())
     return replace(read, end=match.end())
+
+
+def properties_of(tool: Tool) -> Mapping[str, tuple[str, ...]]:
+    """Return the JSON types of a tool's parameters, by name, in the order of the schema."""
+    schema = tool["function"].get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    return {
+        key: tuple(dict.fromkeys(_types(each, schema, set()))) for key, each in properties.items()
+    }
+
+
+def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
+    """Yield the types that a schema names, whatever else it is.
+
+    seen: the schemas before it, by identity: references can lead back to them
+    """
+    if not isinstance(schema, Mapping) or id(schema) in seen:
+        return
+    seen.add(id(schema))
+    declared = schema.get("type")
+    names = [declared] if isinstance(declared, str) else _listed(declared)
+    yield from (each for each in names if isinstance(each, str))
+    if schema.get("nullable"):
+        yield "null"
+    for choice in ("anyOf", "oneOf", "allOf"):
+        for each in _listed(schema.get(choice)):
+            yield from _types(each, root, seen)
+    yield from map(_type_of, _listed(schema.get("enum")))
+    if "const" in schema:
+        yield _type_of(schema["const"])
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        found: Any = root
+        for key in reference[2:].split("/"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        yield from _types(found, root, seen)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _type_of(value: Any) -> str:
+    names = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+    return names.get(type(value), "array" if isinstance(value, list) else "object")
+
+
+def cast(text: str, types: tuple[str, ...]) -> Any:
+    """Return the value of the first type that a text can have; the text itself if there is none.
+
+    A text that looks like a number stays text if the schema says so, or says nothing.
+    """
+    word = text.strip()
+    if "null" in types and word in _NULLS:
+        return None
+    for each in types:
+        if each == "string":
+            return text
+        if each == "boolean" and word in _WORDS:
+            return _WORDS[word]
+        if each in ("integer", "number") and _NUMBER.fullmatch(word):
+            value = json.loads(word)
+            if each == "integer" and isinstance(value, float) and value.is_integer():
+                return int(value)
+            if isinstance(value, int) or (each == "number" and abs(value) < float("inf")):
+                return value
+        if each in ("object", "array") and word[:1] == ("{" if each == "object" else "["):
+            read = read_object(f'{{"value":{word}}}', 0, len(word) + 10)
+            if read.value and len(read.value) == 1 and read.end == len(word) + 10:
+                return read.value["value"]
+    return text

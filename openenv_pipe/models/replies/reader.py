@@ -23,13 +23,14 @@ from openenv_pipe.models.replies.channels import channel_messages
 from openenv_pipe.models.replies.formats import (
     HERMES,
     CallForm,
+    Compile,
     ReplyFormat,
     format_of,
     unnamed,
+    within_limit,
 )
-from openenv_pipe.models.replies.json_values import START, STRING, object_end, read_object
-from openenv_pipe.models.replies.patterns import Compile, within_limit
 from openenv_pipe.models.replies.reply import Call, CallStatus, Reply, without_spans
+from openenv_pipe.models.replies.values import START, STRING, object_end, read_object
 from openenv_pipe.system.patterns import SlowPatternError
 from openenv_pipe.types import Tool
 

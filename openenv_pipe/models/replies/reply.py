@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from openenv_pipe.models.replies.json_values import JsonObject
+from openenv_pipe.models.replies.values import JsonObject
 
 _EMPTY_FENCE = re.compile(r"```\w*\s*```")  # what is left of one around a call
 

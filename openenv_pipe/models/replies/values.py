@@ -1,12 +1,15 @@
-"""Read what models write in place of JSON: calls in Python's syntax, and objects of dialects.
+"""Read the JSON objects that a model writes into its text, and what it writes in place of JSON.
 
-    [add(a=1, b=2), write(text='it\\'s')]     Llama 3.2 and 4, LFM2, OLMo 3
-    {code:<|"|>075001<|"|>,exact:true}        Gemma 4
+    [add(a=1, b=2), write(text='it\\'s')]     calls in Python: Llama 3.2 and 4, LFM2, OLMo 3
+    {code:<|"|>075001<|"|>,exact:true}        objects of dialects: Gemma 4
 
-Nothing is repaired, as in `json_values`: positional arguments, expressions and repeated names are
-broken.
+Broken JSON (half an object, single quotes, a trailing comma) is never repaired: the model is told
+and can learn to write JSON. Repeated keys, infinities, NaN, halves of surrogate pairs and what
+nests too deep count as broken too, because receivers read them differently, or not at all. So do
+positional arguments and expressions in place of JSON.
 """
 
+import json
 import math
 import re
 import sys
@@ -15,12 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from openenv_pipe.models.replies.json_values import MAX_EXCERPT
-from openenv_pipe.system.untrusted_json import MAX_DEPTH
+from openenv_pipe.system.untrusted_json import MAX_DEPTH, require_shallow, too_deep
 
+START = r'\{\s*["}]'  # Other braces are prose.
+MAX_EXCERPT = 60
+# A string without an end reaches to the end of the text.
+STRING = r'"(?:[^"\\]|\\(?s:.))*+(?:"|\\?\Z)'
+# What the decoder does not read if the text ends within it.
+_CUT_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity", "e+", "e-", "E+", "E-", ".")
+_MAX_CUT = len("-Infinity")
 _Item = TypeVar("_Item")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
+_NEXT_CALL = re.compile(r"[ \t\r\n]*[^\W\d]")
 _NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?)")
 _CONSTANTS = {
     "True": True,
@@ -41,6 +51,105 @@ _ESCAPED = {
     "\n": "",
     **{each: each for each in "\\/'\""},
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonObject:
+    """An object in a text, or what is broken about it."""
+
+    value: dict[str, Any] | None = None  # None: it is broken
+    problem: str = ""
+    is_cut: bool = False  # the text ends before the object does
+    end: int = 0  # in the text; of a broken object, the end of what was given to read
+
+
+def read_object(text: str, start: int, end: int) -> JsonObject:
+    """Read the object that begins at `start` and does not reach beyond `end`.
+
+    The work grows with `end - start`, not with the length of the text.
+    """
+    part = text[start:end].rstrip()
+    faults: list[str] = []
+    try:
+        value, length = _decoder(faults).raw_decode(part)
+        require_shallow(value, part)
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        first = max(0, error.pos - MAX_EXCERPT // 2)
+        near = part[first : first + MAX_EXCERPT]
+        problem = f"the JSON is broken: {error.msg} near {near!r}"
+        return JsonObject(problem=problem, is_cut=_is_cut(part, error), end=end)
+    except UnicodeEncodeError:
+        faults.append("it has characters that are not Unicode")
+    except RecursionError:
+        faults.append(str(too_deep()))
+    except ValueError as error:
+        faults.append(str(error))
+    if faults:
+        return JsonObject(problem=f"the JSON cannot be read: {faults[0]}", end=end)
+    return JsonObject(value=value, end=start + length)
+
+
+def object_end(text: str, start: int, end: int, structure: re.Pattern[str]) -> int:
+    """Return where an object ends that may be broken.
+
+    It ends where as many braces are closed as opened, or before a mark outside of its strings, or
+    at `end`.
+
+    structure: matches `STRING`, braces, and marks.
+    """
+    depth = 0
+    for match in structure.finditer(text, start, end):
+        if match[0] == "{":
+            depth += 1
+        elif match[0] == "}":
+            depth -= 1
+            if depth == 0:
+                return match.end()
+        elif not match[0].startswith('"'):
+            return match.start()
+    return end
+
+
+def _decoder(faults: list[str]) -> json.JSONDecoder:
+    """Return a decoder that notes faults and reads on."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            faults.append(f"{text:.40} is not a number that JSON can hold")
+        return value
+
+    def integer(text: str) -> int:
+        limit = sys.get_int_max_str_digits()
+        if limit and len(text) > limit:
+            faults.append(f"a number has {len(text)} digits")
+            return 0
+        return int(text)
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            faults.append(f"the key {counts.most_common(1)[0][0]!r:.80} is there more than once")
+        return value
+
+    return json.JSONDecoder(
+        parse_float=number,
+        parse_int=integer,
+        parse_constant=number,
+        object_pairs_hook=without_repeats,
+    )
+
+
+def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
+    """Return whether the JSON is broken only because the text ends."""
+    if error.msg.startswith("Unterminated string"):
+        return True
+    rest = text[error.pos : error.pos + _MAX_CUT + 1]
+    if error.msg.startswith("Invalid \\u"):
+        return len(rest) < len("u0000")
+    return any(word.startswith(rest) for word in _CUT_WORDS)  # also where nothing is left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +184,7 @@ class LiteralReader:
             self.pos += 1
             return self._items("]", self._call)
         calls = []
-        while _NAME.match(self._text, _end_of_space(self._text, self.pos)):
+        while _NEXT_CALL.match(self._text, self.pos):
             calls.append(self._call())
             if self._at(",") or self._at(";"):
                 self.pos += 1
@@ -148,7 +257,7 @@ class LiteralReader:
                 if last < 0:
                     raise self._error("a string has no end", is_cut=True)
                 self.pos = last + len(end)
-                return _encodable(text[first:last], self)
+                return self._encodable(text[first:last])
         quoted = _QUOTED.get(text[pos : pos + 1])
         if quoted is None:
             return None
@@ -157,7 +266,15 @@ class LiteralReader:
             raise self._error("a string has no end", is_cut=True)
         value = _ESCAPE.sub(self._unescaped, match[1])
         self.pos = match.end()
-        return _encodable(value, self)
+        return self._encodable(value)
+
+    def _encodable(self, value: str) -> str:
+        """Return a string. Raises LiteralError if it has halves of surrogate pairs."""
+        try:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            problem = "a string has characters that are not Unicode"
+            raise LiteralError(problem, self.pos, is_cut=False) from None
 
     def _unescaped(self, match: re.Match[str]) -> str:
         code = match[1] or match[2] or match[3]
@@ -198,26 +315,11 @@ class LiteralReader:
         return self._text.startswith(mark, self.pos)
 
     def _skip_space(self) -> None:
-        self.pos = _end_of_space(self._text, self.pos)
+        if match := _SPACE.match(self._text, self.pos):
+            self.pos = match.end()
 
     def _error(self, problem: str, *, is_cut: bool | None = None) -> LiteralError:
         """is_cut: None: if nothing is left of the text."""
         near = self._text[max(0, self.pos - MAX_EXCERPT // 2) : self.pos + MAX_EXCERPT // 2]
         is_cut = self.pos >= len(self._text) if is_cut is None else is_cut
         return LiteralError(f"{problem} near {near!r}", self.pos, is_cut=is_cut)
-
-
-def _end_of_space(text: str, pos: int) -> int:
-    match = _SPACE.match(text, pos)
-    return match.end() if match else pos
-
-
-def _encodable(value: str, reader: LiteralReader) -> str:
-    """Return a string. Raises LiteralError if it has halves of surrogate pairs."""
-    try:
-        paired = value.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError:
-        raise LiteralError(
-            "a string has characters that are not Unicode", reader.pos, is_cut=False
-        ) from None
-    return paired
