@@ -1,10 +1,16 @@
 """`export`: other libraries load the exported model and compute what the trained policy
 computes."""
 
+import json
+import re
+import subprocess
+import sys
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.runs.episodes import read_recorded_episodes
 from openenv_pipe.runs.folder import RunFolder
 from tests.commands import run
 
@@ -42,6 +48,14 @@ def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter
     card = (home / "models/words/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert folder.record.id in card
+    assert " start |" in card and " trained |" in card and " random |" not in card
+    shown = re.search(r"^(`{3,})python\n(.*)^\1$", card, re.MULTILINE | re.DOTALL)
+    program = [sys.executable, "-c", shown[2]]
+    ran = subprocess.run(program, cwd=home, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and ran.stdout.strip(), ran.stderr
+    (first, *_) = read_recorded_episodes(folder.path / "episodes/step_000001.jsonl.gz", {1})
+    asked = tokenizer.decode(first.episode.turns[0].prompt_ids)
+    assert f"prompt = {json.dumps(asked, ensure_ascii=False)}" in shown[2]
 
     code, _, err = run(home, "export", "runs/smoke/latest", "--output", "models/words")
     assert code == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openenv_pipe.errors import RunFolderError, TrainingError
 from openenv_pipe.extras.export.model_card import model_card
@@ -25,11 +25,13 @@ from openenv_pipe.models.forward.own_logprobs import BOUNDS
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.runs.episodes import last_episodes_path, read_recorded_episodes
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import new_folder, write_text
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 PROBES = (1, 12, 40)  # tokens of the prompts that are compared
+MAX_PROMPT = 4000  # characters that the model card shows
 EXPORTING = (
     "exporting the model",
     "free memory, or export on a machine with more: all weights are on the CPU, in model.dtype",
@@ -66,7 +68,7 @@ def export_run(
         raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
     with new_folder(target, "--output") as aside:
         try:
-            difference = _write(subject, subject.checkpoint, aside, target.name)
+            difference = _write(subject, subject.checkpoint, aside, target)
         except Exception as error:
             if (readable := as_out_of_memory(error, EXPORTING)) is None:
                 raise
@@ -80,8 +82,11 @@ def export_run(
     return target
 
 
-def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) -> float:
-    """Write the folder; return the largest difference of a logprob when it is read back."""
+def _write(subject: SelectedModel, checkpoint: Path, folder: Path, target: Path) -> float:
+    """Write the folder; return the largest difference of a logprob when it is read back.
+
+    target: where the folder will be.
+    """
     config = subject.config
     policy = load_policy(
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
@@ -94,13 +99,28 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     if template is not None:
         write_text(folder / TEMPLATE_FILE, template)
         _compare_prompts(folder, policy.chat)
-    card = model_card(subject.folder, checkpoint, name, sees_images=sees)
+    prompt = None if sees else _first_prompt(subject.folder.path, policy.tokenizer)
+    card = model_card(
+        subject.folder, checkpoint, target, step=subject.step, prompt=prompt, sees_images=sees
+    )
     write_text(folder / "README.md", card)
     prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]
     expected_PV = weights.next_logprobs(prompts, temperature=1.0)
     bound = BOUNDS[policy.precision]
     del policy, weights  # so that one copy of the weights is in memory, not two
     return _compare(folder, prompts, expected_PV, bound)
+
+
+def _first_prompt(run: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return what the model saw first in a recorded episode; None: nothing short was recorded."""
+    path = last_episodes_path(run)
+    try:
+        recorded = read_recorded_episodes(path, {1}) if path else []
+    except RunFolderError:  # The weights are sound, and the card does without a prompt.
+        return None
+    turns = recorded[0].episode.agent_turns if recorded else []
+    prompt = str(tokenizer.decode(turns[0].prompt_ids)) if turns else ""
+    return prompt if 0 < len(prompt) <= MAX_PROMPT else None
 
 
 def _compare_prompts(folder: Path, chat: ChatFormat) -> None:

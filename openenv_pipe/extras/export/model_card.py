@@ -3,26 +3,42 @@
 It contains only what the run's files say, so no licence.
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
-from openenv_pipe.runs.evals import read_reports
+from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
+from openenv_pipe.system.untrusted_text import visible
 
 
-def model_card(folder: RunFolder, checkpoint: Path, name: str, *, sees_images: bool = False) -> str:
-    """Return Markdown with the hub's metadata on top. `name` is the name of the model's folder."""
+def model_card(
+    folder: RunFolder,
+    checkpoint: Path,
+    target: Path,
+    *,
+    step: int | None = None,
+    prompt: str | None = None,
+    sees_images: bool = False,
+) -> str:
+    """Return Markdown with the hub's metadata on top.
+
+    target: the model's folder.
+    step: the checkpoint's, whose evaluations are shown beside that of the start.
+    prompt: what the model saw first in an episode, with its control tokens.
+    """
     config = folder.written_config
     sections = [
         _metadata(config, sees_images),
-        f"# {name}",
+        f"# {target.name}",
         _origin(folder, config, checkpoint),
-        _results(folder),
-        _use(config, name, sees_images),
+        _results(folder, step),
+        _use(config, target, prompt, sees_images),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -62,8 +78,14 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
     )
 
 
-def _results(folder: RunFolder) -> str:
-    reports = read_reports(folder.path)
+def _results(folder: RunFolder, step: int | None) -> str:
+    """Return what was measured of these weights, and of those before training."""
+    during = {report.label: report for report in read_during(folder.path)}
+    reports = {
+        name: report
+        for name, report in (during | read_reports(folder.path)).items()
+        if name == "start" or report.step == step
+    }
     if not reports:
         return ""
     rows = [
@@ -82,18 +104,31 @@ def _results(folder: RunFolder) -> str:
     return f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
 
 
-def _use(config: RunConfig, name: str, sees_images: bool) -> str:
-    dtype = config.model.dtype
+def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool) -> str:
+    """Return Python code that samples one reply, greedily."""
     model_class = "AutoModelForImageTextToText" if sees_images else "AutoModelForCausalLM"
-    return f"""```python
+    told = "The prompt is the first one of an episode."
+    if prompt is None:
+        told = "The prompt is a message of yours."
+        code = """tokenizer.apply_chat_template(
+    [{"role": "user", "content": "..."}], add_generation_prompt=True, tokenize=False
+)"""
+    else:
+        code = visible(json.dumps(prompt, ensure_ascii=False))
+    where = json.dumps(str(target))
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", code))])
+    return f"""{told}
+
+{fence}python
 from transformers import {model_class}, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = {model_class}.from_pretrained("{name}", dtype="{dtype}")
-prompt = tokenizer.apply_chat_template(
-    [{{"role": "user", "content": "..."}}], add_generation_prompt=True, return_tensors="pt"
-)
-```"""
+tokenizer = AutoTokenizer.from_pretrained({where})
+model = {model_class}.from_pretrained({where}, dtype="{config.model.dtype}")
+prompt = {code}
+inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens={config.env.max_reply_tokens}, do_sample=False)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+{fence}"""
 
 
 def _is_of_hub(model: HubModelConfig) -> bool:
