@@ -27,13 +27,13 @@ from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.flop_count import Size
-from openenv_pipe.models.forward.divergence import teacher_divergence
 from openenv_pipe.models.forward.router_balance import (
     balance_loss,
     recorded_routing,
     reject_without_routers,
 )
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.teacher import teacher_divergence
 from openenv_pipe.types import Batch, Sample, TrainedTokens
 
 NOTHING = Uncomputed()

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from openenv_pipe.learner.ranks import Ranks
-from openenv_pipe.models.dropout import has_dropout
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
@@ -31,7 +30,7 @@ def count_parallel(
     if (
         not policy.is_small
         or ranks.size > 1
-        or has_dropout(policy)  # whose random numbers are drawn in the order of the computation
+        or _has_dropout(policy)  # whose random numbers are drawn in the order of the computation
     ):
         return 1
     lengths = [len(sample.token_ids) for sample in samples]
@@ -77,3 +76,10 @@ def _add_gradients(policy: Policy, other: Policy) -> None:
             mine.grad = others.grad
         elif others.grad is not None:
             mine.grad += others.grad
+
+
+def _has_dropout(policy: Policy) -> bool:
+    """Return whether the model draws random numbers for dropout now."""
+    layers = (m for m in policy.model.modules() if isinstance(m, torch.nn.Dropout))
+    in_attention = getattr(policy.decoder.config, "attention_dropout", 0.0)
+    return policy.model.training and any([in_attention, *(layer.p for layer in layers)])

@@ -1,7 +1,8 @@
 """The warm start: supervised steps on given replies (behaviour cloning)."""
 
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
-from openenv_pipe.models.dropout import with_dropout
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
@@ -93,3 +93,16 @@ class WarmStart:
 
 def _num_tokens(part: Sequence[Sample]) -> int:
     return sum(sum(sample.loss_mask) for sample in part)
+
+
+@contextlib.contextmanager
+def with_dropout(policy: Policy) -> Iterator[None]:
+    """Within the block, enable dropout, if the model has any.
+
+    It is off while the policy samples and in GRPO, whose ratios it would make noise of.
+    """
+    policy.model.train()
+    try:
+        yield
+    finally:
+        policy.model.eval()

@@ -27,11 +27,13 @@ from openenv_pipe.models.chat.template_source import (
 )
 from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
+    LONGROPE,
     find_max_length,
+    fix_rope_table,
+    original_lengths,
     reject_unsupported,
 )
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
-from openenv_pipe.models.forward.rope_table import LONGROPE, fix_rope_table, original_lengths
 from openenv_pipe.models.hub import (
     find_generation_config,
     find_model_folder,

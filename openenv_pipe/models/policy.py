@@ -20,16 +20,19 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.architecture_check import find_decoder, find_max_length
 from openenv_pipe.models.forward.attention.packed import PackedRow, own_attention
-from openenv_pipe.models.forward.attention.reach import find_reaches
-from openenv_pipe.models.forward.embedding import embed
 from openenv_pipe.models.forward.fast_forward import FastForward
 from openenv_pipe.models.forward.gated_mlp import leave_out_unread_tokens, use_gated_mlps
 from openenv_pipe.models.forward.logit_transform import measure_logit_transform
 from openenv_pipe.models.forward.logprobs import token_logprobs
 from openenv_pipe.models.forward.packed_decoder import PackedDecoder, unsupported_reason
 from openenv_pipe.models.forward.plain_forward import PlainForward, WholeForward
-from openenv_pipe.models.forward.products import use_products
-from openenv_pipe.models.forward.row_forward import RowForward, Sampler, TransformersForward
+from openenv_pipe.models.forward.products import embed, use_products
+from openenv_pipe.models.forward.row_forward import (
+    RowForward,
+    Sampler,
+    TransformersForward,
+    find_reaches,
+)
 from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import NO_IMAGES, Batch, Images
@@ -137,14 +140,13 @@ class Policy:
         cache: Any = None,
     ) -> torch.Tensor:
         """Return the last hidden states [B, T, hidden size]; without a mask, causal attention."""
-        arguments = {"position_ids": positions} if self._takes_positions else {}
         with self._precision():
             return self.decoder(
                 input_ids=token_ids,
                 attention_mask=mask,
                 use_cache=cache is not None,
                 **{self._cache_argument: cache},
-                **arguments,
+                **({"position_ids": positions} if self._takes_positions else {}),
             ).last_hidden_state
 
     @property
@@ -295,11 +297,10 @@ class Policy:
 
         The two share the tensors of parameters that are not trained.
         """
-        shared = {id(values): values for values in self.model.parameters()}
-        own = {id(values) for _, values in self.trained_parameters()}
-        memo = {key: values for key, values in shared.items() if key not in own}
-        model = copy.deepcopy(self.model, memo)
-        twin = self._like_this(model)
+        shared: dict[int, Any] = {id(values): values for values in self.model.parameters()}
+        for _, values in self.trained_parameters():
+            del shared[id(values)]
+        twin = self._like_this(copy.deepcopy(self.model, shared))
         twin.packs_rows = self.packs_rows
         twin.sampler = self.sampler
         return twin
@@ -383,16 +384,15 @@ class Policy:
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
         """Within the block, use other values for the trained parameters, without copying."""
-        own = [parameter.data for _, parameter in self.trained_parameters()]
-        self._hold(weights)
+        parameters = [parameter for _, parameter in self.trained_parameters()]
+        own = [parameter.data for parameter in parameters]
         try:
+            for parameter, values in zip(parameters, weights, strict=True):
+                parameter.data = values
             yield
         finally:
-            self._hold(own)
-
-    def _hold(self, weights: list[torch.Tensor]) -> None:
-        for (_, parameter), values in zip(self.trained_parameters(), weights, strict=True):
-            parameter.data = values
+            for parameter, values in zip(parameters, own, strict=True):
+                parameter.data = values
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast is torch.float32:

@@ -12,9 +12,8 @@ from openenv_pipe.extras.check.model import try_forward
 from openenv_pipe.models.adapter import describe_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported
 from openenv_pipe.models.forward.attention import packed
-from openenv_pipe.models.forward.attention.reach import find_reaches, layer_masks
 from openenv_pipe.models.forward.forward_check import check_forward
-from openenv_pipe.models.forward.row_forward import Sampler
+from openenv_pipe.models.forward.row_forward import Sampler, find_reaches, layer_masks
 from openenv_pipe.models.load import check_architecture, load_policy, load_tokenizer
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.facts import policy_facts

@@ -17,9 +17,8 @@ from openenv_pipe.models.forward import forward_check
 from openenv_pipe.models.forward.attention.packed import PackedRow
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
 from openenv_pipe.models.forward.forward_probe import build_probe
-from openenv_pipe.models.forward.kv_cache import RaggedCache
 from openenv_pipe.models.forward.own_logprobs import own_logprobs
-from openenv_pipe.models.forward.row_forward import Sampler
+from openenv_pipe.models.forward.row_forward import RaggedCache, Sampler
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.pipeline.loading import load_checked
 from tests.families import DEEPSEEK, family_run, make_family

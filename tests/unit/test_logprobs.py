@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from openenv_pipe.models.forward import logprobs as module
-from openenv_pipe.models.forward.embedding import embed
 from openenv_pipe.models.forward.logit_transform import UNCHANGED, LogitTransform
 from openenv_pipe.models.forward.logprobs import token_logprobs
+from openenv_pipe.models.forward.products import embed
 
 ROWS, HIDDEN, VOCABULARY = 7, 5, 23
 

@@ -16,8 +16,7 @@ from fakes import (
 from openenv_pipe.learner import parallel_batches
 from openenv_pipe.learner.parallel_batches import count_parallel, run_parallel
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
-from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.models.dropout import with_dropout
+from openenv_pipe.learner.supervised import WarmStart, with_dropout
 
 TOKENS_PER_BATCH = 1200
 

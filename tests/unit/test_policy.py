@@ -8,7 +8,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.models.dropout import with_dropout
+from openenv_pipe.learner.supervised import with_dropout
 from openenv_pipe.models.load import load_policy
 
 SAMPLES = random_samples(0)

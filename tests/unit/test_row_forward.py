@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from openenv_pipe.models.forward import fast_forward, packed_decoder, row_store
 from openenv_pipe.models.forward.fast_forward import FastForward
+from openenv_pipe.models.forward.row_attention import RowStore
 from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
-from openenv_pipe.models.forward.row_store import RowStore
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.malloc import keep_freed_memory
 

@@ -18,7 +18,6 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.devices import Devices
-from openenv_pipe.models.forward.divergence import teacher_divergence
 from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
 from openenv_pipe.models.teacher import (
@@ -26,6 +25,7 @@ from openenv_pipe.models.teacher import (
     find_teacher_shape,
     give_teacher,
     teacher_config,
+    teacher_divergence,
 )
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.runs.differences import find_other_facts

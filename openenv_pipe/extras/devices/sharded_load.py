@@ -24,9 +24,8 @@ from openenv_pipe.extras.devices.fsdp import (
 from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.extras.devices.shard_files import read_shapes, read_shards
 from openenv_pipe.models.adapter import with_adapter
-from openenv_pipe.models.forward.architecture_check import reject_unsupported
+from openenv_pipe.models.forward.architecture_check import fix_rope_table, reject_unsupported
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
-from openenv_pipe.models.forward.rope_table import fix_rope_table
 from openenv_pipe.models.hub import download_missing, find_model_folder
 from openenv_pipe.models.load import (
     DTYPES,

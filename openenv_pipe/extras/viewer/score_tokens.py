@@ -28,9 +28,9 @@ from openenv_pipe.extras.viewer.episodes.index import file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
 from openenv_pipe.extras.viewer.web.weights import start_of_training
 from openenv_pipe.learner.seeding import prepare_thread
-from openenv_pipe.models.forward.divergence import ELEMENTS
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.teacher import ELEMENTS
 from openenv_pipe.runs.episodes import read_recorded_episodes
 from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.find import find_model

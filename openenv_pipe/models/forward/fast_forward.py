@@ -19,9 +19,13 @@ import torch
 from torch.nn.functional import embedding, rms_norm
 
 from openenv_pipe.models.forward.packed_decoder import PackedDecoder
-from openenv_pipe.models.forward.row_attention import RowAttention, SharedPrefixes, rows_of
+from openenv_pipe.models.forward.row_attention import (
+    RowAttention,
+    RowStore,
+    SharedPrefixes,
+    rows_of,
+)
 from openenv_pipe.models.forward.row_forward import Rows
-from openenv_pipe.models.forward.row_store import RowStore
 from openenv_pipe.types import NO_IMAGES, Images
 
 # tokens of a pass over prompts, so that what it computes stays in the processor's cache

@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from openenv_pipe.models.forward.embedding import adds_in_place, gradient_of
 from openenv_pipe.models.forward.logit_transform import UNCHANGED, LogitTransform
-from openenv_pipe.models.forward.products import Linear, is_by_onednn, product, weight_gradient
+from openenv_pipe.models.forward.products import (
+    Linear,
+    adds_in_place,
+    gradient_of,
+    is_by_onednn,
+    product,
+    weight_gradient,
+)
 
 CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many, which fit a CPU's cache
 KEPT_ELEMENTS = 1 << 22  # up to this many logits (U x V) are kept for the backward pass,

@@ -9,39 +9,17 @@ Shape letters: R rows (conversations), P rows of a part, W tokens of its longest
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 
-from openenv_pipe.models.forward.row_forward import Rows
+from openenv_pipe.models.forward.row_forward import Model, Rows
 from openenv_pipe.types import NO_IMAGES, Images
-
-
-class PlainModel(Protocol):
-    """The interface of a model for `PlainForward`, as in `models.policy.Policy`."""
-
-    device: torch.device
-
-    def new_cache(self) -> Any:
-        """Return an empty cache of the model's own kind."""
-
-    def hidden(
-        self,
-        token_ids_PW: torch.Tensor,
-        positions_PW: torch.Tensor | None = None,
-        mask_PW: torch.Tensor | None = None,
-        cache: Any = None,
-    ) -> torch.Tensor:
-        """Compute the last hidden states, [P, W, hidden size]."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits [..., V] of hidden states [..., hidden size]."""
 
 
 class WholeForward:
     """A `RowForward` without a cache: each token computes its row again, as the learner does."""
 
-    def __init__(self, model: PlainModel) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._rows: list[list[int]] = []
 
@@ -73,7 +51,7 @@ class WholeForward:
 class _Part:
     """Rows that are computed together, padded on the left, and their cache."""
 
-    def __init__(self, model: PlainModel, rows: Rows) -> None:
+    def __init__(self, model: Model, rows: Rows) -> None:
         self._model = model
         self._cache = model.new_cache()
         self._num_rows = len(rows)
@@ -109,7 +87,7 @@ class _Part:
 class PlainForward:
     """A `RowForward` that keeps the tokens of its rows, and computes them again at each turn."""
 
-    def __init__(self, model: PlainModel, *, pads_rows: bool) -> None:
+    def __init__(self, model: Model, *, pads_rows: bool) -> None:
         """pads_rows: whether rows of different lengths are computed together."""
         self._model = model
         self._pads_rows = pads_rows

@@ -1,8 +1,14 @@
-"""Matrix products on a CPU, by oneDNN where torch has it.
+"""Matrix products and embeddings that take less time or memory than torch's own.
+
+Products on a CPU are by oneDNN where torch has it.
 
 torch itself leaves those of float32 to the library for linear algebra that it was built with, which
 on AMD's processors has half of oneDNN's speed. Other precisions and devices have torch's own
 products. On a CPU, rows are added to those of float32 and bfloat16 (`pad_rows`).
+
+The gradient of an embedding is added only to the rows in use. torch's own backward pass makes a
+matrix of the whole vocabulary, which for small models is most of their memory. Here, and in
+`logprobs.py`, the parameter's gradient is updated in place.
 
 Shape letters: N tokens, I inputs, O outputs.
 """
@@ -118,3 +124,42 @@ class _Linear(torch.autograd.Function):
         gradient_NO = gradient.flatten(0, -2)
         of_weight = weight_gradient(gradient_NO, inputs.flatten(0, -2)) if needs_weight else None
         return of_inputs, of_weight, gradient_NO.sum(dim=0) if needs_bias else None
+
+
+def embed(embedding: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+    """Look up the ids; a module that does more than look up is called as it is."""
+    is_plain = type(embedding) is torch.nn.Embedding and not embedding._forward_hooks
+    if is_plain and isinstance(weight := embedding.weight, torch.Tensor) and adds_in_place(weight):
+        return _Rows.apply(weight, token_ids, embedding.padding_idx)
+    return embedding(token_ids)
+
+
+def adds_in_place(weight: torch.Tensor) -> bool:
+    """True if the parameter's `grad` may be written directly: autograd does not need it."""
+    return weight.requires_grad and weight.is_leaf and not weight._backward_hooks
+
+
+def gradient_of(weight: torch.Tensor) -> torch.Tensor:
+    """Return the parameter's gradient, made of zeros if there is none."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, token_ids: torch.Tensor, padding_id: int | None
+    ) -> torch.Tensor:
+        ctx.weight, ctx.padding_id = weight, padding_id
+        ctx.save_for_backward(token_ids)
+        return torch.nn.functional.embedding(token_ids, weight.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None]:
+        (token_ids,) = ctx.saved_tensors
+        rows, ids = grad.flatten(0, -2), token_ids.flatten()
+        if ctx.padding_id is not None:  # As in torch, the padding token's embedding never learns.
+            rows = rows.masked_fill((ids == ctx.padding_id)[:, None], 0.0)
+        gradient_of(ctx.weight).index_add_(0, ids, rows.to(ctx.weight.dtype))
+        return None, None, None

@@ -1,18 +1,25 @@
 """Forward passes for sampling: rows of tokens, whose keys and values are cached.
 
-Shape letters: R rows (conversations), Q new tokens of a forward pass, V vocabulary.
+The rows of `RaggedCache` are conversations that grow at different rates. Row r holds its tokens at
+positions 0..length-1. A forward pass writes Q tokens per row at that row's own positions. If a row
+has fewer, the rest is padding, which is written behind its end and overwritten by its next tokens.
+A query sees position j only if j is not after its own, so it never sees padding.
+
+Shape letters: R rows, Q new tokens of a forward pass, K keys of a row, C capacity of a row in
+tokens, H key-value heads, D head size, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from openenv_pipe.models.forward.attention.reach import Reach, layer_masks
-from openenv_pipe.models.forward.kv_cache import RaggedCache
 from openenv_pipe.types import NO_IMAGES, Images
 
+_GROWTH = 64  # tokens; capacity grows in steps, so that rows are seldom copied
 Rows = Sequence[Sequence[int]]  # token ids of each row
 
 
@@ -49,19 +56,182 @@ class RowForward(Protocol):
         """Feed one token to each of the first R rows; return the logits [R, V] after it."""
 
 
-class CachedModel(Protocol):
-    """The interface of a model for `TransformersForward`, as in `models.policy.Policy`."""
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The earlier tokens that one kind of layer attends to."""
+
+    window: int | None = None  # so many tokens, the query's own included; None: any number
+    chunk: int | None = None  # those of the query's chunk of so many positions; None: no chunks
+
+    def narrowed(self, causal_R1QK: torch.Tensor, positions_RQ: torch.Tensor) -> torch.Tensor:
+        """Return the causal mask, True = visible, without the keys that are out of reach."""
+        positions_R1Q1 = positions_RQ[:, None, :, None]
+        keys_K = torch.arange(causal_R1QK.shape[-1], device=causal_R1QK.device)
+        mask = causal_R1QK
+        if self.window is not None:
+            mask = mask & (keys_K > positions_R1Q1 - self.window)
+        if self.chunk is not None:
+            mask = mask & (keys_K // self.chunk == positions_R1Q1 // self.chunk)
+        return mask
+
+
+def find_reaches(config: Any) -> dict[str, Reach]:
+    """Return the reach of each kind of layer that the configuration of a decoder names."""
+    window = getattr(config, "sliding_window", None)
+    default = "full_attention" if window is None else "sliding_attention"
+    reaches = {}
+    for kind in dict.fromkeys(getattr(config, "layer_types", None) or [default]):
+        if "sliding" in kind:
+            reaches[kind] = Reach(window=window)
+        elif kind == "chunked_attention":
+            reaches[kind] = Reach(chunk=getattr(config, "attention_chunk_size", None))
+        else:
+            reaches[kind] = Reach()
+    return reaches
+
+
+def layer_masks(
+    reaches: dict[str, Reach], causal_R1QK: torch.Tensor, positions_RQ: torch.Tensor
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return a mask as transformers' decoders take it: of each kind of layer, if there are several.
+
+    positions_RQ: those of the queries. Key k of a row is its token at position k.
+    """
+    masks = {kind: each.narrowed(causal_R1QK, positions_RQ) for kind, each in reaches.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+@dataclass(slots=True)
+class _Layout:
+    """What all layers of a cache share: its size, and where the current forward pass writes.
+
+    Layers hold this and not their cache: a reference cycle would keep the tensors of a cache
+    that nobody uses any more until Python's garbage collector finds it.
+    """
+
+    num_rows: int = 0
+    capacity: int = 0  # tokens of a row
+    width: int = 0  # tokens of a row that the current forward pass may look at
+    places: tuple[torch.Tensor, torch.Tensor] | None = None  # its rows [R, 1], positions [R, Q]
+
+
+class _RaggedLayer(CacheLayerMixin):
+    """One layer's keys and values, [R, C, H, D], written at the cache's current positions."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, layout: _Layout) -> None:
+        super().__init__()
+        self._layout = layout
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Make room. Multi-head latent attention has values of another size than its keys."""
+        rows = self._layout.num_rows, self._layout.capacity
+        self.keys, self.values = (
+            states.new_zeros((*rows, states.shape[1], states.shape[3]))
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [R, H, Q, D] and return all that a query may look at, [R, H, width, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        places, width = self._layout.places, self._layout.width
+        self.keys[places] = key_states.transpose(1, 2)
+        self.values[places] = value_states.transpose(1, 2)
+        rows = len(key_states)
+        seen = slice(rows), slice(width)
+        return self.keys[seen].transpose(1, 2), self.values[seen].transpose(1, 2)
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Grow to more rows or a larger capacity; the content stays."""
+        if self.is_initialized:
+            self.keys = _grown(self.keys, rows, capacity)
+            self.values = _grown(self.values, rows, capacity)
+
+    def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        if self.is_initialized:
+            self.keys[targets], self.values[targets] = self.keys[sources], self.values[sources]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._layout.width, 0
+
+    def get_seq_length(self) -> int:
+        return self._layout.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RaggedCache(Cache):
+    """A transformers cache whose rows have their own lengths. Rows can be added and copied."""
+
+    layers: list[Any]  # of _RaggedLayer; the base class declares other kinds of layers
+
+    def __init__(self, num_layers: int) -> None:
+        self._layout = _Layout()
+        super().__init__(layers=[_RaggedLayer(self._layout) for _ in range(num_layers)])
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each row has room for."""
+        return self._layout.capacity
+
+    def write_at(self, positions_RQ: torch.Tensor) -> torch.Tensor:
+        """Prepare a forward pass of the first R rows.
+
+        Returns its attention mask [R, 1, Q, width], True = visible.
+        """
+        width = int(positions_RQ.max()) + 1
+        if width > self.capacity:
+            self._resize(self._layout.num_rows, -(-width // _GROWTH) * _GROWTH)
+        rows_R1 = torch.arange(len(positions_RQ), device=positions_RQ.device)[:, None]
+        self._layout.width, self._layout.places = width, (rows_R1, positions_RQ)
+        columns = torch.arange(width, device=positions_RQ.device)
+        return (columns <= positions_RQ[:, :, None])[:, None]
+
+    def reserve_rows(self, num_rows: int) -> None:
+        """Make room for at least so many rows."""
+        if num_rows > self._layout.num_rows:
+            self._resize(num_rows, self.capacity)
+
+    def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Overwrite the target rows [K] with the source rows [K] as they were before the call."""
+        for layer in self.layers:
+            layer.copy_rows(sources, targets)
+
+    def _resize(self, num_rows: int, capacity: int) -> None:
+        for layer in self.layers:
+            layer.resize(num_rows, capacity)
+        self._layout.num_rows, self._layout.capacity = num_rows, capacity
+
+
+def _grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
+    grown = tensor.new_zeros((rows, capacity, *tensor.shape[2:]))
+    grown[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return grown
+
+
+class Model(Protocol):
+    """The interface of a model for forward passes, as in `models.policy.Policy`."""
 
     device: torch.device
     num_layers: int
     reaches: dict[str, Reach]  # of each kind of layer
 
+    def new_cache(self) -> Any:
+        """Return an empty cache of the model's own kind."""
+
     def hidden(
         self,
         token_ids_RQ: torch.Tensor,
-        positions_RQ: torch.Tensor,
-        mask: torch.Tensor | dict[str, torch.Tensor],
-        cache: RaggedCache,
+        positions_RQ: torch.Tensor | None = None,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        cache: Any = None,
     ) -> torch.Tensor:
         """Compute the last hidden states, [R, Q, hidden size]."""
 
@@ -72,7 +242,7 @@ class CachedModel(Protocol):
 class TransformersForward:
     """The forward pass of transformers' own modules, for attention to earlier tokens."""
 
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
         self._cache = RaggedCache(model.num_layers)
 
