@@ -94,25 +94,22 @@ def tiny_shape(config: TinyModelConfig) -> Shape:
     )
 
 
-def folder_shape(folder: Path) -> Shape | None:
+def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
     """Read a model's shape from its config.json and the headers of its safetensors files.
 
     Returns None if the config.json has other keys; see `model_shape`.
 
     Raises:
-        OSError, ValueError, KeyError: The files are missing or of another kind.
+        ConfigError: the files are missing or of another kind.
     """
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
-    return model_shape(config, sum(map(_count_parameters, weights)))
-
-
-def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
-    """See `folder_shape`. Raises ConfigError if the folder cannot be read."""
     try:
-        return folder_shape(folder)
+        settings: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        weights = sorted(folder.glob("*.safetensors"))
+        if not weights:
+            raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
+        entries = (item for path in weights for item in read_header(path)[1].items())
+        sizes = (math.prod(entry["shape"]) for name, entry in entries if name[:2] != "__")
+        return model_shape(settings, sum(sizes))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"model.path={config.path!r} ({folder}) cannot be read: {error}; expected config.json "
@@ -139,12 +136,6 @@ def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape | None:
         )
     except KeyError:
         return None
-
-
-def _count_parameters(path: Path) -> int:
-    """Count the parameters of a safetensors file from its header."""
-    _, header = read_header(path)
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
 
 
 def num_in_layers(shape: Shape) -> int:
@@ -181,41 +172,25 @@ def memory_bytes(
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
-    if num_frozen := _num_opponents(config):
+    # The frozen copies that play against the policy, in evaluations and in leagues.
+    each_env = config.environments.values()
+    checkpoints = {each.opponent_checkpoint for each in each_env} - {None}
+    leagues = [each.env.league for each in each_env if each.env.league is not None]
+    if num_frozen := len(checkpoints) + sum(league.size for league in leagues):
         needed["opponents"] = num_frozen * trained_bytes(shape, config)
     if num_sampled := engine.sampled_at_once(config.capacity):
         num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.max_episode_tokens * per_cached
         if in_one_memory and model.dtype == "float32":
-            num_copies = 1 + _num_opponents_at_once(config)
-            needed["weights of the engine"] = num_copies * _engine_weight_bytes(shape, config)
+            # The copies of `models.forward.packed_decoder`, whose embeddings are not rounded. A
+            # model of another architecture is sampled without a copy.
+            embedding = shape.vocabulary * shape.hidden_size * BYTES["float32"]
+            per_copy = shape.num_parameters * BYTES[model.autocast] + embedding
+            # In a step one member of each league plays, and in an evaluation one checkpoint.
+            num_copies = 1 + max(bool(checkpoints), len(leagues))
+            needed["weights of the engine"] = num_copies * per_copy
     return needed
-
-
-def _num_opponents(config: RunConfig) -> int:
-    """Count the frozen copies that play against the policy, in evaluations and in leagues."""
-    each_env = config.environments.values()
-    leagues = [each.env.league for each in each_env]
-    num_members = sum(league.size for league in leagues if league is not None)
-    return len({each.opponent_checkpoint for each in each_env} - {None}) + num_members
-
-
-def _num_opponents_at_once(config: RunConfig) -> int:
-    """Count the frozen copies that play in the same rollout: in a step one member of each league,
-    and in an evaluation one checkpoint."""
-    each_env = config.environments.values()
-    has_checkpoint = any(each.opponent_checkpoint is not None for each in each_env)
-    return max(has_checkpoint, sum(each.env.league is not None for each in each_env))
-
-
-def _engine_weight_bytes(shape: Shape, config: RunConfig) -> int:
-    """Return the size of the copy that `models.forward.packed_decoder` makes on a CPU.
-
-    Its embedding is not rounded. A model of another architecture is sampled without a copy.
-    """
-    embedding = shape.vocabulary * shape.hidden_size * BYTES["float32"]
-    return shape.num_parameters * BYTES[config.model.autocast] + embedding
 
 
 def while_learning(needed: Mapping[str, int], config: RunConfig) -> dict[str, int]:
@@ -242,7 +217,7 @@ def _rank_bytes(shape: Shape, config: RunConfig, logits_at_once: int) -> dict[st
     num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
     longest = config.max_episode_tokens  # is a batch of its own, if it exceeds the limit
     tokens = max(longest, min(trainer.tokens_per_batch, num_episodes * longest))
-    held = weights * (share + gathered) + _adapter_bytes(shape, config) * share
+    held = weights * (share + gathered) + (trained * share if model.lora.rank else 0)
     needed = {
         "python and its libraries": PROCESS,
         "weights": int(held),
@@ -280,10 +255,6 @@ def weight_bytes(shape: Shape, config: RunConfig) -> int:
 def trained_bytes(shape: Shape, config: RunConfig) -> int:
     """Return the size of the weights that are trained: all, or the adapter's."""
     return num_trained(shape, config) * (4 if config.model.lora.rank else BYTES[config.model.dtype])
-
-
-def _adapter_bytes(shape: Shape, config: RunConfig) -> int:
-    return trained_bytes(shape, config) if config.model.lora.rank else 0
 
 
 def _moments(shape: Shape, config: RunConfig) -> int:
@@ -330,18 +301,13 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     weights, moments = trained_bytes(shape, config), _moments(shape, config)
     checkpoints = weights * num_kept + moments * num_resumable
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
-    num_episodes += _num_eval_episodes(config)
+    num_episodes += sum(map(_num_eval_episodes, config.environments.values()))
     episodes = num_episodes * config.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
     return checkpoints + episodes
 
 
 def _num_eval_episodes(config: RunConfig) -> int:
-    """Count the episodes of all environments' evaluations."""
-    return sum(map(_num_eval_episodes_of, config.environments.values()))
-
-
-def _num_eval_episodes_of(config: RunConfig) -> int:
-    """Count the episodes of the three stages' evaluations, greedy rows, baselines, and between."""
+    """Count the episodes of three evaluations, greedy rows, baselines, and those between."""
     settings, during = config.eval, config.eval.during
     num_players = len(config.env.baselines) if settings.baselines else 0
     of_one = settings.num_tasks * settings.samples_per_task

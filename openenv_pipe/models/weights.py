@@ -6,18 +6,17 @@ Shape letters: P prompts, V vocabulary.
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from peft import get_peft_model_state_dict
-from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.errors import TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
 from openenv_pipe.models.safetensors_only import plain_name
@@ -25,16 +24,6 @@ from openenv_pipe.types import Image
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Factors:
-    """What an adapter adds to a matrix: scale * second @ first, transposed for some modules."""
-
-    first: torch.Tensor
-    second: torch.Tensor
-    scale: float
-    is_transposed: bool
 
 
 class PolicyWeights:
@@ -62,12 +51,12 @@ class PolicyWeights:
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""
-        self._write_model(folder, with_adapter=False)
+        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=False))
         self._policy.save_tokenizer(folder)
 
     def write_weights(self, folder: Path) -> None:
         """Write all weights with the adapter merged in. The policy's own weights do not change."""
-        self._write_model(folder, with_adapter=True)
+        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=True))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return what `write_weights` writes, on the learner's device.
@@ -109,28 +98,6 @@ class PolicyWeights:
                     return after_PV
             size *= 2
         raise AssertionError(f"an adapter of size {size / 2:g} does not change the policy")
-
-    def _factors(self, name: str) -> "Factors | None":
-        """Return an adapter's two matrices of the weight `name`; None if it has none.
-
-        Raises:
-            ConfigError: the adapter of this module is no product of two matrices.
-        """
-        layer = self._adapted.get(name)
-        if layer is None:
-            return None
-        if type(layer) is not Linear:
-            raise ConfigError(
-                f"engine.publish=merged with trainer.parallel=fsdp cannot merge {name} "
-                f"({type(layer).__name__}); set engine.publish=adapter"
-            )
-        matrices: list[Any] = [layer.lora_A["default"], layer.lora_B["default"]]
-        return Factors(
-            first=matrices[0].weight,
-            second=matrices[1].weight,
-            scale=layer.scaling["default"],
-            is_transposed=layer.fan_in_fan_out,
-        )
 
     def free_memory(self) -> None:
         """Release the GPU memory that torch has cached, for other processes."""
@@ -182,9 +149,6 @@ class PolicyWeights:
         finally:
             for parameter, values in own:
                 parameter.data = values
-
-    def _write_model(self, folder: Path, *, with_adapter: bool) -> None:
-        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter))
 
     @torch.no_grad()
     def _plain_weights(self, with_adapter: bool) -> dict[str, torch.Tensor]:

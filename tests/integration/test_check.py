@@ -10,7 +10,7 @@ from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.check.checks import TRIALS, run_checks
-from openenv_pipe.models.memory_estimate import folder_shape
+from openenv_pipe.models.memory_estimate import read_folder_shape
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,8 @@ def test_the_shape_of_a_model_folder(tmp_path):
     header = {"a": {"shape": [99, 32]}, "b": {"shape": [32]}, "__metadata__": {"format": "pt"}}
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    shape = folder_shape(tmp_path)
+    model = compose(["conf=smoke", "model=hub", f"model.path={tmp_path}"]).config.model
+    shape = read_folder_shape(model, tmp_path)
     assert (shape.num_parameters, shape.cache_width) == (99 * 32 + 32, 16)
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear
 
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.fsdp import (
     ShardedPolicy,
     as_shard_of,
@@ -104,13 +106,23 @@ class ShardedPolicyWeights(PolicyWeights):
 
     @torch.no_grad()
     def _merged(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Add this rank's part of an adapter's product to its part of a matrix. A collective."""
-        factors = self._factors(name)
-        if factors is None:
+        """Add this rank's part of an adapter's product to its part of a matrix. A collective.
+
+        Raises:
+            ConfigError: the adapter of this module is no product of two matrices.
+        """
+        layer = self._adapted.get(name)
+        if layer is None:
             return part
-        first, second = (gather(each.detach()) for each in (factors.first, factors.second))
-        product = (second @ first) * factors.scale
-        if factors.is_transposed:
+        if type(layer) is not Linear:
+            raise ConfigError(
+                f"engine.publish=merged with trainer.parallel=fsdp cannot merge {name} "
+                f"({type(layer).__name__}); set engine.publish=adapter"
+            )
+        matrices: list[Any] = [layer.lora_A["default"], layer.lora_B["default"]]
+        first, second = (gather(each.weight.detach()) for each in matrices)
+        product = (second @ first) * layer.scaling["default"]
+        if layer.fan_in_fan_out:
             product = product.t().contiguous()
         own = own_part(part)
         return as_shard_of(part, (own.float() + shard_like(product, part).float()).to(own))

@@ -127,10 +127,6 @@ class ChatFormat:
         self.takes_tools = True
         self.has_fields = False  # the template reads calls and thoughts in fields of their own
         self.history = choose_history(self, history)
-        self._find_tool_support()
-
-    def _find_tool_support(self) -> None:
-        """Try the template with tools."""
         in_text = template_takes_tools(self, assistant(CALL))
         in_fields = self.history == "rerender" and template_takes_tools(self, CALL_IN_FIELD)
         self.takes_tools = in_text or in_fields

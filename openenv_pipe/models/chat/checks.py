@@ -14,7 +14,7 @@ from openenv_pipe.models.chat.probes import (
     assistant,
     user,
 )
-from openenv_pipe.models.chat.rendering import EndlessTemplateError
+from openenv_pipe.models.chat.rendering import RejectedMessagesError
 from openenv_pipe.types import Message, Tool
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def template_takes_tools(chat: "ChatFormat", call: Message) -> bool:
                 or _only_grows(chat, CALL, [[RESULT, RESULT], [user("second")]], [TOOL])
             )
         )
-    except EndlessTemplateError:
-        raise
-    except ConfigError:  # The template does not know a role.
+    except RejectedMessagesError:  # The template does not know a role.
         return False
 
 
@@ -82,9 +80,7 @@ def text_shows_calls(chat: "ChatFormat") -> bool:
             chat.renderer.render((*OPENING, call, RESULT), prompt=True, tools=[TOOL])
             for call in (assistant(native), CALL_IN_FIELD)
         )
-    except EndlessTemplateError:
-        raise
-    except ConfigError:  # The template does not accept a call without a result.
+    except RejectedMessagesError:  # The template does not accept a call without a result.
         return True
     return whole.startswith(begun) and in_text == in_field
 

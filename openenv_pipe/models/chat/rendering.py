@@ -15,8 +15,8 @@ RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a milliseco
 TRIAL_CPU_S, TRIAL_MB = 10, 512  # of a few short conversations
 
 
-class EndlessTemplateError(ConfigError):
-    """A template was interrupted, because it takes too long."""
+class RejectedMessagesError(ConfigError):
+    """A template cannot render messages. One that takes too long is another error."""
 
 
 @lru_cache(maxsize=8)
@@ -46,9 +46,7 @@ class TemplateRenderer:
         one, two = ({"role": "user", "content": text} for text in ("one", "two"))
         try:
             self.render((one, two), prompt=True)
-        except EndlessTemplateError:
-            raise
-        except ConfigError:
+        except RejectedMessagesError:
             self.takes_runs = False
 
     def render(
@@ -83,7 +81,7 @@ class TemplateRenderer:
         except Exception as error:  # whatever an expression of the template raises
             roles = ", ".join(message["role"] for message in messages)
             of = f" of {self._tokenizer.name_or_path!r}" if self._tokenizer.name_or_path else ""
-            kind = EndlessTemplateError if isinstance(error, TimeoutError) else ConfigError
+            kind = ConfigError if isinstance(error, TimeoutError) else RejectedMessagesError
             raise kind(
                 f"the chat template{of} cannot render messages of the roles {roles}: {error}; set "
                 "model.chat_template to one that can"

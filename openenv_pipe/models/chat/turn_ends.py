@@ -13,7 +13,7 @@ from typing import Any
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.probes import OPENING, REPLY, RESULT, TOOL, assistant, user
-from openenv_pipe.models.chat.rendering import EndlessTemplateError, TemplateRenderer
+from openenv_pipe.models.chat.rendering import RejectedMessagesError, TemplateRenderer
 from openenv_pipe.types import Message
 
 
@@ -94,8 +94,6 @@ def _after_reply(renderer: TemplateRenderer, following: Message) -> str:
     """Return what the template writes behind a reply; empty if it does not know the role."""
     try:
         text = renderer.render((*OPENING, assistant(REPLY), following), prompt=True, tools=[TOOL])
-    except EndlessTemplateError:
-        raise
-    except ConfigError:
+    except RejectedMessagesError:
         return ""
     return text.rpartition(REPLY)[2].lstrip("\n")
