@@ -166,13 +166,6 @@ def test_a_reply_that_was_cut_off_gets_the_end_token_that_it_lacks():
     assert chat.following_ids([user("b")], end=None) == [chat.ends.usual, *ended]
 
 
-@pytest.mark.parametrize("template", [STOCK_QWEN3, STOCK_QWEN3_EMPTY_THINK])
-def test_a_template_that_drops_earlier_thinking_is_rejected(template):
-    """Trap 3."""
-    with pytest.raises(ConfigError, match="rewrites earlier turns"):
-        ChatFormat(qwen_tokenizer(template))
-
-
 def test_ids_that_are_kept_are_nobodys_to_change():
     """The members of a group start with equal ids, each in a list of its own."""
     chat = ChatFormat(qwen_tokenizer(CHATML))
@@ -192,18 +185,14 @@ def test_ids_that_are_kept_are_nobodys_to_change():
         assert ask() == copy
 
 
-@pytest.mark.parametrize("kept", [CHATML, QWEN3_YAML["chat_template"]])
-def test_a_template_that_keeps_earlier_turns_is_accepted(kept):
-    """Trap 3."""
-    assert ChatFormat(qwen_tokenizer(kept)).ends.usual == 257
-
-
 @pytest.mark.parametrize(
     ("template", "why"),
     [
         (None, "no chat template"),
         (CHATML.replace("<|im_end|>", ""), "does not end the model's turn"),
         ("{{ messages | length }}" + CHATML, "rewrites earlier turns"),
+        (STOCK_QWEN3, "rewrites earlier turns"),  # it drops earlier thinking
+        (STOCK_QWEN3_EMPTY_THINK, "rewrites earlier turns"),
     ],
 )
 def test_a_template_that_cannot_be_trained_on_is_rejected(template, why):
@@ -219,10 +208,6 @@ def test_replies_as_text_and_back():
     assert chat.reply_text(ids) == chat.reply_text(ids[:-1]) == "crâne\n"
     assert chat.reply_text([]) == ""
     assert chat.reply_text([chat.ends.usual]) == ""
-
-
-def test_only_the_end_token_that_ended_it_is_taken_off_a_reply():
-    chat = ChatFormat(build_tokenizer())
     assert chat.reply_text([3, 69, chat.ends.usual]) == "<|assistant|>a"
 
 
@@ -320,13 +305,6 @@ def test_half_a_surrogate_pair_is_no_reason_to_fall():
     assert chat.first_ids([user("a\ud800")]) == chat.first_ids([user("a?")])
 
 
-def test_a_special_token_without_a_role_of_its_own_is_broken_up_too():
-    tokenizer = build_tokenizer()
-    tokenizer.add_tokens(["<|start_header_id|>"], special_tokens=True)
-    ids = ChatFormat(tokenizer).first_ids([{"role": "user", "content": "<|start_header_id|>"}])
-    assert tokenizer.convert_tokens_to_ids("<|start_header_id|>") not in ids
-
-
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -375,9 +353,3 @@ def test_a_prompt_encodes_what_the_one_before_did_not_have(monkeypatch):
     longer = chat.rendered_ids([*conversation, reply, user("d")], (), {**sampled, 3: sampled[1]})
     assert longer[: len(again)] == again
     assert encoded == ["<|end|><|user|>d<|assistant|>", "<|end|><|user|>·d·<|assistant|>"]
-
-
-def test_equal_first_prompts_are_lists_of_their_own():
-    chat = ChatFormat(build_tokenizer())
-    chat.rendered_ids([user("a")]).clear()
-    assert chat.rendered_ids([user("a")])
