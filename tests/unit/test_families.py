@@ -76,22 +76,16 @@ SAMPLED = {
     "chunks and scales by position": ("Llama4TextConfig", CHUNKS, Sampler.PLAIN_EQUAL),
     "a cache of its own": ("MiniMaxConfig", MINIMAX, Sampler.WHOLE),
 }
-REJECTED = {
-    "attention to later tokens": ("BertConfig", {}, "not causal"),
-}
 
 
-@pytest.mark.parametrize(("config", "options", "message"), REJECTED.values(), ids=REJECTED)
-def test_what_is_not_computed_alike_is_rejected_by_check_and_train(
-    config, options, message, tmp_path
-):
-    run = family_run(make_family(tmp_path, config, **options))
+def test_attention_to_later_tokens_is_rejected_by_check_and_train(tmp_path):
+    run = family_run(make_family(tmp_path, "BertConfig"))
     said = []
     for use in (
         lambda: check_architecture(run),
         lambda: load_policy(run.model, seed=0, device=torch.device("cpu")),
     ):
-        with pytest.raises(ConfigError, match=message) as caught:
+        with pytest.raises(ConfigError, match="not causal") as caught:
             use()
         said.append(str(caught.value))
     assert said[0] == said[1]
@@ -172,17 +166,17 @@ def test_scaled_and_capped_logits_are_sampled_and_trained(config, options, rank,
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda logits: logits.index_fill(-1, torch.tensor([7]), -1e9), "of a logit remains"),
-        (lambda logits: logits + 1.0, "of a logit remains"),
-        (lambda logits: logits.clamp(-20.0, 20.0), "of a logit remains"),
-        (lambda logits: logits * logits, "of a logit remains"),
-        (lambda logits: logits * float("nan"), "of a logit remains"),
+        lambda logits: logits.index_fill(-1, torch.tensor([7]), -1e9),
+        lambda logits: logits + 1.0,
+        lambda logits: logits.clamp(-20.0, 20.0),
+        lambda logits: logits * logits,
+        lambda logits: logits * float("nan"),
     ],
     ids=["a forbidden token", "a shift", "a hard cap", "a square", "no number"],
 )
-def test_logits_that_are_no_scaled_or_capped_outputs_are_rejected(change, message, tmp_path):
+def test_logits_that_are_no_scaled_or_capped_outputs_are_rejected(change, tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(make_family(tmp_path, "Qwen3Config"))
     own_forward = model.forward
 
@@ -192,7 +186,7 @@ def test_logits_that_are_no_scaled_or_capped_outputs_are_rejected(change, messag
         return output
 
     model.forward = changed
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="of a logit remains"):
         reject_unsupported(model)
 
 

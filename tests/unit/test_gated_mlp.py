@@ -83,14 +83,12 @@ def test_frozen_weights_get_no_gradient():
     torch.testing.assert_close([found[0], *found[2:]], [expected[0], *expected[2:]], **CLOSE)
 
 
-def test_another_activation_is_left_to_transformers():
-    theirs, ours = mlps(hidden_act="gelu")
-    inputs = torch.randn(5, HIDDEN)
-    assert torch.equal(ours(inputs), theirs(inputs))
-
-
-def test_a_layer_that_is_more_than_a_matrix_is_left_to_transformers():
-    theirs, ours = mlps(LlamaMLP, LlamaConfig, mlp_bias=True)
+@pytest.mark.parametrize(
+    ("kind", "config", "change"),
+    [(Qwen3MLP, Qwen3Config, {"hidden_act": "gelu"}), (LlamaMLP, LlamaConfig, {"mlp_bias": True})],
+)
+def test_another_activation_and_biases_are_left_to_transformers(kind, config, change):
+    theirs, ours = mlps(kind, config, **change)
     inputs = torch.randn(5, HIDDEN)
     assert torch.equal(ours(inputs), theirs(inputs))
 

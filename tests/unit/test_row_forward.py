@@ -12,7 +12,7 @@ from fakes import tiny_policy
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openenv_pipe.models.forward import fast_forward, packed_decoder, row_store
+from openenv_pipe.models.forward import fast_forward, packed_decoder, row_attention
 from openenv_pipe.models.forward.fast_forward import FastForward
 from openenv_pipe.models.forward.row_attention import RowStore
 from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
@@ -33,7 +33,7 @@ def policy_of(kind, autocast="float32"):
 @pytest.fixture(autouse=True)
 def _small_stores(monkeypatch):
     """Let the stores of the fast pass grow several times with rows of some dozen tokens."""
-    monkeypatch.setattr(row_store, "MIN_CAPACITY", 8)
+    monkeypatch.setattr(row_attention, "MIN_CAPACITY", 8)
 
 
 @pytest.fixture(params=["transformers", "fast"])
