@@ -5,12 +5,14 @@ prompts remain each run's own. Runs of different environments are rejected. Each
 into its own run's folder.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
@@ -156,6 +158,15 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     return replace(other, config=RunConfig.model_validate(values))
 
 
+def _changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
+    """Return by key how the environments and rewards that are used differ from the run's own."""
+    return {
+        key: f"{json.dumps(ours)}, not {json.dumps(theirs)}"
+        for key, (theirs, ours) in changed_keys(own, used).items()
+        if key.startswith(("env.", "reward.", "beside."))
+    }
+
+
 def _open_logs(path: Path) -> Path:
     logs = path / "logs" / "eval"
     try:
@@ -196,7 +207,12 @@ async def _play(
         for warning in await task_warnings(rollout):
             progress.note(f"eval: {warning}")
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
-            own = await evaluate_model(subject.config, rollout, subject.label, subject.step)
+            played = await evaluate_model(subject.config, rollout, subject.label, subject.step)
+        changed = _changed_settings(subject.folder.written_config, subject.config)
+        own = [
+            replace(each, report=each.report.model_copy(update={"measured_with": changed}))
+            for each in played
+        ]
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
         baselines: list[Evaluation] = []

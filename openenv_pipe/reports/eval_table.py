@@ -15,6 +15,7 @@ from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Column, Fit, Table
+from openenv_pipe.system.untrusted_text import shortened
 
 MAX_LABELS = 50  # lines of a table; the reports' files have all
 MAX_CHANGED = 10  # tasks that are named
@@ -78,6 +79,9 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
     """
     command = f"`openenv-pipe episodes {short_path(folder)} --eval {report.label}"
     warnings = []
+    if report.measured_with:
+        changed = "; ".join(f"{key} is {how}" for key, how in report.measured_with.items())
+        warnings.append(f"measured with other settings than the run's own: {shortened(changed)}")
     if report.error is None and report.num_tasks and not report.is_representative:
         warnings.append(
             f"only {report.num_scored_tasks} of {report.num_tasks} tasks were scored, too few for "

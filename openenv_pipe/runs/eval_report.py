@@ -101,6 +101,8 @@ class EvalReport(FrozenModel):
     # scored episodes that differ from each other in an observation or a reply
     num_distinct: int | None = None
     error: str | None = None  # why nothing could be played; of baselines only
+    # Settings of the environment and the reward that the run has otherwise: `1.0, not 0.5`.
+    measured_with: dict[str, str] = {}
 
     @property
     def num_unscored(self) -> int:

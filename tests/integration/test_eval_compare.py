@@ -86,6 +86,15 @@ def test_checkpoints_of_two_runs_side_by_side(home):
         assert reports[label].tasks == reports[stage].tasks
 
 
+def test_an_evaluation_by_other_settings_than_the_runs_own_says_so(home):
+    changed = "env.success_reward=0.5"
+    ended, _, err = run(home, "eval", "runs/smoke/0001", changed, "eval.baselines=false")
+    reports = read_reports(home / "runs/smoke/0001").values()
+    (changes,) = [each.measured_with for each in reports if each.measured_with]
+    assert changes == {"env.success_reward": "0.5, not 1.0"}
+    assert ended == 0 and "settings than the run's own: env.success_reward is 0.5, not 1.0" in err
+
+
 def test_thresholds_are_also_written_as_junit(home):
     thresholds = ("--fail-under", "success=0", "--fail-under", "reward=1000")
     told(home, "eval", "runs/smoke/0001", *thresholds, "--junit", "eval.xml", code=3)
