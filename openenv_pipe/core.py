@@ -66,7 +66,11 @@ CORE = Extra(
         ),
         _type("engine", "openai", "engine:OpenAIEngineConfig", "pipeline.engines:open_openai"),
         _type(
-            "engine", "scripted", "engine:ScriptedEngineConfig", "pipeline.engines:open_scripted"
+            "engine",
+            "scripted",
+            config="engine:ScriptedEngineConfig",
+            build="pipeline.engines:open_scripted",
+            check="pipeline.engines:check_scripted",
         ),
         _type(
             "engine",

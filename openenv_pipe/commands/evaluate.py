@@ -22,7 +22,7 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     task_warnings,
 )
-from openenv_pipe.pipeline.requirements import check_agent, check_opponents, check_settings
+from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
@@ -74,9 +74,7 @@ def evaluate(
 def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:
     subjects = on_the_same_tasks(models)
     for subject in subjects:
-        check_settings(subject.config, "play", "eval")
-        check_agent(subject.config)
-        check_opponents(subject.config)
+        check_evaluation(subject.config, makes_folder=False)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -102,9 +100,7 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
 def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
-    check_settings(config, "play", "eval")
-    check_agent(config)
-    check_opponents(config)
+    check_evaluation(config, makes_folder=True)
     folder = RunFolder.create(
         config, overrides=composed.overrides, command=command, purpose="evaluation"
     )

@@ -34,7 +34,7 @@ from openenv_pipe.engines.base import Engine, EngineSetup
 from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
-from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.engines.scripted import ScriptedEngine, replies_of
 from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.server_memory import gpu_footprint
 from openenv_pipe.errors import PipeError
@@ -153,6 +153,13 @@ async def open_openai(parts: EngineParts) -> AsyncIterator[Engine]:
     assert isinstance(engine, OpenAIEngineConfig)
     async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
         yield OpenAIEngine(engine, client)
+
+
+def check_scripted(config: RunConfig) -> str:
+    """Return which policy plays. Raises ConfigError if it cannot be loaded or called."""
+    assert isinstance(config.engine, ScriptedEngineConfig)
+    replies_of(load_callable(config.engine.policy))
+    return config.engine.policy
 
 
 def open_scripted(parts: EngineParts) -> AbstractAsyncContextManager[Engine]:

@@ -78,6 +78,20 @@ def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: b
             check(config)
 
 
+def check_evaluation(config: RunConfig, *, makes_folder: bool) -> None:
+    """Check the requirements of an evaluation, which needs no learner.
+
+    makes_folder: True for a model that no run has trained.
+
+    Raises:
+        ConfigError: a requirement is not met.
+    """
+    check_settings(config, "play", "eval")
+    for name in EVALUATION_REQUIREMENTS:
+        if makes_folder or name != RUN_FOLDER:
+            REQUIREMENTS[name](config)
+
+
 def check_settings(config: RunConfig, *moments: Moment) -> str:
     """Check that settings go together before a training or an evaluation. Raises ConfigError."""
     try:
@@ -379,3 +393,7 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "opponent": check_opponents,
     "agent": check_agent,
 }
+EVALUATION_REQUIREMENTS = (
+    *(RUN_FOLDER, "packages", "variables", "engine", "judge", "environment", "adapter", "tasks"),
+    *("rewards", "policies", "opponent", "agent"),
+)

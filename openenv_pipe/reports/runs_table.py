@@ -1,7 +1,7 @@
 """The table of all runs. A broken folder is shown as unreadable."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import read_stages
+from openenv_pipe.runs.evals import BASELINE, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
@@ -38,10 +38,9 @@ class RunRow:
     created: datetime | None = None
     duration_s: float | None = None
     step: int = 0  # steps of GRPO done, or of a supervised run
-    num_steps: int | None = None
-    success_start: str = UNKNOWN
-    success_trained: str = UNKNOWN
-    last_reward: float | None = None
+    num_steps: int | None = None  # also None: an evaluation of a model that no run has trained
+    success: str = UNKNOWN  # of an evaluation, or before and after training
+    reward: float | None = None  # of the last step, or of an evaluation
     tags: tuple[str, ...] = ()
 
 
@@ -83,30 +82,45 @@ def runs_table(rows: list[RunRow]) -> Table:
 def _row(path: Path, name: str) -> RunRow:
     try:
         folder = RunFolder.open(path)
-        trainer = read_json(path / "config.json")["trainer"]
-        stage, num_steps = stage_of(trainer["steps"], trainer["warm_start"]["steps"])
-        steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == stage]
-        reports = read_stages(path)
-        return RunRow(
+        row = RunRow(
             id=name,
             status=folder.status,
             problem=folder.record.cause,
             created=folder.record.created,
             duration_s=folder.duration_s,
-            step=steps[-1]["step"] if steps else 0,
-            num_steps=num_steps,
-            success_start=_success(reports, "start"),
-            success_trained=_success(reports, "trained"),
-            last_reward=steps[-1].get("reward/mean") if steps else None,
             tags=tuple(read_tags(path)),
         )
+        is_training = folder.record.purpose == "training"
+        return _of_training(row, folder) if is_training else _of_evaluation(row, path)
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return RunRow(id=name, status="unreadable", problem=str(error))
 
 
-def _success(reports: Mapping[str, EvalReport], name: str) -> str:
+def _of_training(row: RunRow, folder: RunFolder) -> RunRow:
+    trainer = read_json(folder.path / "config.json")["trainer"]
+    stage, num_steps = stage_of(trainer["steps"], trainer["warm_start"]["steps"])
+    steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == stage]
+    reports = read_stages(folder.path)
+    start, trained = (_success(reports.get(label)) for label in ("start", "trained"))
+    return replace(
+        row,
+        step=steps[-1]["step"] if steps else 0,
+        num_steps=num_steps,
+        success=UNKNOWN if start == trained == UNKNOWN else f"{start} → {trained}",
+        reward=steps[-1].get("reward/mean") if steps else None,
+    )
+
+
+def _of_evaluation(row: RunRow, path: Path) -> RunRow:
+    """Complete the row of a model that no run has trained, which has no steps."""
+    reports = read_reports(path)
+    report = next((reports[each] for each in reports if not each.startswith(BASELINE)), None)
+    reward = report.reward.mean if report and report.reward else None
+    return replace(row, success=_success(report), reward=reward)
+
+
+def _success(report: EvalReport | None) -> str:
     """Return an evaluation's success, with the number of tasks if some were not scored."""
-    report = reports.get(name)
     if report is None or report.success is None:
         return UNKNOWN
     is_partial = report.num_scored_tasks < report.num_tasks
@@ -116,14 +130,13 @@ def _success(reports: Mapping[str, EvalReport], name: str) -> str:
 
 def _cells(row: RunRow) -> list[str | Text]:
     style = STATUS_STYLES[row.status]
-    start, trained = row.success_start, row.success_trained
     return [
         row.id,
         Text(row.status, style),
         f"{row.created:%Y-%m-%d %H:%M}" if row.created else UNKNOWN,
         UNKNOWN if row.duration_s is None else clock(row.duration_s),
         UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",
-        UNKNOWN if start == trained == UNKNOWN else f"{start} → {trained}",
-        UNKNOWN if row.last_reward is None else f"{row.last_reward:.3f}",
+        row.success,
+        UNKNOWN if row.reward is None else f"{row.reward:.3f}",
         (row.problem or "").partition("\n")[0],
     ]

@@ -35,6 +35,8 @@ class SelectedModel:
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
     """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
+    Evaluations of models that no run has trained only count where nothing else is.
+
     runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
 
     Raises:
@@ -117,7 +119,9 @@ def _newest(folders: Sequence[Path]) -> Path:
             f"there is no run in {' or '.join(map(str, folders))}; name a run's folder, or the "
             "folder of all runs with --runs-dir"
         )
-    return max(found, key=lambda folder: folder.record.created).path
+    return max(
+        found, key=lambda each: (each.record.purpose == "training", each.record.created)
+    ).path
 
 
 def find_model(

@@ -113,7 +113,8 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        point_symlink(parent / "latest", path.name)
+        if purpose == "training" or not _is_training(parent / "latest"):
+            point_symlink(parent / "latest", path.name)
         note_runs_folder(parent.parent)
         return cls(path, _read_record(path))
 
@@ -351,6 +352,13 @@ class RunFolder:
     def _last_sign_of_life(self) -> datetime:
         files = [file for file in (self.metrics_path, self.path / "run.json") if file.exists()]
         return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
+
+
+def _is_training(path: Path) -> bool:
+    try:
+        return RunFolder.open(path).record.purpose == "training"
+    except RunFolderError:
+        return False
 
 
 def _read_record(path: Path) -> RunRecord:

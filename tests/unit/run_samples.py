@@ -15,6 +15,7 @@ from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.runs.record import Purpose
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 
@@ -28,10 +29,13 @@ def config(runs_dir: Path) -> RunConfig:
     return _smoke().model_copy(update={"runs_dir": str(runs_dir)})
 
 
-def create(runs_dir: Path, changed: RunConfig | None = None) -> RunFolder:
+def create(
+    runs_dir: Path, changed: RunConfig | None = None, purpose: Purpose = "training"
+) -> RunFolder:
     """Create a run folder. changed: the configuration; None: that of `config`."""
     made = changed or config(runs_dir)
-    return RunFolder.create(made, overrides=["conf=smoke"], command=["openenv-pipe"])
+    command = ["openenv-pipe"]
+    return RunFolder.create(made, overrides=["conf=smoke"], command=command, purpose=purpose)
 
 
 def turn(random: Random, num_tokens: int = 6) -> Turn:

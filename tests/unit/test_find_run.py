@@ -40,6 +40,14 @@ def test_runs_are_found_by_id_and_as_the_latest(here):
         find_run("smoke/0009")
 
 
+def test_an_evaluation_is_the_latest_run_only_where_nothing_is_trained(here):
+    evaluated = run_samples.create(here / "runs", purpose="evaluation")
+    assert find_run("latest").record.id == find_run("smoke/latest").record.id == evaluated.record.id
+    trained = run_samples.create(here / "runs")
+    run_samples.create(here / "runs", purpose="evaluation")
+    assert find_run("latest").record.id == find_run("smoke/latest").record.id == trained.record.id
+
+
 def test_the_newest_run_is_found_in_a_folder_that_its_configuration_names(here):
     run_samples.create(here / "runs")
     elsewhere = run_samples.create(here / "out")

@@ -450,12 +450,18 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     assert [row.status for row in rows] == ["finished", "running"] + ["unreadable"] * 4
     first = rows[0]
     assert (first.id, first.step, first.num_steps) == ("smoke/0001", 2, 2)
-    assert (first.success_start, first.success_trained) == ("20%", "60%")
-    assert first.last_reward == pytest.approx(run_samples.record(2)["reward/mean"])
+    assert first.success == "20% → 60%"
+    assert first.reward == pytest.approx(run_samples.record(2)["reward/mean"])
     console = Console(file=StringIO(), width=120)
     console.print(runs_table(rows))
     shown = console.file.getvalue()
     assert "20% → 60%" in shown and "smoke/0009" in shown
+
+
+def test_an_evaluation_without_training_has_its_success_and_no_steps(tmp_path):
+    run_samples.evaluate(run_samples.create(tmp_path, purpose="evaluation"), "scripted", 0.6)
+    (row,) = list_runs([tmp_path])
+    assert (row.num_steps, row.success) == (None, "60%") and row.reward is not None
 
 
 def test_a_folder_without_runs_lists_none(tmp_path):
