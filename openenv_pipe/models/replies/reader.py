@@ -22,7 +22,6 @@ from openenv_pipe.models.replies.calls import NOT_OF_THE_FORM, BrokenCallError, 
 from openenv_pipe.models.replies.channels import channel_messages
 from openenv_pipe.models.replies.formats import (
     HERMES,
-    CallForm,
     Compile,
     ReplyFormat,
     format_of,
@@ -53,7 +52,7 @@ class ReplyReader:
         self.turn_end = turn_end
         self.calls = [*form.calls, *(HERMES.calls if form is not HERMES else ())]
         # Forms without marks at their beginning are calls only of tools that there are.
-        self.bare = {index for index, call in enumerate(self.calls) if _is_bare(call)}
+        self.bare = {index for index, call in enumerate(self.calls) if call.opening.match("[a(")}
         think, end_think = form.thought
         closings = [call.closing.pattern for call in self.calls if call.closing]
         openings = [unnamed(call.opening.pattern) for call in self.calls]
@@ -175,7 +174,9 @@ class _Pass:
                     pos, is_cut = self._contents.next_mark(pos)
                     self._add_broken("it is not of the form of calls", is_cut, (start, pos))
                 case "stray":
-                    self._doubt_tagged_calls(match[0])
+                    problem = "follows it, which may be part of the text of its last argument"
+                    self._break(self._tagged, CallStatus.MALFORMED, f"{match[0]} {problem}")
+                    self._tagged = []
                 case "block":
                     self._block = (len(self.calls), start)
                 case "end_block":
@@ -232,7 +233,9 @@ class _Pass:
             if any(each is None for each, _ in functions):
                 raise BrokenCallError(NOT_OF_THE_FORM, end, is_cut=False)
         except BrokenCallError as error:
-            if not is_marked and not self._names_tool(match.end()):
+            listed = _LISTED_NAME.match(self._text, match.end())
+            names_tool = listed is not None and listed[1] in self._contents.tools
+            if not is_marked and not names_tool:
                 return match.end() + 1
             self._add_broken(str(error), error.is_cut, (start, error.resume), is_marked=is_marked)
             return error.resume
@@ -274,18 +277,6 @@ class _Pass:
                 call = self.calls[number]
                 self.calls[number] = replace(call, status=status, problem=problem)
 
-    def _doubt_tagged_calls(self, tag: str) -> None:
-        self._break(
-            self._tagged,
-            CallStatus.MALFORMED,
-            f"{tag} follows it, which may be part of the text of its last argument",
-        )
-        self._tagged = []
-
-    def _names_tool(self, pos: int) -> bool:
-        match = _LISTED_NAME.match(self._text, pos)
-        return match is not None and match[1] in self._contents.tools
-
     def _is_alone(self, functions: Sequence[tuple[_Function | None, int]], end: int) -> bool:
         """Whether calls without marks end their line, and there are such tools."""
         names = {function[0] for function, _ in functions if function}
@@ -301,10 +292,6 @@ def _as_one_value(text: str) -> str:
     except (ValueError, RecursionError):  # Broken arguments stay as they are.
         is_one = "tool_call>" not in text
     return text if is_one else json.dumps(text, ensure_ascii=False)
-
-
-def _is_bare(form: CallForm) -> bool:
-    return form.opening.match("[a(") is not None
 
 
 def _name_and_arguments(value: dict[str, Any] | None) -> tuple[str, dict[str, Any]] | None:

@@ -109,23 +109,19 @@ def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
         if not is_inner[number]:
             rows.append(torch.cat(above[-1]))
     blocks = [node for node, chosen in zip(nodes, is_block, strict=True) if chosen]
-    return AttentionPlan(
-        blocks=blocks,
-        asking=[(block, slice(block.end, block.subtree_end)) for block in blocks],
-        buckets=_buckets(rows, nodes[-1].end),
-    )
-
-
-def _buckets(rows: list[torch.Tensor], length: int) -> list[Bucket]:
-    rows = sorted(rows, key=len, reverse=True)
+    # Rows of similar length go into one bucket.
     parts: list[list[torch.Tensor]] = []
-    for row in rows:
+    for row in sorted(rows, key=len, reverse=True):
         if parts and len(row) >= BUCKET_SPAN * len(parts[-1][0]):
             parts[-1].append(row)
         else:
             parts.append([row])
-    is_owned = torch.zeros(length, dtype=torch.bool)
-    return [_bucket(part, is_owned) for part in parts]
+    is_owned = torch.zeros(nodes[-1].end, dtype=torch.bool)
+    return AttentionPlan(
+        blocks=blocks,
+        asking=[(block, slice(block.end, block.subtree_end)) for block in blocks],
+        buckets=[_bucket(part, is_owned) for part in parts],
+    )
 
 
 def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
@@ -141,7 +137,16 @@ def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
     places, is_used = places.flatten(), is_used.flatten()
     used_slots, query_slots = is_used.nonzero()[:, 0], is_new.flatten().nonzero()[:, 0]
     if width > LONG_ROW and len(query_slots) == len(used_slots):
-        queries = [_all_queries(places, width, used_slots)]
+        # All at once, by the kernel's own causal mode.
+        queries = [
+            Queries(
+                places=places,
+                own_slots=used_slots,
+                own_places=places[used_slots],
+                num_keys=width,
+                last_seen=None,
+            )
+        ]
     else:
         queries = _queries(places, len(rows), query_slots)
     return Bucket(
@@ -151,13 +156,6 @@ def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
         used_places=places[used_slots],
         query_slots=query_slots,
         queries=queries,
-    )
-
-
-def _all_queries(places: torch.Tensor, width: int, slots: torch.Tensor) -> Queries:
-    """Return the queries of all slots of a bucket at once."""
-    return Queries(
-        places=places, own_slots=slots, own_places=places[slots], num_keys=width, last_seen=None
     )
 
 
@@ -238,68 +236,59 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         query, key, value, out_TAD, lse_TA = ctx.saved_tensors
         given = [x[0].transpose(0, 1) for x in (query, key, value)]
-        grad_TAD = grad[0]
         grads = [torch.zeros(out_TAD.shape, dtype=out_TAD.dtype) for _ in range(3)]
+        backward = _Backward(given, grad[0], out_TAD, lse_TA, ctx.scale, grads)
         for bucket in ctx.plan.buckets:
-            _backward_bucket(bucket, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
-        asked = [(slice(block.start, block.end), tokens) for block, tokens in ctx.plan.asking]
+            backward.add_bucket(bucket)
+        for block, tokens in ctx.plan.asking:
+            backward.add_block(tokens, slice(block.start, block.end))
         for block in ctx.plan.blocks:
             own = slice(block.start, block.end)
-            asked.append((own, own))
-        for own, tokens in asked:
-            _backward_block(tokens, own, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
+            backward.add_block(own, own)
         return (*(x.transpose(0, 1)[None] for x in grads), None, None)
 
 
-def _backward_bucket(
-    bucket: Bucket,
-    given: list[torch.Tensor],
-    grad_TAD: torch.Tensor,
-    out_TAD: torch.Tensor,
-    lse_TA: torch.Tensor,
-    scale: float,
-    grads: list[torch.Tensor],
-) -> None:
-    """Add the bucket's contribution to the gradients of query, key and value."""
-    keys, values = (_rows(x, bucket.places, bucket.num_rows) for x in given[1:])
-    grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
-    for asked in bucket.queries:
-        lse = lse_TA.new_full((len(asked.places), lse_TA.shape[1]), UNSEEN)
-        lse[asked.own_slots] = lse_TA[asked.own_places]
-        lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
-        q, grad, out = (
-            _rows(x, asked.places, bucket.num_rows) for x in (given[0], grad_TAD, out_TAD)
-        )
-        k, v = (x[:, :, : asked.num_keys] for x in (keys, values))
-        mask = asked.mask()
-        of_query, of_keys, of_values = _backward_part(
-            grad, q, k, v, out, lse, 0.0, mask is None, attn_mask=mask, scale=scale
-        )
-        _put(grads[0], asked, of_query.transpose(1, 2))
-        grad_keys[:, :, : asked.num_keys] += of_keys
-        grad_values[:, :, : asked.num_keys] += of_values
-    for total, part in zip(grads[1:], (grad_keys, grad_values), strict=True):
-        flat = part.transpose(1, 2).reshape(-1, *total.shape[1:])
-        total.index_add_(0, bucket.used_places, flat.index_select(0, bucket.used_slots))
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Adds the contributions of parts to the gradients of query, key and value."""
 
+    given: list[torch.Tensor]  # query, key and value
+    grad: torch.Tensor  # [T, A, D], as the output
+    out: torch.Tensor
+    lse: torch.Tensor  # [T, A]
+    scale: float
+    grads: list[torch.Tensor]
 
-def _backward_block(
-    queries: slice | torch.Tensor,
-    keys: slice,
-    given: list[torch.Tensor],
-    grad_TAD: torch.Tensor,
-    out_TAD: torch.Tensor,
-    lse_TA: torch.Tensor,
-    scale: float,
-    grads: list[torch.Tensor],
-) -> None:
-    """Add the contribution of the queries' attention to a block's keys."""
-    q, grad, out = (_heads(x[queries]) for x in (given[0], grad_TAD, out_TAD))
-    k, v = (_heads(x[keys]) for x in given[1:])
-    lse = lse_TA[queries].t()[None]
-    found = _backward_part(grad, q, k, v, out, lse, 0.0, queries is keys, scale=scale)
-    for total, part, where in zip(grads, found, (queries, keys, keys), strict=True):
-        total[where] += part[0].transpose(0, 1)
+    def add_bucket(self, bucket: Bucket) -> None:
+        keys, values = (_rows(x, bucket.places, bucket.num_rows) for x in self.given[1:])
+        grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
+        for asked in bucket.queries:
+            lse = self.lse.new_full((len(asked.places), self.lse.shape[1]), UNSEEN)
+            lse[asked.own_slots] = self.lse[asked.own_places]
+            lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
+            of_queries = (self.given[0], self.grad, self.out)
+            q, grad, out = (_rows(x, asked.places, bucket.num_rows) for x in of_queries)
+            k, v = (x[:, :, : asked.num_keys] for x in (keys, values))
+            mask = asked.mask()
+            of_query, of_keys, of_values = _backward_part(
+                grad, q, k, v, out, lse, 0.0, mask is None, attn_mask=mask, scale=self.scale
+            )
+            _put(self.grads[0], asked, of_query.transpose(1, 2))
+            grad_keys[:, :, : asked.num_keys] += of_keys
+            grad_values[:, :, : asked.num_keys] += of_values
+        for total, part in zip(self.grads[1:], (grad_keys, grad_values), strict=True):
+            flat = part.transpose(1, 2).reshape(-1, *total.shape[1:])
+            total.index_add_(0, bucket.used_places, flat.index_select(0, bucket.used_slots))
+
+    def add_block(self, queries: slice | torch.Tensor, keys: slice) -> None:
+        """Add what the queries' attention to a block's keys contributes."""
+        q, grad, out = (_heads(x[queries]) for x in (self.given[0], self.grad, self.out))
+        k, v = (_heads(x[keys]) for x in self.given[1:])
+        lse = self.lse[queries].t()[None]
+        is_own = queries is keys
+        found = _backward_part(grad, q, k, v, out, lse, 0.0, is_own, scale=self.scale)
+        for total, part, where in zip(self.grads, found, (queries, keys, keys), strict=True):
+            total[where] += part[0].transpose(0, 1)
 
 
 def _part(
