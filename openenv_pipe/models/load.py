@@ -89,7 +89,12 @@ def load_policy(
     if isinstance(config, TinyModelConfig):
         model = build_tiny(config, chat.tokenizer, full_checkpoint)
     else:
-        model = _load_hub(config, full_checkpoint)
+        with readable_errors(config):
+            model = read_model(
+                str(full_checkpoint or model_source(config)),
+                revision=None if full_checkpoint else config.revision,
+                dtype=DTYPES[config.dtype],
+            )
     reject_unsupported(model)
     fix_rope_table(model, max_tokens)
     use_packed_attention(model)
@@ -287,12 +292,3 @@ def build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None)
     torch.manual_seed(config.seed)
     model: Any = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
     return model.to(DTYPES[config.dtype])
-
-
-def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
-    with readable_errors(config):
-        return read_model(
-            str(checkpoint or model_source(config)),
-            revision=None if checkpoint else config.revision,
-            dtype=DTYPES[config.dtype],
-        )
