@@ -6,7 +6,7 @@ and of one character, as tokenizers have them for line breaks, are ordinary text
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
@@ -61,13 +61,8 @@ class ControlTokens:
         return self._broken_up(text, self._special_ids, None)
 
     def special_broken_up_in(self, value: Any) -> Any:
-        """Break up special tokens in all texts of JSON data."""
-        if isinstance(value, Mapping):
-            pairs = ((self.special_broken_up(key), each) for key, each in value.items())
-            return {key: self.special_broken_up_in(each) for key, each in pairs}
-        if isinstance(value, list):
-            return [self.special_broken_up_in(each) for each in value]
-        return self.special_broken_up(value) if isinstance(value, str) else value
+        """Break up special tokens in all texts of JSON data, names of fields included."""
+        return _changed(value, self.special_broken_up)
 
     def _broken_up(self, text: str, ids: set[int], fence: re.Pattern[str] | None) -> str:
         text = text.encode(errors="replace").decode()  # Tokenizers reject lone surrogates.
@@ -91,23 +86,19 @@ class ControlTokens:
 
     def broken_up_in(self, value: Any) -> Any:
         """Break up control tokens in all texts of JSON data, names of fields included."""
-        if isinstance(value, str):
-            return self.broken_up(value)
-        if isinstance(value, Mapping):
-            return {self.broken_up(key): self.broken_up_in(each) for key, each in value.items()}
-        return [self.broken_up_in(each) for each in value] if isinstance(value, list) else value
+        return _changed(value, self.broken_up)
 
     def guarded(self, value: Any) -> Any:
         """Put a sign around all texts of JSON data that is in no control token.
 
         No part of them then forms a control token with what a template writes beside it.
         """
-        if isinstance(value, str):
-            is_plain = not value or value in _WORDS_OF_TOOLS
-            return value if is_plain else f"{self._guard}{value}{self._guard}"
-        if isinstance(value, Mapping):
-            return {self.guarded(key): self.guarded(each) for key, each in value.items()}
-        return [self.guarded(each) for each in value] if isinstance(value, list) else value
+
+        def guard(text: str) -> str:
+            is_plain = not text or text in _WORDS_OF_TOOLS
+            return text if is_plain else f"{self._guard}{text}{self._guard}"
+
+        return _changed(value, guard)
 
     def guarded_messages(
         self, messages: Sequence[Message], replies: Collection[int] = ()
@@ -121,3 +112,12 @@ class ControlTokens:
             }
             for index, message in enumerate(messages)
         ]
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return JSON data with all texts changed, names of fields included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _changed(each, change) for key, each in value.items()}
+    return [_changed(each, change) for each in value] if isinstance(value, list) else value

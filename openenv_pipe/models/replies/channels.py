@@ -25,14 +25,36 @@ class Channels:
     thoughts: str  # the channel of thoughts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelMessage:
-    """One message of a reply."""
+    """One message of a reply, whose text is read piece by piece."""
 
-    is_thought: bool
-    recipient: str  # the tool that is called; empty: the message is no call
-    text: str
-    end: str  # the mark that ends it; empty: the reply ends first
+    def __init__(self, is_thought: bool, recipient: str, first: str) -> None:
+        """recipient: the tool that is called; empty: the message is no call."""
+        self.is_thought = is_thought
+        self.recipient = recipient
+        self.end = ""  # the mark that ends it; empty: the reply ends first
+        self._pieces: list[str] = []
+        self._is_in_string = False
+        self._is_json: bool | None = False if is_thought else None  # None: there is nothing yet
+        self.add(first)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def contains(self, mark: str, channels: Channels) -> bool:
+        """Whether a mark behind the text so far is part of it."""
+        is_text = mark == channels.text or (self.is_thought and mark not in channels.ends)
+        return self._is_in_string or is_text
+
+    def add(self, *pieces: str) -> None:
+        for piece in pieces:
+            self._pieces.append(piece)
+            if self._is_json is None and (begin := piece.lstrip()):
+                self._is_json = begin.startswith(("{", '"') if self.recipient else "{")
+            if self._is_json:
+                num_quotes = sum(match[0] == '"' for match in _QUOTES.finditer(piece))
+                self._is_in_string ^= num_quotes % 2 == 1
 
 
 def channel_messages(
@@ -48,11 +70,12 @@ def channel_messages(
     messages: list[ChannelMessage] = []
     role, name = "", channels.thoughts if begins_in_thought else ""
 
-    def begun(piece: str) -> _Message:
+    def begun(piece: str) -> ChannelMessage:
         recipient = _RECIPIENT.search(role) or _RECIPIENT.search(name)
         channel = _NAME.match(name)
         is_thought = bool(channel and channel[1] == channels.thoughts and not recipient)
-        return _Message(is_thought, recipient[1] if recipient else "", piece)
+        messages.append(ChannelMessage(is_thought, recipient[1] if recipient else "", piece))
+        return messages[-1]
 
     # None: in a header, or between messages.
     message = begun(first) if first.strip() else None
@@ -63,7 +86,7 @@ def channel_messages(
             message = begun(piece)
         else:
             if message:
-                messages.append(message.ended(mark))
+                message.end = mark
             message = None
             if mark == channels.channel:
                 name = piece
@@ -72,38 +95,4 @@ def channel_messages(
             else:
                 role = name = ""
                 message = begun(piece) if piece.strip() else None
-    return [*messages, *([message.ended("")] if message else [])]
-
-
-class _Message:
-    """A message whose text is read piece by piece."""
-
-    def __init__(self, is_thought: bool, recipient: str, first: str) -> None:
-        self._is_thought = is_thought
-        self._recipient = recipient
-        self._pieces: list[str] = []
-        self._is_in_string = False
-        self._is_json: bool | None = False if is_thought else None  # None: there is nothing yet
-        self.add(first)
-
-    def contains(self, mark: str, channels: Channels) -> bool:
-        """Whether a mark behind the text so far is part of it."""
-        is_text = mark == channels.text or (self._is_thought and mark not in channels.ends)
-        return self._is_in_string or is_text
-
-    def add(self, *pieces: str) -> None:
-        for piece in pieces:
-            self._pieces.append(piece)
-            if self._is_json is None and (begin := piece.lstrip()):
-                self._is_json = begin.startswith(("{", '"') if self._recipient else "{")
-            if self._is_json:
-                num_quotes = sum(match[0] == '"' for match in _QUOTES.finditer(piece))
-                self._is_in_string ^= num_quotes % 2 == 1
-
-    def ended(self, mark: str) -> ChannelMessage:
-        return ChannelMessage(
-            is_thought=self._is_thought,
-            recipient=self._recipient,
-            text="".join(self._pieces),
-            end=mark,
-        )
+    return messages
