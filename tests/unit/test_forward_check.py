@@ -21,7 +21,7 @@ from openenv_pipe.models.forward.own_logprobs import own_logprobs
 from openenv_pipe.models.forward.row_forward import RaggedCache, Sampler
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.pipeline.loading import load_checked
-from tests.families import DEEPSEEK, family_run, make_family
+from tests.families import DEEPSEEK, family_policy, family_run, make_family
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
@@ -167,11 +167,7 @@ def test_in_bfloat16_a_window_that_packed_rows_ignore_is_no_rounding(tmp_path, n
 def test_a_window_that_is_longer_than_what_is_compared_is_named(tmp_path, monkeypatch):
     """Its model is trained in padded rows, because packed ones may reach beyond the window."""
     monkeypatch.setattr(forward_check, "SAFE_TOKENS", 50)
-    policy = load_policy(
-        family_run(make_family(tmp_path, "MistralConfig", sliding_window=60)).model,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    policy = family_policy(make_family(tmp_path, "MistralConfig", sliding_window=60))
     check_forward(policy)
     assert policy.left_out[UNPROBED] == (
         "windows or chunks have 60 tokens, and rows of 50 were compared"
@@ -185,11 +181,7 @@ def test_a_window_that_is_longer_than_what_is_compared_is_named(tmp_path, monkey
 def test_rows_that_need_too_much_memory_are_compared_in_part(tmp_path, monkeypatch):
     monkeypatch.setattr(forward_check, "_most_tokens", lambda policy: [80, 40])
     monkeypatch.setattr(forward_check, "SAFE_TOKENS", 40)
-    policy = load_policy(
-        family_run(make_family(tmp_path, "MistralConfig", sliding_window=30)).model,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    policy = family_policy(make_family(tmp_path, "MistralConfig", sliding_window=30))
     own = policy.model_logits
 
     def model_logits(token_ids):

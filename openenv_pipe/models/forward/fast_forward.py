@@ -74,7 +74,6 @@ class FastForward:
         self._shared.clear()
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
-        """Feed one token to each of the first R rows; return the logits [R, V] after it."""
         num_rows = len(token_ids_R)
         own_R = positions_R - torch.tensor([self._prefix_length(row) for row in range(num_rows)])
         self._rows.reserve(num_rows, int(own_R.max()) + 1)
@@ -90,11 +89,7 @@ class FastForward:
     def feed(
         self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
-        """Feed to each row r its new tokens, at least one, from position starts[r] on.
-
-        Returns the logits [R, V] after each row's last token. What several rows begin with is
-        computed and stored once.
-        """
+        """See `RowForward`. What several rows begin with is computed and stored once."""
         assert not images, "this model reads text alone"
         self._shared.clear()
         new_rows: dict[tuple[int, ...], list[int]] = {}

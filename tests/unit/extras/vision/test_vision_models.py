@@ -352,3 +352,9 @@ def test_without_its_image_processor_a_model_is_rejected(qwen2, tmp_path):
     build_tokenizer_of(qwen2).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be loaded.*preprocessor_config.json"):
         load_chat(hub_model(tmp_path))
+
+
+def test_without_the_extra_these_models_are_rejected_as_others(qwen2, monkeypatch):
+    monkeypatch.setattr("openenv_pipe.models.vision.extras", lambda: ())
+    with pytest.raises(ConfigError, match=r"vision-language model .*\(none\)"):
+        load_policy(hub_model(qwen2), seed=0, device=CPU)
