@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.config.schema.model import ModelSource
@@ -160,18 +160,6 @@ def download_missing(config: ModelConfig) -> None:
                 f"the machine {platform.node()} has no *.safetensors of model.path={config.path}; "
                 "download the model there, or name a folder that all nodes have"
             )
-
-
-def find_generation_config(config: HubModelConfig) -> Path | None:
-    """Return where a model's `generation_config.json` is on this machine; None if it has none."""
-    name, source = "generation_config.json", model_source(config)
-    if Path(source).is_dir():
-        return path if (path := Path(source) / name).is_file() else None
-    with readable_errors(config):
-        try:
-            return Path(hf_hub_download(source, name, revision=config.revision))
-        except EntryNotFoundError:
-            return None
 
 
 @contextlib.contextmanager

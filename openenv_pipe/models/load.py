@@ -35,7 +35,6 @@ from openenv_pipe.models.forward.architecture_check import (
 )
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import (
-    find_generation_config,
     find_model_folder,
     is_on_this_machine,
     model_source,
@@ -209,7 +208,10 @@ def load_chat(config: ModelConfig) -> ChatFormat:
 def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:
     """Return the end tokens that the tokenizer and the model's `generation_config.json` list."""
     listed = {tokenizer.eos_token_id}
-    path = find_generation_config(config) if isinstance(config, HubModelConfig) else None
+    path = None
+    if isinstance(config, HubModelConfig):
+        with readable_errors(config):
+            path = find_file(model_source(config), "generation_config.json", config.revision)
     if path is not None:
         found = json.loads(path.read_text()).get("eos_token_id")
         listed |= {*found} if isinstance(found, list) else {found}
