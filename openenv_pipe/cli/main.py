@@ -207,28 +207,6 @@ app.command("runs")(results.runs)
 app.command("tag")(results.tag)
 
 
-@app.command()
-def plugins() -> None:
-    """List the installed plugins, and the experiments, choices and environments that they bring.
-
-    Exit code 1 if one of them cannot be used.
-
-    \b
-    openenv-pipe plugins
-    """
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands.plugins import plugins_table
-    from openenv_pipe.system.plugins import check_plugins
-
-    found = check_plugins()
-    if not found:
-        print("no plugins are installed; docs/extending.md describes how to write one")
-        return
-    print_table(plugins_table(found))
-    if any(plugin.problem for plugin in found):
-        raise typer.Exit(1)
-
-
 for _command in (command for extra in extras() for command in extra.commands):
     _target = load(_command.target)
     if isinstance(_target, typer.Typer):

@@ -1,4 +1,4 @@
-"""`openenv-pipe plugins`: what the installed plugins bring."""
+"""What the installed plugins bring, as a table."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
