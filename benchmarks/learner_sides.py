@@ -80,7 +80,7 @@ class Ours:
         from openenv_pipe.models.forward.attention.packed import use_packed_attention
         from openenv_pipe.models.policy import Policy
         from openenv_pipe.models.tiny import build_tokenizer
-        from openenv_pipe.system.malloc import keep_freed_memory
+        from openenv_pipe.system.process_settings import keep_freed_memory
 
         changes = {"tokens_per_batch": 1 << 20, "temperature": 1.0, "updates_per_step": 1}
         changes |= {"loss.type": "grpo", "loss.clip_low": CLIP, "loss.clip_high": CLIP}

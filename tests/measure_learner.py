@@ -15,7 +15,7 @@ from fakes import random_sample
 from openenv_pipe.config.compose import compose
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.process_settings import keep_freed_memory
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from rich.console import (
 from rich.segment import Segment
 
 from openenv_pipe.commands import findings
-from openenv_pipe.commands.junit import write_junit
+from openenv_pipe.commands.findings import write_junit
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import visible
 

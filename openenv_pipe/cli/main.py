@@ -26,9 +26,8 @@ from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.registry import extras, if_command, load
-from openenv_pipe.system.garbage import collect_rarely
-from openenv_pipe.system.library_defaults import set_library_defaults
 from openenv_pipe.system.out_of_memory import as_out_of_memory
+from openenv_pipe.system.process_settings import collect_rarely, set_library_defaults
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
 

@@ -10,7 +10,7 @@ from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.control import command_line
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.errors import UserError
-from openenv_pipe.system.garbage import collect_as_usual
+from openenv_pipe.system.process_settings import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
 BELOW_THRESHOLD = 3  # the exit code of an evaluation that misses its --fail-under
@@ -107,8 +107,7 @@ def evaluate(
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
-        from openenv_pipe.commands.findings import Result
-        from openenv_pipe.commands.junit import write_junit
+        from openenv_pipe.commands.findings import Result, write_junit
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
 

@@ -5,17 +5,26 @@ done in a thread of its own. No signal handler is installed. KeyboardInterrupt, 
 stop button raises, saves the run and ends it; a second one gives up saving.
 """
 
+import contextvars
+import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
-from openenv_pipe.commands.api_calls import RunName, in_thread, run_control, run_name
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.process_settings import set_library_defaults
+from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:  # it imports torch
     from openenv_pipe.pipeline import Callback
+
+Result = TypeVar("Result")
+RunName = Run | str | os.PathLike[str]
+
+set_library_defaults()  # before one of the API's functions imports torch
 
 
 def compose(*overrides: str) -> RunConfig:
@@ -90,3 +99,50 @@ def evaluate(
         control,
     )
     return {row.name: row.report for row in result.played}
+
+
+if TYPE_CHECKING:  # these import torch
+    from openenv_pipe.pipeline import Callback, RunControl
+
+
+def run_name(run: RunName) -> str:
+    """Return a run as commands take it: its folder, or the word that was given for it."""
+    return str(run.path) if isinstance(run, Run) else os.fspath(run)
+
+
+def run_control(
+    on_progress: Callable[[str], object] | None, callbacks: Sequence["Callback"] = ()
+) -> "RunControl":
+    """Return the control of one run. Without `on_progress`, lines of progress go to the log."""
+    from openenv_pipe.pipeline import RunControl
+    from openenv_pipe.system.progress import LineProgress
+
+    if on_progress is None:
+        return RunControl(callbacks=callbacks)
+    return RunControl(progress=LineProgress(on_progress), callbacks=callbacks)
+
+
+def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
+    """Do the work in a new thread and wait, because the caller's may run an event loop.
+
+    Raises KeyboardInterrupt after the work where it was interrupted, also if it came too late to
+    stop anything.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    with ThreadPoolExecutor(1, "openenv_pipe") as executor:
+        future = executor.submit(contextvars.copy_context().run, work)
+        while True:
+            try:
+                result = future.result()
+                break
+            except KeyboardInterrupt as error:
+                if future.done():
+                    raise
+                interrupt = error
+                control.stop.make()
+            except PipeError as error:
+                error.args = (redact(str(error)),)  # a notebook is a file too
+                raise
+    if interrupt is not None:
+        raise interrupt
+    return result

@@ -4,10 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.text import Text
 
-from openenv_pipe.errors import FailureError, PipeError
+from openenv_pipe.errors import FailureError, PipeError, UserError
+from openenv_pipe.system.files import write_bytes
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.tables import Column, Fit, Table
 from openenv_pipe.system.untrusted_text import for_people
@@ -61,3 +64,27 @@ def as_json(lines: Sequence[Line]) -> str:
     """Format the lines as {"failed": ..., "lines": [{"name", "result", "text", ...}]}."""
     report = {"failed": has_failed(lines), "lines": [asdict(line) for line in lines]}
     return redact(json.dumps(report, indent=2))
+
+
+def write_junit(path: Path, lines: Sequence[Line]) -> None:
+    """Write a test case for each line, in a suite with the file's name. A warning is no failure.
+
+    Raises UserError if the file cannot be written.
+    """
+    failures = sum(line.result is Result.FAIL for line in lines)
+    counts = {"tests": str(len(lines)), "failures": str(failures), "errors": "0", "skipped": "0"}
+    root = Element("testsuites", counts)
+    suite = SubElement(root, "testsuite", {"name": for_people(path.stem), **counts})
+    for line in lines:
+        name, text = for_people(line.name), for_people(line.text)
+        case = SubElement(suite, "testcase", classname=suite.attrib["name"], name=name)
+        if line.result is Result.FAIL:
+            SubElement(case, "failure", message=text).text = text
+        else:
+            SubElement(case, "system-out").text = f"{line.result}: {text}"
+    indent(root)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
+    except OSError as error:
+        raise UserError(f"--junit {path} cannot be written: {error}") from error

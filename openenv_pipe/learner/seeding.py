@@ -14,7 +14,7 @@ import random
 import numpy as np
 import torch
 
-from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.process_settings import keep_freed_memory
 
 
 def use_deterministic_kernels() -> None:

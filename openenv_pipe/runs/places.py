@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.user_key import NoKeyError, key_path
 from openenv_pipe.system.resources import short_path
-from openenv_pipe.system.user_key import NoKeyError, key_path
 
 # conf/config.yaml takes the default of runs_dir from it, too.
 VARIABLE = "OPENENV_PIPE_RUNS_DIR"

@@ -1,7 +1,7 @@
 """Recognise run folders that this user made, and act on no others without trust.
 
 The configuration of a run names code: commands, functions, environment packages, images. A new run
-folder gets a signature by the user's own key (`system/user_key.py`), of the configuration and of
+folder gets a signature by the user's own key (`runs/user_key.py`), of the configuration and of
 the code in the current folder that it names. Whoever wants to run what a folder names calls
 `check_trust` first. To read a folder needs no trust, because reading runs nothing.
 """
@@ -17,9 +17,9 @@ from pydantic import JsonValue
 from openenv_pipe.config.diff import flat
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.runs.user_key import NoKeyError, is_signed, sign
 from openenv_pipe.system.resources import env_in_current_folder, module_in_current_folder
 from openenv_pipe.system.secrets import MARK
-from openenv_pipe.system.user_key import NoKeyError, is_signed, sign
 
 # Keys whose values are functions or classes, as module:name.
 BESIDE = r"(?:beside\.[^.]+\.)?"

@@ -13,8 +13,10 @@ recognised.
 import base64
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import quote
 
 SECRET_NAME = (
@@ -135,3 +137,15 @@ def _forms(value: str) -> frozenset[str]:
         data = text.encode(errors="surrogatepass")
         forms |= {text, quote(data, safe=""), base64.b64encode(data).decode()}
     return frozenset(form for form in forms if len(form) >= MIN_SECRET_LENGTH)
+
+
+# A folder for the server's PYTHONPATH. Nothing in it imports this package.
+SERVER_SIDE = Path(__file__).with_name("server_side")
+ENV_KEY, ENV_PORT = "OPENENV_PIPE_KEY", "OPENENV_PIPE_PORT"  # variables of an environment's server
+
+
+def new_key(whose: str) -> str:
+    """Return a random key, which logs and errors do not show. whose: such as "a vLLM server"."""
+    key = secrets.token_urlsafe(32)
+    remember_secrets({key: f"the key of {whose}"})
+    return key

@@ -1,11 +1,14 @@
-"""Ask work on an event loop to save what it has and end, from another thread or a signal."""
+"""Ask work on an event loop to save and end, from another thread or a signal; or end it at once."""
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from openenv_pipe.errors import FailureError
+from openenv_pipe.errors import FailureError, PipeError
+from openenv_pipe.system.untrusted_text import for_people
 
 Result = TypeVar("Result")
 
@@ -60,3 +63,12 @@ class StopRequest:
             yield
         finally:
             self._cancel = None
+
+
+def end_at_once(error: PipeError) -> None:
+    """Print the error and exit the whole process, from any thread. The run can be resumed.
+
+    For where nothing else can end it: a thread is blocked, or another part would end it.
+    """
+    print(f"error: {for_people(str(error))}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)

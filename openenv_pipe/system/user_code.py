@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.system.call_thread import Call, CallThread, EndedCalls, at, line_of
 from openenv_pipe.system.copies import copied
-from openenv_pipe.system.end_at_once import end_at_once
+from openenv_pipe.system.stop_request import end_at_once
 
 LIMIT_S = 600.0  # of a call, where its part has no limit of its own
 CANCEL_LIMIT_S = 2.0  # how long a cancelled coroutine may take for its clean-up

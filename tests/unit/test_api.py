@@ -14,7 +14,7 @@ import run_samples
 
 import openenv_pipe
 from openenv_pipe import Run, compose, open_run, train
-from openenv_pipe.commands.api_calls import in_thread
+from openenv_pipe.commands.api import in_thread
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.metrics import MetricsFile

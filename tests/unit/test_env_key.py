@@ -14,8 +14,7 @@ import pytest
 
 from openenv_pipe.environments.hosts import process as process_module
 from openenv_pipe.environments.hosts.process import EnvProcess, ProcessHost
-from openenv_pipe.system.secrets import redact
-from openenv_pipe.system.server_key import SERVER_SIDE
+from openenv_pipe.system.secrets import SERVER_SIDE, redact
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyTheHost
 
 pytestmark = pytest.mark.slow

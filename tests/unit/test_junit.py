@@ -5,8 +5,7 @@ from xml.etree.ElementTree import parse
 import pytest
 
 from openenv_pipe.cli.arguments import reject_existing
-from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.junit import write_junit
+from openenv_pipe.commands.findings import Line, Result, write_junit
 from openenv_pipe.errors import UserError
 
 

@@ -17,7 +17,7 @@ from openenv_pipe.models.forward.fast_forward import FastForward
 from openenv_pipe.models.forward.row_attention import RowStore
 from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.process_settings import keep_freed_memory
 
 BOUND = {"float32": 1e-5, "bfloat16": 0.1}  # of a logit's difference
 

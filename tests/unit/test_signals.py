@@ -11,7 +11,7 @@ import pytest
 LIMIT_S = 120
 BUSY = """
 import asyncio
-from openenv_pipe.cli.signals import SignalStop
+from openenv_pipe.cli.control import SignalStop
 
 async def work():
     print("busy", flush=True)
@@ -27,7 +27,7 @@ with stop.exit_code():
 
 HUNG_UP = """
 import asyncio, signal, sys
-from openenv_pipe.cli.signals import SignalStop
+from openenv_pipe.cli.control import SignalStop
 
 if "nohup" in sys.argv:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -14,8 +14,8 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.reports.runs_table import list_runs
+from openenv_pipe.runs import user_key
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system import user_key
 from openenv_pipe.system.files import digest_of_file, read_json, write_json
 from openenv_pipe.system.resources import load_callable, module_in_current_folder
 

@@ -23,8 +23,7 @@ from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.extras.containers.docker import vllm_server as vllm_container
 from openenv_pipe.extras.judges import vllm_server
 from openenv_pipe.extras.vllm_setup.command import server_command
-from openenv_pipe.system.secrets import redact
-from openenv_pipe.system.server_key import SERVER_SIDE
+from openenv_pipe.system.secrets import SERVER_SIDE, redact
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun
 
 KEY = "a-key-of-this-test"

@@ -17,7 +17,7 @@ from openenv_pipe.errors import EngineMissingError
 from openenv_pipe.registry import if_command
 from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import cache_folder
-from openenv_pipe.system.server_key import SERVER_SIDE
+from openenv_pipe.system.secrets import SERVER_SIDE
 
 Build = Literal["cpu", "cuda"]
 

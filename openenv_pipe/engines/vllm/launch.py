@@ -28,7 +28,7 @@ from openenv_pipe.registry import if_command
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
-from openenv_pipe.system.server_key import new_key
+from openenv_pipe.system.secrets import new_key
 from openenv_pipe.system.supervisor import RestartableServer
 
 OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here

@@ -14,7 +14,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.installed import INSIDE, OF_OUR_PYTHON, Build
 from openenv_pipe.system.child_environment import child_environment, given_variables
-from openenv_pipe.system.server_key import SERVER_SIDE
+from openenv_pipe.system.secrets import SERVER_SIDE
 
 TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them

@@ -32,7 +32,7 @@ from openenv_pipe.system.readiness import (
     wait_until_healthy,
 )
 from openenv_pipe.system.resources import find_env, short_path
-from openenv_pipe.system.server_key import ENV_KEY, ENV_PORT, SERVER_SIDE, new_key
+from openenv_pipe.system.secrets import ENV_KEY, ENV_PORT, SERVER_SIDE, new_key
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:

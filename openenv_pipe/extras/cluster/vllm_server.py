@@ -30,8 +30,7 @@ from openenv_pipe.extras.cluster.nodes import Nodes, PlacedProcess, WorkerLostEr
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.system.child_environment import adopt_variables, inherited_variables
 from openenv_pipe.system.process import KILL_MARGIN_S
-from openenv_pipe.system.secrets import remember_secrets
-from openenv_pipe.system.server_key import new_key
+from openenv_pipe.system.secrets import new_key, remember_secrets
 
 LOG = "engine.log"
 MAX_LOG_BYTES = 1 << 20  # of one answer

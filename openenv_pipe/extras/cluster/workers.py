@@ -19,7 +19,7 @@ from openenv_pipe.extras.cluster.remote_worker import RemoteWorker
 from openenv_pipe.extras.cluster.replies import EpisodeReplies
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
-from openenv_pipe.system.end_at_once import end_at_once
+from openenv_pipe.system.stop_request import end_at_once
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode
 

@@ -36,7 +36,7 @@ from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.process_settings import keep_freed_memory
 from openenv_pipe.types import Sample
 
 EXIT_DELAY_S = 1.0

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from openenv_pipe.errors import PipeError, RankLostError, TrainingError
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, Rendezvous, try_collective
 from openenv_pipe.learner.devices import LONGEST_WAIT, NodeRanks, reject_missing_devices
-from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.files import socket_folder
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
+from openenv_pipe.system.stop_request import end_at_once
 
 WORKER = "openenv_pipe.extras.devices.worker"
 START_LIMIT_S = 300.0  # for all workers to import torch and connect

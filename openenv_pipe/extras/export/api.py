@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from openenv_pipe.commands.api_calls import RunName, in_thread, run_control, run_name
+from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name
 
 
 def export(

@@ -14,7 +14,7 @@ from openenv_pipe.errors import EngineError, JudgeError
 from openenv_pipe.extras.judges.schema import VllmJudgeConfig
 from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.process import ManagedProcess, free_port
-from openenv_pipe.system.server_key import new_key
+from openenv_pipe.system.secrets import new_key
 
 HOST = "127.0.0.1"
 VARIABLES = "judge.variables"

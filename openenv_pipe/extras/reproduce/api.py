@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openenv_pipe.commands.api_calls import RunName, in_thread, run_control, run_name
+from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name
 
 if TYPE_CHECKING:  # it imports torch
     from openenv_pipe.extras.reproduce.command import Reproduction

@@ -12,9 +12,8 @@ from rich.live import Live
 
 from openenv_pipe.cli.arguments import with_runs_dir
 from openenv_pipe.cli.console import Cleaned, open_console, print_table
-from openenv_pipe.cli.control import command_line
+from openenv_pipe.cli.control import command_line, stop_signals
 from openenv_pipe.cli.progress import notify_user
-from openenv_pipe.cli.signals import stop_signals
 from openenv_pipe.cli.streams import is_live
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps import command

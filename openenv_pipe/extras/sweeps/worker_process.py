@@ -23,13 +23,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.cli import main as cli
+from openenv_pipe.cli.control import stop_signals
 from openenv_pipe.cli.logs import configure_logging
 from openenv_pipe.cli.progress import build_progress
-from openenv_pipe.cli.signals import stop_signals
 from openenv_pipe.cli.streams import keep_streams
 from openenv_pipe.extras.sweeps.worker import INTERRUPTED, STOP, WorkerJob
-from openenv_pipe.system.garbage import collect_as_usual, collect_rarely
-from openenv_pipe.system.library_defaults import set_library_defaults
+from openenv_pipe.system.process_settings import (
+    collect_as_usual,
+    collect_rarely,
+    set_library_defaults,
+)
 from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 from openenv_pipe.system.stop_request import StopRequest
 

@@ -29,7 +29,7 @@ from openenv_pipe.extras.containers.docker.start_guard import (
 )
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.server_key import new_key
+from openenv_pipe.system.secrets import new_key
 
 CONTAINER_PORT = 8000
 

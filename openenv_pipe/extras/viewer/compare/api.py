@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openenv_pipe.commands.api_calls import RunName, run_name
+from openenv_pipe.commands.api import RunName, run_name
 
 if TYPE_CHECKING:
     from openenv_pipe.extras.viewer.compare.grouping import Comparison

@@ -1,13 +1,33 @@
-"""Python's collector while a command starts, and when a run begins."""
+"""Python's collector while a command starts and when a run begins, and malloc."""
 
 import gc
+import platform
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
 from openenv_pipe.cli.control import controlled
 from openenv_pipe.cli.main import main
-from openenv_pipe.system.garbage import WHILE_IMPORTING
+from openenv_pipe.system.process_settings import WHILE_IMPORTING
+
+SIZE_MB, PAGE_KB = 16, 4
+TWICE = f"""
+import resource
+from openenv_pipe.system.process_settings import keep_freed_memory
+
+keep_freed_memory()
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = bytearray({SIZE_MB} << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(faults())
+"""
 
 
 class Loop:
@@ -44,3 +64,17 @@ def main_exits(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(arguments)
     assert raised.value.code == 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
+def test_what_was_freed_is_not_fetched_again():
+    """Each page that the process fetches from the system costs a page fault."""
+    child = subprocess.run(
+        [sys.executable, "-c", TWICE],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert int(child.stdout) < SIZE_MB * 1024 / PAGE_KB / 8
