@@ -13,13 +13,8 @@ from openenv_pipe.config.schema.adapter import (
     TextAdapterConfig,
     ToolAdapterConfig,
 )
-from openenv_pipe.config.schema.agent import (
-    AgentConfig,
-    LoopAgentConfig,
-)
 from openenv_pipe.config.schema.base import PythonTarget
-from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
-from openenv_pipe.config.schema.cluster import ClusterBlock, ClusterConfig, LocalClusterConfig
+from openenv_pipe.config.schema.cluster import LocalClusterConfig
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
@@ -28,24 +23,12 @@ from openenv_pipe.config.schema.engine import (
     ScriptedEngineConfig,
 )
 from openenv_pipe.config.schema.engine_base import EngineCapabilities, TruncationConfig
-from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
+from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig, LeagueConfig, PlayersConfig
 from openenv_pipe.config.schema.eval import EvalConfig
-from openenv_pipe.config.schema.host import (
-    HostConfig,
-    ProcessHostConfig,
-    PythonHostConfig,
-)
-from openenv_pipe.config.schema.judge import (
-    JudgeConfig,
-    NoJudgeConfig,
-)
-from openenv_pipe.config.schema.loss import (
-    ClippedLossConfig,
-    LossConfig,
-    PythonLossConfig,
-    SapoLossConfig,
-)
+from openenv_pipe.config.schema.host import HostConfig, ProcessHostConfig, PythonHostConfig
+from openenv_pipe.config.schema.judge import JudgeConfig, NoJudgeConfig
+from openenv_pipe.config.schema.loss import LossConfig, PythonLossConfig, SapoLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.config.schema.reward import (
     ClipTransform,
@@ -53,7 +36,6 @@ from openenv_pipe.config.schema.reward import (
     OnlySuccessTransform,
     RewardConfig,
     StandardiseTransform,
-    TermConfig,
     TransformConfig,
 )
 from openenv_pipe.config.schema.reward_terms import (
@@ -61,7 +43,6 @@ from openenv_pipe.config.schema.reward_terms import (
     EnvTerm,
     EpisodeTermConfig,
     LengthTerm,
-    NumbersTerm,
     OverlongTerm,
     PythonTerm,
     RegexTerm,
@@ -72,7 +53,7 @@ from openenv_pipe.config.schema.reward_terms import (
     UnusableTerm,
 )
 from openenv_pipe.config.schema.run import RunConfig, ServingConfig
-from openenv_pipe.config.schema.source import ScriptedSourceConfig, SourceBlock
+from openenv_pipe.config.schema.source import ScriptedSourceConfig
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
     OrderConfig,
@@ -86,11 +67,7 @@ from openenv_pipe.config.schema.tasks import (
     TaskSetConfig,
     TaskShare,
 )
-from openenv_pipe.config.schema.tracker import (
-    PythonTrackerConfig,
-    TrackerConfig,
-    TrackerConfigs,
-)
+from openenv_pipe.config.schema.tracker import PythonTrackerConfig, TrackerConfig
 from openenv_pipe.config.schema.trainer import (
     AdvantageConfig,
     GroupRelativeAdvantageConfig,
@@ -100,92 +77,3 @@ from openenv_pipe.config.schema.trainer import (
     TrainerConfig,
     WarmStartConfig,
 )
-
-__all__ = [
-    "POLICY",
-    "UNTRAINED",
-    "AdapterConfig",
-    "AdvantageConfig",
-    "AgentConfig",
-    "BestConfig",
-    "BrevityTerm",
-    "CheckpointConfig",
-    "ClipTransform",
-    "ClippedLossConfig",
-    "ClusterBlock",
-    "ClusterConfig",
-    "EndpointBlock",
-    "EngineCapabilities",
-    "EnvConfig",
-    "EnvTerm",
-    "EpisodeTermConfig",
-    "EvalConfig",
-    "ExampleExchange",
-    "GroupRelativeAdvantageConfig",
-    "HostConfig",
-    "HubModelConfig",
-    "JsonAdapterConfig",
-    "JudgeConfig",
-    "LeagueConfig",
-    "LengthTerm",
-    "ListedTasks",
-    "LocalClusterConfig",
-    "LocalEngineConfig",
-    "LoopAgentConfig",
-    "LossConfig",
-    "ModelConfig",
-    "MultiplyTransform",
-    "NoJudgeConfig",
-    "NumbersTerm",
-    "OnlySuccessTransform",
-    "OpenAIEngineConfig",
-    "OptimizerConfig",
-    "OrderConfig",
-    "OverlongTerm",
-    "PlayersConfig",
-    "ProcessHostConfig",
-    "PythonAdapterConfig",
-    "PythonAdvantageConfig",
-    "PythonEngineConfig",
-    "PythonHostConfig",
-    "PythonLossConfig",
-    "PythonOrderConfig",
-    "PythonTarget",
-    "PythonTerm",
-    "PythonTrackerConfig",
-    "RegexTerm",
-    "ReplayConfig",
-    "RewardConfig",
-    "RubricTerm",
-    "RunConfig",
-    "SamplingConfig",
-    "SapoLossConfig",
-    "ScriptedEngineConfig",
-    "ScriptedSourceConfig",
-    "ServingConfig",
-    "SourceBlock",
-    "StandardiseTransform",
-    "SuccessTerm",
-    "TaskDataset",
-    "TaskFile",
-    "TaskFolders",
-    "TaskRange",
-    "TaskServer",
-    "TaskSetConfig",
-    "TaskShare",
-    "TasksConfig",
-    "Term",
-    "TermConfig",
-    "TextAdapterConfig",
-    "TinyModelConfig",
-    "ToolAdapterConfig",
-    "TrackerConfig",
-    "TrackerConfigs",
-    "TrainerConfig",
-    "TransformConfig",
-    "TruncationConfig",
-    "TurnsTerm",
-    "UnusableTerm",
-    "VllmEngineConfig",
-    "WarmStartConfig",
-]
