@@ -151,6 +151,11 @@ class Step:
     observation: Observation
     reward: float = 0.0  # the environment's own, null counted as 0
 
+    @property
+    def is_report(self) -> bool:
+        """Whether a program or client reports here what it earned, and no environment answers."""
+        return not self.action and self.observation.keys() == {"reported"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:

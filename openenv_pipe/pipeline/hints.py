@@ -46,7 +46,7 @@ def _feedback(episode: Episode) -> str:
     """Return why the last reply could not be used, or else what the environment returned last."""
     if reason := episode.turns[-1].unusable:
         return reason
-    steps = [step for turn in episode.turns for step in turn.steps]
+    steps = [step for turn in episode.turns for step in turn.steps if not step.is_report]
     return json.dumps(steps[-1].observation, ensure_ascii=False) if steps else ""
 
 

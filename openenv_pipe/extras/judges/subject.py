@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
+from openenv_pipe.commands.recorded_groups import (
+    recorded_groups,
+    recorded_steps,
+    reject_unread,
+    without_rewards,
+)
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError
@@ -90,9 +95,11 @@ async def score_again(
         repeat: 0; or a number, to ask the same once more.
 
     Raises:
+        RunFolderError: the episodes do not have what the model was told.
         JudgeError: the judge's budget is spent.
         ConfigError: the endpoint rejects every request, or no reward term asks a judge.
     """
+    reject_unread(recorded.config, groups)
     scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
     log = recorded.output / "judge.log"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.system.untrusted_json import encodable_json
-from openenv_pipe.types import Episode, Message, Status
+from openenv_pipe.types import Episode, Message, Observation, Status
 
 Conversation = list[dict[str, Any]]
 
@@ -18,19 +18,26 @@ def conversation_of(episode: Episode) -> Conversation:
     """Return what the agent read and wrote, and what the environment showed at the end.
 
     A reply that the agent was shown and did not write there, such as an example, has the role
-    `given reply`. Without recorded messages the observations stand for them.
+    `given reply`. Without recorded messages the observations stand for them. The reward that a
+    program or client reports is left out.
     """
     shown: Conversation = []
-    if not any(turn.messages for turn in episode.turns):
-        shown.append({"role": "environment", "content": episode.first_observation})
+    has_messages = any(turn.messages for turn in episode.turns)
+    if not has_messages:
+        shown.append(_from_environment(episode.first_observation))
     for turn in episode.agent_turns:
         shown += map(_as_shown, turn.messages)
         shown.append({"role": "assistant", "content": turn.reply})
-        if not any(other.messages for other in episode.turns):
-            shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
+        if not has_messages:
+            shown += [_from_environment(s.observation) for s in turn.steps if not s.is_report]
     if episode.status is Status.DONE and episode.turns and episode.turns[0].messages:
-        shown.append({"role": "environment", "content": episode.turns[-1].observation})
+        answered = [step for step in episode.turns[-1].steps if not step.is_report]
+        shown.append(_from_environment(answered[-1].observation if answered else {}))
     return encodable_json(shown)
+
+
+def _from_environment(observation: Observation) -> dict[str, Any]:
+    return {"role": "environment", "content": observation}
 
 
 def _as_shown(message: Message) -> dict[str, Any]:

@@ -6,7 +6,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
+from openenv_pipe.commands.recorded_groups import (
+    recorded_groups,
+    recorded_steps,
+    reject_unread,
+    without_rewards,
+)
 from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.rescore.changes import Changes
@@ -72,6 +77,8 @@ async def rescore_run(
     ):
         for number in steps:
             before = recorded_groups(folder, number)
+            if scorer.reads_messages:
+                reject_unread(config, before)
             now = [without_rewards(group) for group in before]
             await run_all(scorer.score(group) for group in now)
             scorer.accept(now)
