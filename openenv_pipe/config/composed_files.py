@@ -7,10 +7,11 @@ each value is from, or lets a file be checked before it is read.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openenv_pipe.config.diff import flat
 from openenv_pipe.config.resolvers import RESOLVERS
 from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
 from openenv_pipe.errors import ConfigError
@@ -130,17 +131,8 @@ def find_origins(files: ComposedFiles, overrides: Sequence["Override"] = ()) -> 
         found = files.read(path)
         file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
         values = OmegaConf.to_container(found.config, resolve=False)
-        origins |= dict.fromkeys(leaves(values, default.package or ""), file)
+        origins |= dict.fromkeys(flat(values, default.package or ""), file)
     for override in overrides:
         key = override.key_or_group
-        origins |= dict.fromkeys(leaves(override.value(), key), override.input_line or "")
+        origins |= dict.fromkeys(flat(override.value(), key), override.input_line or "")
     return origins
-
-
-def leaves(value: Any, key: str) -> Iterator[str]:
-    """Yield the dotted keys of values that are no mappings, and of empty mappings."""
-    if isinstance(value, Mapping) and value:
-        for name, each in value.items():
-            yield from leaves(each, f"{key}.{name}" if key else str(name))
-    else:
-        yield key

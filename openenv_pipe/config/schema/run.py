@@ -6,8 +6,14 @@ from pydantic import Field, model_validator
 
 from openenv_pipe.config.rules import check_rules
 from openenv_pipe.config.schema.agent import AgentConfig
-from openenv_pipe.config.schema.base import Document, NonNegative, NumProcesses, Seed
-from openenv_pipe.config.schema.beside import BesideConfig
+from openenv_pipe.config.schema.base import (
+    Block,
+    Document,
+    NonNegative,
+    NumProcesses,
+    Positive,
+    Seed,
+)
 from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
@@ -17,7 +23,7 @@ from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.model import ModelConfig
 from openenv_pipe.config.schema.reward import RewardConfig
 from openenv_pipe.config.schema.tracker import TrackerConfigs
-from openenv_pipe.config.schema.trainer import TrainerConfig
+from openenv_pipe.config.schema.trainer import AdvantageConfig, TrainerConfig
 
 
 class _Composed(Document):
@@ -34,6 +40,26 @@ class ServingConfig(_Composed):
 
     env: EnvConfig
     host: HostConfig
+
+
+class BesideConfig(Block):
+    """An environment beside the first one, with all that belongs to it.
+
+    In YAML and on the command line its key `conf` names an experiment, whose blocks these are
+    where they are not given.
+    """
+
+    weight: Positive = Field(
+        description="how often its tasks are trained on, compared with the 1 of env"
+    )
+    env: EnvConfig
+    host: HostConfig
+    reward: RewardConfig
+    judge: JudgeConfig
+    eval: EvalConfig = Field(
+        description="its evaluations, which are played whenever those of env are"
+    )
+    advantage: AdvantageConfig = Field(description="as trainer.advantage, for its groups")
 
 
 class RunConfig(_Composed):
