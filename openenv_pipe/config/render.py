@@ -77,15 +77,9 @@ def as_json(config: RunConfig) -> str:
 
 
 def _describe(origin: Path | str) -> str:
-    return _where(origin) if isinstance(origin, Path) else f"override {_one_line(origin)}"
-
-
-def _one_line(override: str) -> str:
-    return " ".join(hide_assignments(override, environment_secrets()).split())
-
-
-def _where(path: Path) -> str:
+    if isinstance(origin, str):
+        return f"override {' '.join(hide_assignments(origin, environment_secrets()).split())}"
     shipped = shipped_dir("conf")
-    if path.is_relative_to(shipped):
-        return f"shipped {path.relative_to(shipped)}"
-    return f"./{short_path(path)}"
+    if origin.is_relative_to(shipped):
+        return f"shipped {origin.relative_to(shipped)}"
+    return f"./{short_path(origin)}"

@@ -95,8 +95,10 @@ def restore_in_config(value: Any) -> Any:
 
 def unwritten_secrets(config: Any) -> dict[str, str]:
     """Return the secrets, by name, that `restore_in_config` would not find in the environment."""
-    short = {
-        name: value for name, value in _named_strings(config) if value and _is_short(name, value)
+    short = {  # those are hidden only where they are the whole value of their key
+        name: value
+        for name, value in _named_strings(config)
+        if 0 < len(value) < MIN_SECRET_LENGTH and is_secret_name(name)
     }
     long = {name: value for value, name in known_secrets(config).items()}
     return {name: value for name, value in (short | long).items() if name not in os.environ}
@@ -133,11 +135,6 @@ def _inherited(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             if key == "variables" and item is None and name in os.environ:
                 yield os.environ[name], name
             yield from _inherited(item, name)
-
-
-def _is_short(name: str, value: str) -> bool:
-    """True for a secret that is hidden only where it is the whole value of its key."""
-    return is_secret_name(name) and len(value) < MIN_SECRET_LENGTH
 
 
 def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

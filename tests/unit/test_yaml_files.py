@@ -10,6 +10,15 @@ BASE = HEADER + "name: mine\n"
 RESET = BASE + "env: {tasks: {train: {reset: %s}}}\n"
 
 
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """Where an experiment `mine` of one's own is written."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "conf/conf/mine.yaml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
 REJECTED = {
     "its own defaults": (HEADER + "defaults: [mine, _self_]\n", "conf/mine.yaml; remove one entry"),
     "a cyclic mapping": (BASE + "env: &a {variables: *a}\n", "*a is inside of what it repeats"),
@@ -39,11 +48,8 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("case", REJECTED)
-def test_a_file_that_cannot_be_read_is_rejected(tmp_path, monkeypatch, case):
+def test_a_file_that_cannot_be_read_is_rejected(path, case):
     text, says = REJECTED[case]
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "conf/conf/mine.yaml"
-    path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         compose(["conf=mine"])
@@ -53,10 +59,7 @@ def test_a_file_that_cannot_be_read_is_rejected(tmp_path, monkeypatch, case):
     assert message.replace("\n", " ").isprintable()
 
 
-def test_other_encodings_are_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "conf/conf/mine.yaml"
-    path.parent.mkdir(parents=True)
+def test_other_encodings_are_named(path):
     for encoding, says in (("utf-16", "(UTF-16)"), ("latin-1", "line 3: not UTF-8")):
         path.write_bytes((BASE + "runs_dir: Läufe\n").encode(encoding))
         with pytest.raises(ConfigError) as caught:
@@ -65,10 +68,7 @@ def test_other_encodings_are_named(tmp_path, monkeypatch):
         assert says in str(caught.value)
 
 
-def test_a_comment_may_come_before_the_package(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "conf/conf/mine.yaml"
-    path.parent.mkdir(parents=True)
+def test_a_comment_may_come_before_the_package(path):
     path.write_text("# conf/conf/mine.yaml\n" + BASE)
     assert compose(["conf=mine"]).config.name == "mine"
 

@@ -69,17 +69,12 @@ class BrokenRulesError(ValueError):
         self.messages = messages
 
 
-def _value(config: Any, key: str, name: str) -> Any:
+def _shown(config: Any, key: str, name: str = "") -> str:
+    """Return a value as it is written on the command line: a block is its type."""
     value = config
     for part in key.split("."):
         part = name if part == "*" else part
         value = value[part] if isinstance(value, Mapping) else getattr(value, part)
-    return value
-
-
-def _shown(config: Any, key: str, name: str = "") -> str:
-    """Return a value as it is written on the command line: a block is its type."""
-    value = _value(config, key, name)
     if isinstance(value, Mapping):
         value = [*value]  # the names
     if isinstance(value, list):
