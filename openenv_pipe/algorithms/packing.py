@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from openenv_pipe.algorithms.batch import Batch, Node
 from openenv_pipe.algorithms.prefix_tree import Ids, common_prefix, flat, merged, sorted_rows
-from openenv_pipe.types import Batch, Node, Sample
+from openenv_pipe.types import Sample
 
 
 def prefix_reuse_fraction(samples: Sequence[Sample]) -> float:

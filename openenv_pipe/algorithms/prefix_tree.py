@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from openenv_pipe.types import Node
+from openenv_pipe.algorithms.batch import Node
 
 Ids = np.ndarray  # token ids of one sample, int64
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction, split_by_budget
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.types import Batch, Sample
+from openenv_pipe.types import Sample
 
 MIN_REUSE_FRACTION = 0.05  # of all tokens; below it, sharing prefixes saves no time
 

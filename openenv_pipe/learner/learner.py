@@ -12,6 +12,7 @@ from itertools import product
 
 import torch
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
 from openenv_pipe.algorithms.packing import num_contexts, pack
 from openenv_pipe.algorithms.samples import by_episode
@@ -34,7 +35,7 @@ from openenv_pipe.models.forward.router_balance import (
 )
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.teacher import teacher_divergence
-from openenv_pipe.types import Batch, Sample, TrainedTokens
+from openenv_pipe.types import Sample, TrainedTokens
 
 NOTHING = Uncomputed()
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.learner.objective import Tokens
 from openenv_pipe.learner.ranks import Ranks
-from openenv_pipe.types import Batch, Sample, TrainedTokens
+from openenv_pipe.types import Sample, TrainedTokens
 
 
 class TokenRecorder:

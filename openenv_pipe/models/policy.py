@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.architecture_check import find_decoder, find_max_length
 from openenv_pipe.models.forward.attention.packed import PackedRow, own_attention
@@ -35,7 +36,7 @@ from openenv_pipe.models.forward.row_forward import (
 )
 from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
-from openenv_pipe.types import NO_IMAGES, Batch, Images
+from openenv_pipe.types import NO_IMAGES, Images
 
 MAX_SMALL = 20_000_000  # parameters; operations of larger models are long enough for several cores
 
@@ -200,10 +201,7 @@ class Policy:
             return self.model(input_ids=token_ids, use_cache=False).logits
 
     def image_differences(self) -> dict[str, float]:
-        """Return the largest difference of a logprob from the model's own, where it sees images.
-
-        By whose forward pass it is, in words.
-        """
+        """Return by forward pass, in words, how far logprobs with images are from the model's."""
         return {}
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import check_forward
@@ -23,7 +24,6 @@ from openenv_pipe.models.memory_estimate import Shape, read_folder_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import reject_other_weights
 from openenv_pipe.registry import if_command
-from openenv_pipe.types import Batch
 
 KEY = "trainer.loss.kl.reference"
 ELEMENTS = 1 << 20  # logits of each model at a time, on a CPU

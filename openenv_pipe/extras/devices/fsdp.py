@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
@@ -37,7 +38,6 @@ from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import ADAPTER, plain_name
-from openenv_pipe.types import Batch
 
 Result = TypeVar("Result")
 WEIGHTS = "model.safetensors"

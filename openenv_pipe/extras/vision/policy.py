@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.extras.vision.probe import image_differences, probe_images
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.attention.packed import own_attention
 from openenv_pipe.models.forward.products import embed
 from openenv_pipe.models.forward.row_forward import RowForward, Rows, Sampler, TransformersForward
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Batch, Images
+from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Images
 
 
 class VisionPolicy(Policy):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Batch
 
 KEY = "trainer.loss.router_aux_coef"
 

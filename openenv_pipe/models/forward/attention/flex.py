@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from openenv_pipe.algorithms.batch import Node
 from openenv_pipe.system.files import cache_folder
-from openenv_pipe.types import Node
 
 BLOCK = 128  # tokens of a block, of queries and of keys
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled kernels

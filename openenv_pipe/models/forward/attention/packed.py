@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from openenv_pipe.algorithms.batch import Node
 from openenv_pipe.models.forward.attention.tree import plan_attention, tree_attention
-from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
 OWN = "eager"  # what transformers calls the attention that a model's authors wrote

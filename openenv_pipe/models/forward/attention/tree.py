@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.types import Node
+from openenv_pipe.algorithms.batch import Node
 
 _forward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
