@@ -65,7 +65,7 @@ def test_every_line_about_an_evaluation_says_how_many_tasks_were_scored(folder):
     state = "\n".join(RunState(folder.path).image())
     assert "eval trained: success 100.0%" in state and "! eval trained: only 1 of 10" in state
     (row,) = list_runs([folder.path.parent.parent])
-    assert row.success_trained == "100% on 1/10 tasks"
+    assert row.success.endswith("→ 100% on 1/10 tasks")
     page = (folder.path / "eval" / "trained.md").read_text()
     assert "1 of 10 tasks scored" in page and "[" not in page.split("success |")[1].split("\n")[0]
 
