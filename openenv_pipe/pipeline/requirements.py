@@ -229,25 +229,23 @@ def _chat(config: RunConfig) -> str:
     return "the template keeps earlier turns as they were written"
 
 
-def _engine(config: RunConfig) -> str:
-    """Check what the engine needs here. A replay needs nothing of it."""
-    check = block_types("engine")[config.engine.type].check
-    return str(load(check)(config)) if check else ""
+def _by_type(block: str) -> Requirement:
+    """Return the requirement of a block, which the `check` of the block's type checks.
 
+    It is called with the block's configuration (for an engine, with the run's), and returns what
+    `check` reports, if anything. Raises ConfigError.
+    """
 
-def _judge(config: RunConfig) -> str:
-    if check := block_types("judge")[config.judge.type].check:
-        load(check)(config.judge)
-    return ""
+    def checked(config: RunConfig) -> str:
+        own = getattr(config, block)
+        check = block_types(block)[own.type].check
+        return load(check)(config if block == "engine" else own) or "" if check else ""
+
+    return checked
 
 
 def _environment(config: RunConfig) -> str:
-    _reject_too_many_sessions(config)
-    return check_host(config)
-
-
-def _reject_too_many_sessions(config: RunConfig) -> None:
-    """Raise ConfigError if this process may not open a socket for each session."""
+    """Check the host, and that this process may open a socket for each session."""
     host = config.host
     needed = config.capacity + OTHER_FILES
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,6 +255,7 @@ def _reject_too_many_sessions(config: RunConfig) -> None:
             f"about {needed} open files, and this process may have {allowed}; lower it, or raise "
             f"the limit with `ulimit -n {needed}`"
         )
+    return check_host(config)
 
 
 def _ports(config: RunConfig) -> str:
@@ -284,16 +283,6 @@ def _ports(config: RunConfig) -> str:
                     "number, or null to let free ports be picked"
                 )
     return ", ".join(f"{key}={ports[0]} is free" for key, ports in wanted.items())
-
-
-def _cluster(config: RunConfig) -> str:
-    """Check what the other machines need here.
-
-    The `check` of a cluster's type is called with its configuration, and returns what plays, for
-    people. Raises ConfigError.
-    """
-    check = block_types("cluster")[config.cluster.type].check
-    return str(load(check)(config.cluster)) if check else ""
 
 
 def _adapter(config: RunConfig) -> str:
@@ -331,16 +320,6 @@ def _policies(config: RunConfig) -> str:
     return ", ".join(dict.fromkeys(targets))
 
 
-def check_agent(config: RunConfig) -> str:
-    """Check that what plays is there, or can come.
-
-    The `check` of an agent's type is called with its configuration, and returns what plays, for
-    people. Raises ConfigError.
-    """
-    check = block_types("agent")[config.agent.type].check
-    return str(load(check)(config.agent)) if check else ""
-
-
 def _variables(config: RunConfig) -> str:
     """Check that this process has the variables that it is to pass on."""
     for key in ("env", "agent", "engine", "judge"):
@@ -363,7 +342,6 @@ def _of_each(check: Requirement) -> Requirement:
     return checked
 
 
-check_opponents = _of_each(check_opponent)
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "settings": lambda config: check_settings(config, "train"),
     "device": _device,
@@ -381,17 +359,17 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "settings": lambda config: check_settings(config, "train", "play"),
     "advantage": _of_each(_advantage),
     "variables": _of_each(_variables),
-    "engine": _engine,
-    "judge": _of_each(_judge),
+    "engine": _by_type("engine"),
+    "judge": _of_each(_by_type("judge")),
     PORTS: _of_each(_ports),
-    "cluster": _cluster,
+    "cluster": _by_type("cluster"),
     "environment": _of_each(_environment),
     "adapter": _of_each(_adapter),
     "tasks": _of_each(_tasks),
     "rewards": _of_each(_rewards),
     "policies": _of_each(_policies),
-    "opponent": check_opponents,
-    "agent": check_agent,
+    "opponent": _of_each(check_opponent),
+    "agent": _by_type("agent"),
 }
 EVALUATION_REQUIREMENTS = (
     *(RUN_FOLDER, "packages", "variables", "engine", "judge", "environment", "adapter", "tasks"),

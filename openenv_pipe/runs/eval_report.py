@@ -23,7 +23,7 @@ from openenv_pipe.system.intervals import (
     bootstrap_interval,
     pass_at_k,
 )
-from openenv_pipe.types import Episode, Task
+from openenv_pipe.types import Episode
 
 
 class FrozenModel(BaseModel):
@@ -185,7 +185,7 @@ def summarise(
         samples_per_task=samples_per_task,
         num_failed=sum(episode.failed for episode in episodes),
         statuses=_count_statuses(episodes),
-        unsuccessful=_count_statuses([episode for episode in episodes if not _succeeded(episode)]),
+        unsuccessful=_count_statuses([e for e in episodes if e.failed or not e.success]),
         success=interval(lambda task: task.successes, FRACTIONS),
         reward=interval(lambda task: task.rewards),
         # An environment that reports no reward is one whose rewards are all 0.
@@ -261,18 +261,14 @@ def _by_label(
 
 def _ks(num_samples: int) -> list[int]:
     """Return 2, 4, 8, ... and the number of samples; pass@1 is the success rate."""
-    powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
-    return [*powers, num_samples] if num_samples > 1 else []
+    powers = [2**i for i in range(1, num_samples.bit_length())]
+    return sorted({*powers, num_samples} - {1})
 
 
 def _pass_at_k(task: TaskScores, k: int) -> list[float]:
     """Return the task's estimate, or nothing if too many of its samples failed."""
     num_samples = len(task.successes)
     return [pass_at_k(num_samples, sum(task.successes), k)] if num_samples >= k else []
-
-
-def _succeeded(episode: Episode) -> bool:
-    return episode.success and not episode.failed
 
 
 def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -302,32 +298,24 @@ def _scores_by_task(episodes: Sequence[Episode], reward: RewardConfig) -> list[T
 
 def _scores(episodes: Sequence[Episode], reward: RewardConfig) -> TaskScores:
     scored = sorted((e for e in episodes if e.is_scored), key=lambda episode: episode.member)
+    # A term that compares episodes has no value where there is nothing to compare.
+    measured = [
+        episode
+        for episode in scored
+        if all(name in episode.reward_terms for name in reward.relative) and not reward.standardised
+    ]
     task = episodes[0].task
+    reset = json.dumps(task.reset, sort_keys=True, default=str)
     return TaskScores(
         task=task.id,
         task_seed=task.seed,
-        reset_digest=_reset_digest(task),
+        reset_digest=hashlib.sha256(reset.encode()).hexdigest()[:16],
         num_failed=len(episodes) - len(scored),
         seeds=[episode.seed for episode in scored],
         successes=[episode.success for episode in scored],
-        rewards=[episode.reward for episode in scored if _has_measured_reward(episode, reward)],
+        rewards=[episode.reward for episode in measured],
         env_rewards=[environment_reward(each) for each in scored] if reward.relative else [],
         turns=[len(episode.turns) for episode in scored],
         statuses=[str(episode.status) for episode in scored],
         labels=dict(task.labels),
     )
-
-
-def _has_measured_reward(episode: Episode, reward: RewardConfig) -> bool:
-    """Return whether the episode's reward says something by itself.
-
-    A term that compares episodes has no value where there is nothing to compare.
-    """
-    has_all = all(name in episode.reward_terms for name in reward.relative)
-    return has_all and not reward.standardised
-
-
-def _reset_digest(task: Task) -> str:
-    """Return the first 64 bits of sha256 over the reset keywords, in hex."""
-    text = json.dumps(task.reset, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

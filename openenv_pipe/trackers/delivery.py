@@ -44,7 +44,7 @@ class State(BaseModel):
 
     run_id: str | None = Field(max_length=200)
     num_records: int = Field(ge=0)
-    evaluations: list[str] = []  # that were sent, by `_name_of`
+    evaluations: list[str] = []  # that were sent, as "LABEL of step STEP"
 
 
 def read_state(folder: Path, name: str) -> State | None:
@@ -64,10 +64,6 @@ class _Waiting:
     @property
     def num_episodes(self) -> int:
         return sum(len(group.episodes) for group in self.item.groups)
-
-
-def _name_of(evaluation: TrackedEvaluation) -> str:
-    return f"{evaluation.report.label} of step {evaluation.report.step}"
 
 
 class Delivery:
@@ -135,7 +131,9 @@ class Delivery:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_work)
+                self._changed.wait_for(
+                    lambda: not self._is_open or self._pending or self._end is not None
+                )
                 is_ending = self._end is not None
             try:
                 if self._advance():
@@ -143,16 +141,19 @@ class Delivery:
             except BaseException as error:  # whatever a client raises must not end the run
                 self._fail(error)
                 if is_ending:
-                    self._give_up()
+                    num_left = len(self._pending) + self._num_lost
+                    self._notify(
+                        f"tracker {self._name} has not received {num_left} steps and the end of "
+                        "the run; metrics.jsonl and episodes/ have it all"
+                    )
                     return
                 delay_s = min(FIRST_DELAY_S * 2 ** (self._num_failures - 1), MAX_DELAY_S)
                 with self._changed:
                     self._changed.wait_for(lambda: self._end is not None, delay_s)
             else:
-                self._recover()
-
-    def _has_work(self) -> bool:
-        return bool(not self._is_open or self._pending or self._end is not None)
+                if self._num_failures:
+                    self._notify(f"tracker {self._name} works again")
+                self._num_failures = 0
 
     def _advance(self) -> bool:
         """Make the next call that is due; True if it was the last one."""
@@ -168,18 +169,15 @@ class Delivery:
             return end is not None
         item = first.item if is_ours(self._tracker) else copied(first.item)
         if isinstance(item, TrackedEvaluation):
-            self._send_evaluation(item)
+            name, sent = f"{item.report.label} of step {item.report.step}", self._state.evaluations
+            if name not in sent and isinstance(self._tracker, EvaluationTracker):
+                self._tracker.log_evaluation(item)
+                self._write(self._state.model_copy(update={"evaluations": [*sent, name]}))
         elif item.index >= self._state.num_records:
             self._tracker.log(item)
             self._write(self._state.model_copy(update={"num_records": item.index + 1}))
         self._drop(first)
         return False
-
-    def _send_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        name, sent = _name_of(evaluation), self._state.evaluations
-        if name not in sent and isinstance(self._tracker, EvaluationTracker):
-            self._tracker.log_evaluation(evaluation)
-            self._write(self._state.model_copy(update={"evaluations": [*sent, name]}))
 
     def _note(self, opened: Opened) -> None:
         """Note the tool's id of the run, and what the tool has of it."""
@@ -219,15 +217,3 @@ class Delivery:
         if self._is_open and self._num_failures >= MAX_ATTEMPTS and self._pending:
             self._drop(self._pending[0])
             self._num_lost += 1
-
-    def _recover(self) -> None:
-        if self._num_failures:
-            self._notify(f"tracker {self._name} works again")
-        self._num_failures = 0
-
-    def _give_up(self) -> None:
-        num_left = len(self._pending) + self._num_lost
-        self._notify(
-            f"tracker {self._name} has not received {num_left} steps and the end of the run; "
-            "metrics.jsonl and episodes/ have it all"
-        )
