@@ -66,7 +66,10 @@ class _Drawer:
                 low, high = _limits(schema)
                 return draw.randint(int(low), max(int(low), int(high)))
             case "number":
-                return _number(*_limits(schema), draw)
+                low, high = _limits(schema)
+                number = draw.uniform(low, high)
+                short = round(number, 2)  # two decimals if within the limits: fewer to learn
+                return short if low <= short <= high else number
             case "null":
                 return None
         return _text(schema, draw)
@@ -88,13 +91,6 @@ class _Drawer:
         most = min(int(schema.get("maxItems", fewest + spread)), fewest + spread)
         count = self._draw.randint(fewest, max(fewest, most))
         return [self.value(schema.get("items", {}), depth + 1) for _ in range(count)]
-
-
-def _number(low: float, high: float, draw: random.Random) -> float:
-    """Draw a number of two decimals if one is within the limits: fewer digits to learn."""
-    number = draw.uniform(low, high)
-    short = round(number, 2)
-    return short if low <= short <= high else number
 
 
 def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:

@@ -97,14 +97,21 @@ class GrpoStage:
                 await finish_despite_cancel(self._save_if_best())
             if context.saver.is_overdue():
                 await finish_despite_cancel(self.save_unsaved())
-            await self._advance()
+            started = time.perf_counter()
+            seed_step(self._config.seed, "grpo", self._step + 1)
+            groups = await context.source.groups(self._step + 1)
+            await finish_despite_cancel(self._learn(groups, started))
+            if self._is_due():
+                await finish_despite_cancel(self._save())
             self.stop_reason = await context.metrics_log.call_back()
             if self.stop_reason is not None:
                 break
         best = self._trainer.checkpoint.best
         if self._step == self._trainer.steps and best and best.metric.startswith("eval/"):
             await evaluator.during(self._step)  # the last checkpoint may be the best, too
-        await self._conclude()
+        if self._step and not self._is_saved():  # The last step's weights are always saved.
+            await finish_despite_cancel(self._save())
+        await components.compute(context.saver.tidy)
         return StageStep("grpo", self._step)
 
     def _why_stopped(self) -> str | None:
@@ -173,21 +180,6 @@ class GrpoStage:
         """Load the progress of this stage from a checkpoint. Call it in torch's thread."""
         self._step = StageStep.of(checkpoint).step
         self._context.saver.load_progress(checkpoint, self._learner.optimizer)
-
-    async def _advance(self) -> None:
-        """Take one step, and save its checkpoint if one is due."""
-        started = time.perf_counter()
-        seed_step(self._config.seed, "grpo", self._step + 1)
-        groups = await self._context.source.groups(self._step + 1)
-        await finish_despite_cancel(self._learn(groups, started))
-        if self._is_due():
-            await finish_despite_cancel(self._save())
-
-    async def _conclude(self) -> None:
-        """Save the weights of the last step, even if no checkpoint is due."""
-        if self._step and not self._is_saved():
-            await finish_despite_cancel(self._save())
-        await self._context.components.compute(self._context.saver.tidy)
 
     def _is_saved(self) -> bool:
         return self._context.saver.is_saved(StageStep("grpo", self._step))

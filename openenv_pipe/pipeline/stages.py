@@ -71,7 +71,10 @@ class StageRunner:
         at = None
         if checkpoint:
             at = StageStep.of(checkpoint)
-            await self._load(checkpoint)
+            source, saver = self._context.source, self._context.saver
+            await source.begin_update()
+            await self._context.components.compute(saver.load, checkpoint)
+            await source.publish(source.version)
         for stage in self._stages:
             if not stage.is_done(at):
                 self._current = stage
@@ -85,10 +88,3 @@ class StageRunner:
         finally:
             self._context.metrics_log.close()
             await self._context.source.close()
-
-    async def _load(self, checkpoint: Path) -> None:
-        """Load a checkpoint into policy and group source, and publish its weights."""
-        context = self._context
-        await context.source.begin_update()
-        await context.components.compute(context.saver.load, checkpoint)
-        await context.source.publish(context.source.version)

@@ -12,7 +12,7 @@ from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.types import Group, Sample
+from openenv_pipe.types import Sample
 
 
 class WarmStartStage:
@@ -42,7 +42,16 @@ class WarmStartStage:
         self._warm_start = await context.components.compute(devices.warm_start, policy)
         if checkpoint:
             await context.components.compute(self._load, checkpoint)
-        samples = _build_samples(await self._demonstrations())
+        # A run plays the demonstrations once, and then reads them again.
+        if not self._episodes.exists():
+            groups = await context.source.demonstrations(context.metrics_log.note)
+            await asyncio.to_thread(write_episodes, self._episodes, groups)
+        samples = [
+            sample
+            for group in await asyncio.to_thread(read_episodes, self._episodes)
+            for episode in group.scored
+            for sample in episode_samples(group.id, episode, [1.0] * len(episode.turns))
+        ]
         context.metrics_log.begin("warm_start", self._num_steps)
         await context.source.begin_update()
         while self._step < self._num_steps and self.stop_reason is None:
@@ -77,13 +86,6 @@ class WarmStartStage:
         optimizer = self._warm_start.optimizer
         self._context.saver.load_progress(checkpoint, optimizer, self._warm_start)
 
-    async def _demonstrations(self) -> list[Group]:
-        """Return the groups to imitate. A run plays them once and then reads them again."""
-        if not self._episodes.exists():
-            groups = await self._context.source.demonstrations(self._context.metrics_log.note)
-            await asyncio.to_thread(write_episodes, self._episodes, groups)
-        return await asyncio.to_thread(read_episodes, self._episodes)
-
     async def _imitate(self, samples: Sequence[Sample]) -> None:
         started = time.perf_counter()
         seed_step(self._config.seed, "warm_start", self._step + 1)
@@ -92,12 +94,3 @@ class WarmStartStage:
         self._step += 1
         self._in_step = False
         self._context.metrics_log.write("warm_start", self._step, metrics, started)
-
-
-def _build_samples(groups: Sequence[Group]) -> list[Sample]:
-    return [
-        sample
-        for group in groups
-        for episode in group.scored
-        for sample in episode_samples(group.id, episode, [1.0] * len(episode.turns))
-    ]

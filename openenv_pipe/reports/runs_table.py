@@ -90,8 +90,13 @@ def _row(path: Path, name: str) -> RunRow:
             duration_s=folder.duration_s,
             tags=tuple(read_tags(path)),
         )
-        is_training = folder.record.purpose == "training"
-        return _of_training(row, folder) if is_training else _of_evaluation(row, path)
+        if folder.record.purpose == "training":
+            return _of_training(row, folder)
+        # A model that no run has trained has no steps.
+        reports = read_reports(path)
+        report = next((reports[each] for each in reports if not each.startswith(BASELINE)), None)
+        reward = report.reward.mean if report and report.reward else None
+        return replace(row, success=_success(report), reward=reward)
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return RunRow(id=name, status="unreadable", problem=str(error))
 
@@ -109,14 +114,6 @@ def _of_training(row: RunRow, folder: RunFolder) -> RunRow:
         success=UNKNOWN if start == trained == UNKNOWN else f"{start} → {trained}",
         reward=steps[-1].get("reward/mean") if steps else None,
     )
-
-
-def _of_evaluation(row: RunRow, path: Path) -> RunRow:
-    """Complete the row of a model that no run has trained, which has no steps."""
-    reports = read_reports(path)
-    report = next((reports[each] for each in reports if not each.startswith(BASELINE)), None)
-    reward = report.reward.mean if report and report.reward else None
-    return replace(row, success=_success(report), reward=reward)
 
 
 def _success(report: EvalReport | None) -> str:

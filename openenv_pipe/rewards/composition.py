@@ -49,7 +49,9 @@ def compose_rewards(config: RewardConfig, group: Group, values: Mapping[str, Val
             else:
                 _add(episode, term, credited, total)
     for episode, factor in factors:  # after all terms have been added
-        _multiply(episode, factor)
+        episode.reward *= factor
+        episode.whole_reward *= factor
+        episode.turn_rewards = [value * factor for value in episode.turn_rewards]
     for episode in group.scored:
         episode.turn_rewards = trained_turn_rewards(episode)
 
@@ -111,9 +113,3 @@ def _add(episode: Episode, term: Term, credits: Sequence[float], total: float) -
         so_far + term.weight * value
         for so_far, value in zip(episode.turn_rewards, credits, strict=True)
     ]
-
-
-def _multiply(episode: Episode, factor: float) -> None:
-    episode.reward *= factor
-    episode.whole_reward *= factor
-    episode.turn_rewards = [value * factor for value in episode.turn_rewards]

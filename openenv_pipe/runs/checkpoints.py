@@ -113,24 +113,17 @@ def new_checkpoint(folder: Path, at: StageStep) -> Iterator[Path]:
         yield partial
         write_digests(partial)
         sync_tree(partial)
-        with _replaced(path):
-            partial.rename(path)
+        gone = path.parent / f".{path.name}.gone"
+        shutil.rmtree(gone, ignore_errors=True)
+        if path.exists():  # one of the best, without its part for a resume
+            path.rename(gone)
+        partial.rename(path)
+        shutil.rmtree(gone, ignore_errors=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync(path.parent)
     _log.info("saved the checkpoint %s", path)
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[None]:
-    """Move a checkpoint that may be in the way aside, and delete it after the block."""
-    gone = path.parent / f".{path.name}.gone"
-    shutil.rmtree(gone, ignore_errors=True)
-    if path.exists():
-        path.rename(gone)
-    yield
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_digests(path: Path) -> None:

@@ -36,7 +36,9 @@ class MetricsFile:
     """The append-only writer of one run. On opening, it removes a line that a kill cut off."""
 
     def __init__(self, path: Path) -> None:
-        _cut_unfinished_line(path)
+        if path.exists():
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: Mapping[str, Metric]) -> None:
@@ -44,7 +46,9 @@ class MetricsFile:
 
         Thus every checkpoint finds the lines of its steps.
         """
-        values = {key: _as_json(record[key]) for key in _ordered(record)}
+        first = [key for key in FIRST_KEYS if key in record]
+        others = sorted(key for key in record if key not in FIRST_KEYS)
+        values = {key: _as_json(record[key]) for key in [*first, *others]}
         with naming(Path(self._file.name)):
             self._file.write(_dump(values) + "\n")
             self._file.flush()
@@ -172,18 +176,5 @@ def _as_json(value: Metric) -> Metric | None:
     return float(value)
 
 
-def _ordered(record: Mapping[str, Metric]) -> list[str]:
-    first = [key for key in FIRST_KEYS if key in record]
-    return first + sorted(key for key in record if key not in FIRST_KEYS)
-
-
 def _dump(values: Mapping[str, Any]) -> str:
     return json.dumps(values, allow_nan=False, separators=(",", ":"))
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)

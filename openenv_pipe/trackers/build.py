@@ -121,25 +121,21 @@ def _step_of(report: EvalReport) -> int:
 
 
 def _tracked_run(name: str, folder: RunFolder) -> TrackedRun:
+    parent = None
+    if (lineage := folder.record.lineage) is not None:
+        known = read_state(Path(lineage.path), name)
+        parent = ParentRun(
+            kind=lineage.kind,
+            id=lineage.run,
+            path=lineage.path,
+            checkpoint=lineage.checkpoint,
+            tracker_run_id=known.run_id if known else None,
+        )
     return TrackedRun(
         folder=folder.path.resolve(),
         id=folder.record.id,
         config=folder.written_config.model_dump(mode="json"),
         sweep=folder.record.sweep,
-        parent=_parent_run(name, folder),
+        parent=parent,
         saved_id=None,  # `Delivery` reads it from the run folder
-    )
-
-
-def _parent_run(name: str, folder: RunFolder) -> ParentRun | None:
-    lineage = folder.record.lineage
-    if lineage is None:
-        return None
-    known = read_state(Path(lineage.path), name)
-    return ParentRun(
-        kind=lineage.kind,
-        id=lineage.run,
-        path=lineage.path,
-        checkpoint=lineage.checkpoint,
-        tracker_run_id=known.run_id if known else None,
     )

@@ -109,7 +109,12 @@ class Passes:
         self._seed = seed
 
     def take(self, start: int, count: int) -> list[Task]:
-        return [self._task(number) for number in range(start, start + count)]
+        tasks = self._tasks
+        places = range(start, start + count)
+        if self._seed is None:
+            return [tasks[place % len(tasks)] for place in places]
+        passes = (divmod(place, len(tasks)) for place in places)
+        return [tasks[shuffled(self._seed, number, len(tasks))[at]] for number, at in passes]
 
     def record(self, groups: Sequence[Group]) -> None:
         """Do nothing: the sequence is fixed."""
@@ -119,12 +124,6 @@ class Passes:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: there is no state."""
-
-    def _task(self, number: int) -> Task:
-        which_pass, place = divmod(number, len(self._tasks))
-        if self._seed is None:
-            return self._tasks[place]
-        return self._tasks[shuffled(self._seed, which_pass, len(self._tasks))[place]]
 
 
 class Curriculum:
