@@ -60,8 +60,7 @@ class Image(dict[str, Any]):
 
         Above every vocabulary, and from the digest: equal exactly if the model reads the same.
         """
-        name = self["image"].removeprefix("images/")
-        return IMAGE_IDS + int(name[:IMAGE_DIGITS], 16)
+        return IMAGE_IDS + int(self["image"].removeprefix("images/")[:IMAGE_DIGITS], 16)
 
     @property
     def png(self) -> bytes:
@@ -178,8 +177,7 @@ class Turn:
     finish: Finish
     policy_versions: list[int]  # those that sampled it, in order
     reply: str  # completion_ids as text, without the end token
-    # The turn that this one continues, by its index in the episode; None: the turn begins a root.
-    # `Episode.parents` has the index in place of PREVIOUS.
+    # The index of the turn that this one continues (`Episode.parents` resolves PREVIOUS), or None.
     parent: int | None = PREVIOUS
     role: TurnRole = TurnRole.AGENT
     steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
@@ -217,14 +215,11 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What a judge said of an episode, for one reward term.
-
-    An answer about several episodes is counted at the first of them.
-    """
+    """What a judge said of an episode, for one reward term."""
 
     explanation: str
-    num_calls: int = 0
-    num_tokens: int = 0  # of prompts and answers
+    num_calls: int = 0  # one about several episodes is counted at the first of them
+    num_tokens: int = 0  # of prompts and answers, likewise
     cost: float = 0.0  # in the unit of the judge's prices
     # Of a term that shows several episodes in random orders, a value for each order:
     positions: list[float] = field(default_factory=list)  # in the prompt: 0.0 first, 1.0 last
