@@ -38,7 +38,7 @@ from openenv_pipe.runs.checkpoints import (
     new_checkpoint,
     newest_sound,
 )
-from openenv_pipe.runs.differences import Difference, find_differences
+from openenv_pipe.runs.differences import Difference, find_differences, of_measures
 from openenv_pipe.runs.find import find_run, split_checkpoint, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
@@ -193,7 +193,7 @@ def _continued(
         config=config,
         checkpoint=checkpoint,
         expected=folder.record.facts,
-        on_differences=partial(_notify, progress),
+        on_differences=partial(_record_differences, folder, progress),
         servers=servers or OwnServers(),
     )
 
@@ -337,3 +337,16 @@ def _reject_other_model(source: RunFolder, changed: Changed) -> None:
 def _notify(progress: Progress, differences: Sequence[Difference]) -> None:
     for difference in differences:
         progress.note(f"different from before: {difference}")
+
+
+def _record_differences(
+    folder: RunFolder, progress: Progress, differences: Sequence[Difference]
+) -> None:
+    _notify(progress, differences)
+    texts = [str(difference) for difference in differences]
+    folder.add_differences(texts)
+    if of_measures(texts):
+        progress.note(
+            "warning: the code or the data that rewards depend on has changed, so rewards and "
+            "evaluations of earlier attempts do not compare with those of this one"
+        )

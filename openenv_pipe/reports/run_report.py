@@ -27,6 +27,7 @@ from openenv_pipe.reports.sections import (
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import can_resume
+from openenv_pipe.runs.differences import of_measures
 from openenv_pipe.runs.episodes import episodes_path, iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
@@ -64,6 +65,7 @@ def write_report(folder: RunFolder) -> Path:
         f"# {folder.record.id}",
         _state(folder, config, records),
         _outcome(config, stages) if config.trainer.steps else _supervised(records),
+        _other_measures(folder.record),
         baselines_text(reports),
         _unusable(config, records),
         _alarms(config, records),
@@ -115,6 +117,17 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
         f"{TITLES[before].capitalize()} → {TITLES[after]}: "
         + _change(config, reports[before], reports[after])
         for before, after in pairs
+    )
+
+
+def _other_measures(record: RunRecord) -> str:
+    """Warn of attempts since which other code, or other data, decides rewards."""
+    return "\n\n".join(
+        f"**Warning:** since attempt {attempt.number} (from "
+        f"{attempt.checkpoint or 'the beginning'}) rewards may be other ones, and do not compare "
+        f"with those before it: {for_markdown('; '.join(changed))}."
+        for attempt in record.attempts
+        if (changed := of_measures(attempt.differences))
     )
 
 

@@ -1,6 +1,6 @@
 """Find what changed since a run was made: code, versions, machine, data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +29,11 @@ FACTS: dict[str, Kind] = {
 }
 
 
+# Kinds after which rewards are other ones. What changed of this program itself is tested.
+MEASURING = ("code: ", "data: ")
+OWN_CODE = "code: openenv_pipe "
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One changed thing. `name` is what a user would search for."""
@@ -40,6 +45,11 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name} was {self.before}, is {self.now}"
+
+
+def of_measures(differences: Iterable[str]) -> list[str]:
+    """Return those differences, as sentences, after which rewards do not compare."""
+    return [each for each in differences if each.startswith(MEASURING) and OWN_CODE not in each]
 
 
 def find_differences(record: RunRecord) -> list[Difference]:

@@ -316,6 +316,12 @@ class RunFolder:
             attempts=[*self.attempts[:-1], last, attempt],
         )
 
+    def add_differences(self, found: Sequence[str]) -> None:
+        """Add what the current attempt finds after its start to be different from the last one."""
+        last = self.attempts[-1]
+        last = last.model_copy(update={"differences": [*last.differences, *found]})
+        self._write_record(attempts=[*self.attempts[:-1], last])
+
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
         """Close the record. `cause` is for people; a long one is a file of the logs."""
         if cause is not None and len(cause) > MAX_LENGTH:

@@ -197,3 +197,26 @@ def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
     assert lineage.changed["trainer.optimizer.lr"] == [0.001, 0.0005]
     assert "not taken over from the checkpoint: the optimizer" in said
     assert [path.name for path in fork.checkpoints()] == ["step_000004", "step_000005"]
+
+
+def test_a_reward_that_was_edited_between_attempts_is_a_warning_of_the_report(tmp_path):
+    term = (
+        "{type: python, target: 'scores:score', keywords: {}, use: sum, weight: 1, per_turn: false}"
+    )
+    (tmp_path / "scores.py").write_text("def score(episode):\n    return 0.25\n")
+    small = (
+        "conf=smoke",
+        "device=cpu",
+        "num_threads=1",
+        "eval.num_tasks=2",
+        "eval.baselines=false",
+    )
+    words = (*small, "trainer.warm_start.steps=0", f"+reward.terms.score={term}")
+    code, said = finish(start(tmp_path, *words, "trainer.steps=1"))
+    assert code == 0, said
+    (tmp_path / "scores.py").write_text("def score(episode):\n    return 0.5\n")
+    code, said = finish(start(tmp_path, "--resume", "smoke/0001", "trainer.steps=2"))
+    assert code == 0 and "evaluations of earlier attempts do not compare" in said, said
+    report = (tmp_path / "smoke/0001/report.md").read_text()
+    assert "**Warning:** since attempt 2 (from step_000001) rewards may be other ones" in report
+    assert "callables.scores:score was" in report
