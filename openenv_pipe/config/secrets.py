@@ -77,7 +77,13 @@ def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any
         return value
     hidden = hide_secrets(value, secrets)
     by_name = hidden == value and value and is_secret_name(key)
-    return f"<hidden: {key}>" if by_name else hidden
+    return f"<hidden: {_variable_with(value) or key}>" if by_name else hidden
+
+
+def _variable_with(secret: str) -> str | None:
+    """Return the environment variable that a secret came from, as its name and value suggest."""
+    named = (name for name, value in os.environ.items() if value == secret)
+    return next(filter(is_secret_name, named), None)
 
 
 def restore_in_config(value: Any) -> Any:
@@ -98,7 +104,7 @@ def unwritten_secrets(config: Any) -> dict[str, str]:
     short = {  # those are hidden only where they are the whole value of their key
         name: value
         for name, value in _named_strings(config)
-        if 0 < len(value) < MIN_SECRET_LENGTH and is_secret_name(name)
+        if 0 < len(value) < MIN_SECRET_LENGTH and is_secret_name(name) and not _variable_with(value)
     }
     long = {name: value for value, name in known_secrets(config).items()}
     return {name: value for name, value in (short | long).items() if name not in os.environ}

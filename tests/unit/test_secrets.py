@@ -201,6 +201,14 @@ def test_a_secret_has_the_name_of_the_variable_that_it_came_from(monkeypatch):
     assert hide_in_config(config, known_secrets(config)) == {"api_key": "<hidden: OF_THE_ENDPOINT>"}
 
 
+def test_a_short_secret_comes_back_from_the_variable_that_it_came_from(monkeypatch):
+    monkeypatch.setenv("OPENENV_PIPE_TOKEN", "abc")
+    config = {"agent": {"token": "abc"}}
+    hidden = hide_in_config(config, known_secrets(config))
+    assert hidden == {"agent": {"token": "<hidden: OPENENV_PIPE_TOKEN>"}}
+    assert restore_in_config(hidden) == config and unwritten_secrets(config) == {}
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\0", "\x1b[0m", "\u200b", "\x7f", "\n\n "])
 @pytest.mark.parametrize("key", ["engine.api_key", "host.headers.Authorization"])
 def test_what_http_rejects_is_rejected_by_name_and_never_shown(monkeypatch, key, end):
