@@ -55,7 +55,8 @@ def note_runs_folder(runs_dir: Path) -> None:
     Without a state folder it is not noted: `runs_folders` has only the default one then.
     """
     path = str(runs_dir.resolve())
-    if path in (str(default_folder().resolve()), *_noted()):
+    is_own_temporary = runs_dir.name.startswith("openenv-pipe-")  # removed when a command ends
+    if is_own_temporary or path in (str(default_folder().resolve()), *_noted()):
         return
     with suppress(OSError, NoKeyError):
         file = _file()

@@ -232,8 +232,9 @@ class SessionPool:
         return HostError(
             f"env {self._env.name!r} accepted {fewest} {noun} on one server but "
             f"host.sessions_per_server={wanted}; set host.sessions_per_server={max(fewest, 1)} and "
-            "a larger host.num_servers, or let the environment's app read MAX_CONCURRENT_ENVS "
-            "and set SUPPORTS_CONCURRENT_SESSIONS"
+            "a larger host.num_servers, or raise max_concurrent_envs=... of create_app in the "
+            "environment's server/app.py (this program sets the variable MAX_CONCURRENT_ENVS for "
+            "it) and set SUPPORTS_CONCURRENT_SESSIONS = True in its class"
         )
 
 

@@ -34,8 +34,10 @@ def _line(subject: EnvironmentUnderTest, wanted: int) -> Line:
         "sessions",
         Result.FAIL if subject.is_experiment else Result.WARN,
         f"{subject.num_sessions} opened at once, and "
-        f"host.sessions_per_server={subject.num_declared}; let the environment's app read "
-        "MAX_CONCURRENT_ENVS and set SUPPORTS_CONCURRENT_SESSIONS, "
+        f"host.sessions_per_server={subject.num_declared}; raise "
+        "max_concurrent_envs=... of create_app in the environment's server/app.py (this program "
+        "sets the variable MAX_CONCURRENT_ENVS for it) and set SUPPORTS_CONCURRENT_SESSIONS = True "
+        "in its class, "
         f"or set host.sessions_per_server={subject.num_sessions} and a larger host.num_servers",
         measured,
     )
