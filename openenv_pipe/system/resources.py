@@ -151,6 +151,16 @@ def _current_dirs() -> list[str]:
     return [str(current), *(str(path) for path in own_envs if path != shipped_dir("envs"))]
 
 
+def _module_below(module_name: str) -> str:
+    """Return the name of such a module in a folder of the current one, or what is expected."""
+    path = f"{module_name.replace('.', '/')}.py"
+    for found in (each for depth in ("*", "*/*") for each in Path.cwd().glob(f"{depth}/{path}")):
+        parts = found.relative_to(Path.cwd()).with_suffix("").parts
+        if all(map(str.isidentifier, parts)):
+            return f"did you mean {'.'.join(parts)}?"
+    return "expected module:name, such as wordle.rewards:consistent_guess"
+
+
 def _import(module_name: str, dotted: str) -> Any:
     try:
         return importlib.import_module(module_name)
@@ -160,8 +170,7 @@ def _import(module_name: str, dotted: str) -> Any:
             places = ", ".join(map(short_path, [*env_dirs(), Path.cwd()]))
             raise ConfigError(
                 f"{dotted!r}: there is no module {missing!r} among the installed packages or in "
-                f"{places}; expected module:name, such as wordle.rewards:consistent_guess"
-                f"{unusable_plugins_note()}"
+                f"{places}; {_module_below(module_name)}{unusable_plugins_note()}"
             ) from error
         raise ConfigError(
             f"{dotted!r}: its module needs {missing!r}, which is not installed; "

@@ -289,6 +289,7 @@ def test_callables_load_from_envs_and_from_the_current_folder(tmp_path, monkeypa
     [
         ("no_such_module:name", "no module 'no_such_module'"),
         ("wordle.nothing:name", "no module 'wordle.nothing'"),
+        ("sort_of_this_test.policies:expert", "did you mean mine.sort_of_this_test.policies?"),
         ("wordle.policies:consistnt", "did you mean consistent"),
         ("wordle.rules:LENGTH", "is a int"),
         ("broken_of_this_test:name", "raised ZeroDivisionError"),
@@ -299,6 +300,8 @@ def test_a_callable_that_is_not_there_is_explained(tmp_path, monkeypatch, dotted
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "broken_of_this_test.py").write_text("1 / 0\n")
+    (tmp_path / "mine/sort_of_this_test").mkdir(parents=True)
+    (tmp_path / "mine/sort_of_this_test/policies.py").touch()
     (tmp_path / "needy_of_this_test.py").write_text("import no_such_package\n")
     with pytest.raises(ConfigError) as caught:
         resources.load_callable(dotted)

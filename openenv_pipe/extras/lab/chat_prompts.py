@@ -40,6 +40,11 @@ MOVE = re.compile(r"\w(?:.{,38}\w)?")  # what a pattern finds as a word
 NO_DESCRIPTION = re.compile(r"\w+ environment|Base class for .*", re.IGNORECASE)
 
 
+def is_description(text: str) -> bool:
+    """Whether the author of an environment wrote the text, and not OpenEnv's own classes."""
+    return bool(text) and not NO_DESCRIPTION.fullmatch(text)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
     """An action of a random episode, and where it comes from."""
@@ -97,7 +102,7 @@ class ChatPrompts:
         parts = [
             literal(f"{lead}{_sentence(text)}")
             for lead, text in about.items()
-            if text and not NO_DESCRIPTION.fullmatch(text)
+            if is_description(text)
         ]
         if kind == "tool":
             parts.append(TOOL_SYSTEM)

@@ -32,7 +32,7 @@ from openenv_pipe.environments.client.metadata import (
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.adapter_block import adapter_block
-from openenv_pipe.extras.lab.chat_prompts import ChatPrompts
+from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, is_description
 from openenv_pipe.extras.lab.experiment import (
     ends_notes,
     experiment,
@@ -62,6 +62,10 @@ ONE_SESSION = (
 MAX_NAME = 60  # characters
 WIDTH = 100  # columns of the files that are written
 FOR_TINY = "Limits in tokens of the model `tiny`, which are bytes, and what teaches random weights."
+NO_GOAL = (
+    "nothing in the prompt says what the goal is, because the environment's metadata has no "
+    "description: write it into env.adapter.system, or return it from get_metadata"
+)
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
@@ -170,6 +174,8 @@ def _inspect(
     notes += ends_notes(trial, config.env)
     if seen.prompts is not None:
         notes += seen.prompts.notes(config.env.adapter.type)
+        if not is_description(description.text):
+            notes.append(NO_GOAL)
     return Inspection(
         name=name,
         block=block,

@@ -15,7 +15,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks.sets import RangeTasks
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.adapter_block import adapter_block
-from openenv_pipe.extras.lab.chat_prompts import ChatPrompts
+from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, is_description
 from openenv_pipe.extras.lab.experiment import Limits, fit_limits, fit_memory, for_model
 from openenv_pipe.extras.lab.trained_model import (
     TrainedModel,
@@ -284,3 +284,16 @@ def test_overrides_of_the_model_are_set_apart():
         ["model=hub", "+model.path=x"],
         ["env.max_turns=3", "host=docker"],
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_written"),
+    [
+        ("Sort four digits.", True),
+        ("SwapsortEnvironment environment", False),
+        ("Base class for all environment servers.", False),
+        ("", False),
+    ],
+)
+def test_a_text_of_openenvs_classes_is_no_description(text, is_written):
+    assert is_description(text) is is_written
