@@ -1,8 +1,8 @@
 """Check the scoring of tasks that come with their answers, by playing these answers.
 
-A task's own answer has to earn the full reward; another task's, and none at all, must not. This
-applies to environments whose tasks have a reset keyword that is named like an answer, and whose
-actions are one text.
+A task's own answer has to earn the full reward; another task's, none at all, and the question must
+not. This applies to environments whose tasks have a reset keyword that is named like an answer, and
+whose actions are one text.
 """
 
 import json
@@ -47,7 +47,7 @@ class AnsweredTask:
 
 
 async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Play every task with its own answer, with another task's, with none, and with a constant."""
+    """Play every task with its own answer, another task's, none, a constant, and its question."""
     tasks = [
         each[index]
         for each in (subject.tasks, subject.eval_tasks)
@@ -72,6 +72,8 @@ async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     yield wrong_line(wrong, silent, full)
     frequent = Counter(answers).most_common(1)[0][0]
     yield frequent_line(await _play(subject, field, tasks, [frequent] * len(tasks)), full)
+    if any(texts := [_told(task) for task in tasks]):
+        yield repeated_line(await _play(subject, field, tasks, texts), full)
 
 
 def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
@@ -123,6 +125,20 @@ def frequent_line(played: Sequence[AnsweredTask], full: float) -> Line:
     return Line("constant answer", Result.WARN, text, measured)
 
 
+def repeated_line(played: Sequence[AnsweredTask], full: float) -> Line:
+    """Report in how many tasks the question itself earns the full reward as an answer."""
+    right = [each for each in played if each.reward is not None and each.reward >= full]
+    measured = {"tasks": len(played), "full": len(right)}
+    text = f"repeating the question earns the full reward in {len(right)} of {len(played)} tasks"
+    if len(right) < ACCEPTED_SHARE * len(played):
+        return Line("question as answer", Result.OK, text, measured)
+    text += (
+        f": {_named(right)}. So does a wrong sentence with the words of the question; let "
+        "env.adapter.pattern read the answer alone, and show its form by env.adapter.examples"
+    )
+    return Line("question as answer", Result.WARN, text, measured)
+
+
 async def _play(
     subject: EnvironmentUnderTest, field: str, tasks: Sequence[Task], answers: Sequence[str]
 ) -> list[AnsweredTask]:
@@ -169,6 +185,12 @@ def own_answer(task: Task, field: str | None) -> str | None:
     if type(answer) is int and isinstance(choices, list) and 0 <= answer < len(choices):
         return str(choices[answer])
     return answer if isinstance(answer, str) else json.dumps(answer)
+
+
+def _told(task: Task) -> str:
+    """Return the texts that a task's reset has beside its answer."""
+    texts = (value for name, value in task.reset.items() if name not in ANSWER_FIELD_NAMES)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _another(answers: Sequence[str], place: int) -> str:

@@ -8,6 +8,7 @@ from openenv_pipe.extras.lab.check.answers import (
     frequent_line,
     own_answer,
     own_line,
+    repeated_line,
     wrong_line,
 )
 from openenv_pipe.types import Task
@@ -79,3 +80,11 @@ def test_an_answer_that_is_right_in_most_tasks_is_a_warning():
     line = frequent_line(answered(1.0, 1.0, 0.0, answer="A"), 1.0)
     assert line.result is Result.WARN
     assert "always 'A' earns the full reward in 2 of 3 tasks" in line.text
+
+
+def test_a_question_that_is_its_own_answer_is_a_warning():
+    """`number` takes the last number of a reply, also that of a repeated question."""
+    assert repeated_line(answered(0.0, 0.0), 1.0).result is Result.OK
+    line = repeated_line(answered(1.0, 0.0, answer="Which is smaller, 61 or 14?"), 1.0)
+    assert line.result is Result.WARN and "in 1 of 2 tasks: train/0 with 'Which is" in line.text
+    assert "env.adapter.pattern" in line.text
