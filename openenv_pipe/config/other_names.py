@@ -77,6 +77,9 @@ EPOCHS = (
 )
 # Why there is no such key, and what to do instead.
 NOT_HERE: Mapping[str, str] = {
+    "reward_funcs": "a function is a term of the reward, reward.terms.NAME, and gets one episode: "
+    "docs/coming_from.md",
+    "reward_weights": "each term has its own: reward.terms.NAME.weight",
     "max_prompt_length": "prompts have no limit of their own: env.max_episode_tokens limits them "
     "together with the replies, and env.max_observation_tokens cuts observations",
     "num_train_epochs": EPOCHS,

@@ -6,7 +6,7 @@ from openenv_pipe.config.schema import PythonTerm
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.terms import at_the_end
 from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, value_each
-from openenv_pipe.system.python_targets import call_problem
+from openenv_pipe.system.python_targets import call_problem, takes_keyword
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.user_code import LIMIT_S, UserCode, UserCodeError
 from openenv_pipe.system.user_numbers import is_one_number, read_number, read_numbers, shown
@@ -25,6 +25,11 @@ class FunctionTerm:
         self._term = term
         self._function = load_callable(term.target)
         self._code = UserCode(self._target, limit_s=LIMIT_S)
+        if takes_keyword(self._function, "completions"):
+            raise ConfigError(
+                f"{self._target} takes lists of completions, as functions of TRL do; here it is "
+                "called with one Episode: def score(episode), see docs/coming_from.md"
+            )
         if problem := call_problem(self._function, None, **term.keywords):
             raise ConfigError(
                 f"{self._target} cannot be called with an episode and the keywords "

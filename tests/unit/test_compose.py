@@ -320,6 +320,7 @@ CALLED = "what other trainers call .* is "
         ("trainer.per_device_train_batch_size=8", "tokens_per_batch here, in tokens, not rows"),
         ("max_completion_length=64", "max_reply_tokens here, for each reply; env.max_episode_tok"),
         ("max_prompt_length=64", "prompts have no limit of their own: env.max_episode_tokens"),
+        ("reward_funcs=my_rewards:close", "is a term of the reward, reward.terms.NAME"),
         ("trainer.num_train_epochs=2", "only steps are counted: trainer.steps"),
         ("trainer.loss.type=dr_grpo", r"'python'; trainer=dr_grpo chooses it"),
         ("trainer.loss.type=dapo", r"'python'; trainer=dapo chooses it"),

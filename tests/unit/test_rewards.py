@@ -55,6 +55,10 @@ def number(episode, *, value):
     return value
 
 
+def of_trl(completions, **columns):
+    return [0.0 for _ in completions]
+
+
 async def later(episode, *, value):
     await asyncio.sleep(0)
     return [value] * len(episode.turns)
@@ -225,6 +229,11 @@ def test_the_logged_reward_is_what_is_credited(terms, turns):
 def test_a_number_for_the_episode_has_no_mean_over_turns():
     with pytest.raises(ConfigError, match="use=sum"):
         scored({"it": python_term("number", use="mean", value=4)})
+
+
+def test_a_function_of_trl_is_named_as_one():
+    with pytest.raises(ConfigError, match=r"as functions of TRL do; here .* def score\(episode\)"):
+        scored({"it": python_term("of_trl")})
 
 
 @pytest.mark.parametrize(("threshold", "success"), [(0.75, True), (0.76, False)])
