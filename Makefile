@@ -25,7 +25,7 @@ help:
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make sums      the same with a language model: openenv-pipe train conf=sums"
 	@echo "make test      install with the tools for development, then run the tests"
-	@echo "make check     check style and types, and run the fast tests: two minutes"
+	@echo "make check     check style and types, and run the fast tests: a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/extras/vllm_setup/locks)"

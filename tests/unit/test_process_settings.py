@@ -13,6 +13,8 @@ from openenv_pipe.cli.control import controlled
 from openenv_pipe.cli.main import main
 from openenv_pipe.system.process_settings import WHILE_IMPORTING
 
+pytestmark = pytest.mark.slow
+
 SIZE_MB, PAGE_KB = 16, 4
 TWICE = f"""
 import resource

@@ -35,6 +35,7 @@ print(*(run_samples.create(runs_dir, config).record.id for _ in range(3)))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_never_share_a_folder(tmp_path):
     processes = [
         subprocess.Popen(

@@ -68,6 +68,7 @@ def test_runs_that_differ_in_time_only_have_equal_lines(path):
     assert first == second == '{"step":1,"stage":"grpo","loss/kl":1e-17}'
 
 
+@pytest.mark.slow
 def test_metrics_beyond_their_budget_are_named(path):
     path.write_text("".join('{"stage":"grpo","step":1,"a":1}\n' for _ in range(350_000)))
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl, .* has more than 1,000,000 values"):

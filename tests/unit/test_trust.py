@@ -19,6 +19,8 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import digest_of_file, read_json, write_json
 from openenv_pipe.system.resources import load_callable, module_in_current_folder
 
+pytestmark = pytest.mark.slow
+
 
 def change_config(folder: RunFolder, **blocks) -> None:
     """Change keys of config.json without a word in run.json."""

@@ -18,6 +18,8 @@ from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 120.0  # of every test, so that none waits forever
 
 

@@ -16,6 +16,8 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 from tests.judge_server import JudgeServer, said
 
+pytestmark = pytest.mark.slow
+
 
 def episode(task: Task, member: int, letters: str) -> Episode:
     """An episode of echo at the letter b; each letter of `letters` is a reply."""

@@ -9,6 +9,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.learning_rate.choice import Mean, Trial, choose
 from openenv_pipe.extras.learning_rate.request import read_request
 
+pytestmark = pytest.mark.slow
+
 
 def records(*rewards, std=0.4, episodes=64, **others):
     """Return steps with these mean rewards."""

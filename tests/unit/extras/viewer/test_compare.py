@@ -16,6 +16,8 @@ from openenv_pipe.extras.viewer.compare.grouping import compare_settings
 from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.runs.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 STAMP = "2026-11-20_14-03-11"
 
 

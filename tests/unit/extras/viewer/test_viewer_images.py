@@ -69,6 +69,7 @@ def test_links_out_of_the_run_are_not_followed(client, folder, tmp_path):
     assert client.get("/api/runs/smoke/0001/image", params={"name": name}).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_bundle_has_its_images_as_files(folder, tmp_path):
     store = RunStore(folder.path.parents[1])
     write_bundle(store, tmp_path / "made", keys=["smoke/0001"], stamps=[], trust=False)
