@@ -24,6 +24,7 @@ CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
 TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is averaged
 TIME = "minutes"
+FIRST_BLOCKS = ("trainer", "model", "reward")  # what people change; a terminal shows few keys
 DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
     "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
@@ -121,13 +122,20 @@ def compare_settings(found: Found) -> Comparison:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys with more than one value, in the order of the configuration."""
+    """Return the keys with more than one value: those of `FIRST_BLOCKS` first, else in the order of
+    the configuration."""
     keys = dict.fromkeys(key for each in settings for key in each)
-    return [
+    differing = [
         key
         for key in keys
         if len({json.dumps(each[key]) if key in each else None for each in settings}) > 1
     ]
+    return sorted(differing, key=_place_of_block)
+
+
+def _place_of_block(key: str) -> int:
+    block = key.partition(".")[0]
+    return FIRST_BLOCKS.index(block) if block in FIRST_BLOCKS else len(FIRST_BLOCKS)
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:

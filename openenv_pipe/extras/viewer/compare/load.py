@@ -21,7 +21,8 @@ from openenv_pipe.system.files import read_json
 from openenv_pipe.system.resources import short_path
 
 # Keys that do not affect a run's result.
-NO_SETTINGS = ("seed", "name", "runs_dir")
+NO_SETTINGS = ("seed", "name", "runs_dir", "model.template_time")
+WARM_START = "trainer.warm_start."
 
 MAX_LOST_JOBS = 100  # that are listed; a sweep.json of somebody else may have 100,000
 
@@ -156,7 +157,11 @@ def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | 
 
 
 def _settings(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a configuration, except the seed and what is derived from it."""
+    """Yield the leaves of a configuration, except the seed, what is derived from it, and the
+    settings of a warm start of no steps."""
+    has_warm_start = config["trainer"]["warm_start"]["steps"] > 0
     for key, value in flat(config).items():
+        if key.startswith(WARM_START) and key != f"{WARM_START}steps" and not has_warm_start:
+            continue
         if key not in NO_SETTINGS and not (key == "model.seed" and value == seed):
             yield key, json.dumps(value) if isinstance(value, dict | list) else value

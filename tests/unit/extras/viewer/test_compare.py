@@ -10,6 +10,7 @@ import run_samples
 import openenv_pipe
 from openenv_pipe import Run
 from openenv_pipe.cli.completion import complete_run, complete_subject
+from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer import cli
 from openenv_pipe.extras.viewer.compare.grouping import compare_settings
@@ -72,6 +73,16 @@ def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_
     assert result.best is result.settings[0]
     assert result.best_run.id == "smoke/0005"
     assert result.not_told_apart == []
+
+
+def test_keys_of_the_trainer_come_first_and_those_without_an_effect_not_at_all(tmp_path):
+    changes = (
+        ["env.max_turns=4", "trainer.optimizer.lr=5e-3"],
+        ["trainer.warm_start.optimizer.lr=0.5", "model.template_time='2026-01-01T00:00:00'"],
+    )
+    base = ["conf=smoke", f"runs_dir={tmp_path}", "trainer.warm_start.steps=0"]
+    runs = [run_samples.create(tmp_path, compose([*base, *each]).config) for each in changes]
+    assert compared(*runs).keys == ["trainer.optimizer.lr", "env.max_turns"]
 
 
 def test_a_run_whose_configuration_is_invalid_is_listed_with_the_key(tmp_path):
