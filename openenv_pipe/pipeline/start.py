@@ -185,9 +185,15 @@ def _continued(
         changed=changed,
         differences=[str(difference) for difference in differences],
     )
+    weights_only = [each.name for each in all_checkpoints(folder.path) if not is_resumable(each)]
     for damage in rewind(folder, place):
         progress.note(damage)
     progress.note(f"resuming from {checkpoint.name if checkpoint else 'the beginning'}")
+    if checkpoint is None and weights_only:
+        progress.note(
+            f"{weights_only[-1]} was kept as the best, without the state to resume from; a smaller "
+            f"trainer.checkpoint.every than {config.trainer.checkpoint.every} saves that more often"
+        )
     return Attempt(
         folder=folder,
         config=config,

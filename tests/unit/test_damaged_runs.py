@@ -338,6 +338,18 @@ def test_a_truncated_evaluation_blocks_nothing_and_is_played_again(sound, tmp_pa
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_run_with_weights_alone_begins_again_and_says_why(sound, tmp_path):
+    run = tmp_path / "smoke" / "0001"
+    shutil.copytree(sound, run, symlinks=True)
+    for state in run.glob("checkpoints/step_*/resume"):
+        shutil.rmtree(state)
+    told: list[str] = []
+    start.resume(str(run), [], [], RunControl(progress=LineProgress(told.append)), trust=True)
+    begun = told.index("resuming from the beginning")
+    assert told[begun + 1].startswith("step_000002 was kept as the best, without the state")
+
+
+@pytest.mark.usefixtures("_quick")
 def test_folders_that_are_gone_are_made_again(sound, tmp_path):
     run = tmp_path / "smoke" / "0001"
     shutil.copytree(sound, run, symlinks=True)
