@@ -98,4 +98,8 @@ async def _line(
     if not returned:
         text = f"no episode could be played to call {term.target} with; look at the other lines"
         return Line(label, Result.WARN, text)
-    return Line(label, Result.OK, f"{term.target} returns {', '.join(returned)}")
+    text = f"{term.target} returns {', '.join(returned)}"
+    if any(each.startswith("None") for each in returned):
+        text += "; an episode without a value has no reward, and is not trained on"
+        return Line(label, Result.WARN, text)
+    return Line(label, Result.OK, text)

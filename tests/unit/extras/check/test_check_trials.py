@@ -221,7 +221,8 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     assert line.result is Result.OK, "episodes have token ids and logprobs, as in training"
 
     line = scored(f"{reward_functions}:nothing", monkeypatch)
-    assert "returns None for an episode of random actions" in line.text
+    assert "returns None for an episode of random actions; an episode without" in line.text
+    assert line.result is Result.WARN
 
 
 def test_a_reward_function_that_takes_long_is_left_behind(
