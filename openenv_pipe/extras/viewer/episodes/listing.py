@@ -1,6 +1,7 @@
 """Recorded episodes as text, Markdown or JSON: chosen by the index, read from their files."""
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,16 @@ DEFAULT_COUNT = 10  # episodes that are shown if no number is given
 MAX_COUNT = 10**9
 
 Form = Literal["text", "md", "json"]
+# The other options of the command, by the name of the condition.
+OPTIONS = {
+    "first_step": "--step",
+    "task": "--task",
+    "status": "--status",
+    "reward_from": "--min-reward",
+    "reward_to": "--max-reward",
+    "reward_term": "--term",
+    "text": "--text",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,16 +150,24 @@ def _result(found: FoundEpisode) -> str:
 
 def none_found(folder: RunFolder, selection: Selection) -> str:
     """Say that a selection is empty, what limited it, and where the run has episodes."""
-    wanted = selection.wanted
-    limits = [
-        f"{name}={getattr(wanted, name)!r}"
-        for name in EpisodeFilter.__slots__
-        if getattr(wanted, name) is not None
-    ]
     with EpisodeIndex.open(folder.path) as index:
         sources = index.choices().sources
     labels = [name.removeprefix("eval/") for name in sorted(sources) if name != TRAIN]
     parts = [f"{sources[TRAIN]} of training"] if TRAIN in sources else []
     parts += [f"those of the evaluations {', '.join(labels)} (--eval LABEL)"] if labels else []
     has = f"it has {' and '.join(parts)}" if parts else "it has none at all"
-    return for_people(f"{folder.record.id} has no episodes with {', '.join(limits)}; {has}")
+    limits = " ".join(_options(selection.wanted)) or "of training"
+    return for_people(f"{folder.record.id} has no such episodes ({limits}); {has}")
+
+
+def _options(wanted: EpisodeFilter) -> Iterator[str]:
+    """Yield the options of the command that ask for these episodes."""
+    if wanted.source not in (None, TRAIN):
+        yield f"--eval {str(wanted.source).removeprefix('eval/')}"
+    if wanted.success is not None:
+        yield "--success" if wanted.success else "--no-success"
+    if wanted.is_scored:
+        yield "with a reward"
+    for name, option in OPTIONS.items():
+        if (value := getattr(wanted, name)) is not None:
+            yield f"{option} {value if isinstance(value, int | float) else shlex.quote(value)}"

@@ -90,7 +90,7 @@ def test_episodes_are_filtered(run, shown, capsys):
     )
     assert len(found("--text", "slate")) == 18
     assert found("--text", "nowhere in it") == []
-    assert "no episodes with" in _error(run, capsys)
+    assert "no such episodes (--task nothing); it has 18 of training" in _error(run, capsys)
 
 
 def _error(run, capsys):
@@ -183,7 +183,7 @@ def evaluation_only(runs_dir):
     [
         (
             ["episodes", "RUN"],
-            "no episodes with source='train'; it has those of the evaluations s",
+            "no such episodes (of training); it has those of the evaluations s",
         ),
         (["episodes", "export", "RUN", "--format", "jsonl"], "those of the evaluations start"),
         (["export", "RUN"], "has no checkpoint: it has evaluations only, and trained nothing"),
