@@ -18,8 +18,8 @@ from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_settings import set_library_defaults
 from openenv_pipe.system.secrets import redact
 
-if TYPE_CHECKING:  # it imports torch
-    from openenv_pipe.pipeline import Callback
+if TYPE_CHECKING:  # these import torch
+    from openenv_pipe.pipeline import Callback, RunControl
 
 Result = TypeVar("Result")
 RunName = Run | str | os.PathLike[str]
@@ -99,10 +99,6 @@ def evaluate(
         control,
     )
     return {row.name: row.report for row in result.played}
-
-
-if TYPE_CHECKING:  # these import torch
-    from openenv_pipe.pipeline import Callback, RunControl
 
 
 def run_name(run: RunName) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import (
@@ -154,11 +155,16 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     return replace(other, config=RunConfig.model_validate(values))
 
 
-def _changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
-    """Return by key how the environments and rewards that are used differ from the run's own."""
+def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
+    """Return by key how the environments and rewards that are used differ from the run's own.
+
+    own: as it is written, with its secrets hidden.
+    """
+    values = used.model_dump(mode="json")
+    hidden = RunConfig.model_validate(hide_in_config(values, known_secrets(values)))
     return {
         key: f"{json.dumps(ours)}, not {json.dumps(theirs)}"
-        for key, (theirs, ours) in changed_keys(own, used).items()
+        for key, (theirs, ours) in changed_keys(own, hidden).items()
         if key.startswith(("env.", "reward.", "beside."))
     }
 
@@ -204,7 +210,7 @@ async def _play(
             progress.note(f"eval: {warning}")
         with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
             played = await evaluate_model(subject.config, rollout, subject.label, subject.step)
-        changed = _changed_settings(subject.folder.written_config, subject.config)
+        changed = changed_settings(subject.folder.written_config, subject.config)
         own = [
             replace(each, report=each.report.model_copy(update={"measured_with": changed}))
             for each in played

@@ -7,6 +7,7 @@ an older run of the default folder.
 
 import hashlib
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def note_runs_folder(runs_dir: Path) -> None:
     Without a state folder it is not noted: `runs_folders` has only the default one then.
     """
     path = str(runs_dir.resolve())
-    is_own_temporary = runs_dir.name.startswith("openenv-pipe-")  # removed when a command ends
-    if is_own_temporary or path in (str(default_folder().resolve()), *_noted()):
+    own_temporary = Path(tempfile.gettempdir(), "openenv-pipe-")  # removed when a command ends
+    if path.startswith(str(own_temporary.resolve())):
+        return
+    if path in (str(default_folder().resolve()), *_noted()):
         return
     with suppress(OSError, NoKeyError):
         file = _file()

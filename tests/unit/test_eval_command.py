@@ -4,7 +4,7 @@ import pytest
 import run_samples
 from fakes import FakeHost, play, rollout_context, run_config
 
-from openenv_pipe.commands.evaluate import on_the_same_tasks
+from openenv_pipe.commands.evaluate import changed_settings, on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
@@ -86,6 +86,15 @@ def test_the_first_run_is_the_yardstick_for_all(folder):
     assert measured.config.env.success_reward == first.config.env.success_reward
     assert measured.config.env.max_turns == other.config.env.max_turns == 6  # its own limits
     assert (measured.checkpoint, measured.label) == (other.checkpoint, other.label)
+
+
+def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
+    secret = "abcdef-0123456789-abcdef"
+    words = ["conf=smoke", f"runs_dir={tmp_path}", f"env.variables.API_TOKEN={secret}"]
+    made = run_samples.create(tmp_path, compose(words).config)
+    used = compose([*words, "env.success_reward=2.0"]).config
+    assert secret not in made.written_config.model_dump_json()
+    assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
 
 
 def test_runs_of_two_environments_are_not_put_side_by_side(folder):

@@ -1,6 +1,7 @@
 """Tests that all commands find a run, wherever its configuration has put it."""
 
 import re
+import tempfile
 
 import pytest
 
@@ -127,3 +128,10 @@ def test_a_folder_with_an_at_in_its_name_is_a_run(tmp_path):
     folder = tmp_path / "runs@home"
     folder.mkdir()
     assert split_checkpoint(str(folder)) == (str(folder), "")
+
+
+def test_temporary_folders_of_commands_are_not_noted(here, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(here / "tmp"))
+    run_samples.create(here / "tmp/openenv-pipe-env-1")
+    run_samples.create(here / "openenv-pipe-runs")
+    assert [path.name for path in runs_folders()] == ["runs", "openenv-pipe-runs"]
