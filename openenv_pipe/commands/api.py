@@ -7,14 +7,15 @@ stop button raises, saves the run and ends it; a second one gives up saving.
 
 import contextvars
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, PipeError
-from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.run import Run
+from openenv_pipe.runs.run import EvalReports, Run
 from openenv_pipe.system.process_settings import set_library_defaults
 from openenv_pipe.system.secrets import redact
 
@@ -34,7 +35,7 @@ def compose(*overrides: str) -> RunConfig:
     """
     from openenv_pipe.config import compose as composing
 
-    return composing.compose(overrides).config
+    return composing.compose([run_name(each) for each in overrides]).config
 
 
 def train(
@@ -51,16 +52,19 @@ def train(
     fork: a run, or its checkpoint as "RUN@40" or "RUN@best", to start a new run from.
     trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
-    on_progress: receives each line of progress; default: the log, at level INFO.
+    on_progress: receives each line of progress; default: `print` in a notebook, else the log, at
+    level INFO.
     Raises ConfigError and RunFolderError for what the caller has to correct, before there is a run
     folder if it can be known by then, FailureError if the run fails, and KeyboardInterrupt if it
-    was interrupted. The run folder, once there is one, says why.
+    was interrupted, whose message is the call that continues it. The run folder, once there is one,
+    says why.
     """
     if resume is not None and fork is not None:
         raise ConfigError("resume continues a run, fork starts a new one; give one of them")
     from openenv_pipe import pipeline
 
     control = run_control(on_progress, callbacks)
+    overrides = tuple(run_name(each) for each in overrides)
     command = ["openenv_pipe.train", *overrides]
 
     def work() -> Run:
@@ -81,41 +85,81 @@ def evaluate(
     *subjects: RunName,
     trust: bool = False,
     on_progress: Callable[[str], object] | None = None,
-) -> dict[str, EvalReport]:
+) -> EvalReports:
     """Evaluate runs side by side on the same tasks, or a model that no run has trained.
 
     subjects: runs, or their checkpoints as "RUN@40" and "RUN@best", and overrides such as
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
     trust: run what the runs' folders name, also if another user made them or they were changed.
-    Returns the new reports by name, "wordle/0007 step_000040"; they are kept in the run folders.
+    on_progress: as in `train`.
+    Returns the new reports by the subjects' names: a run's id, or the text that was given. They are
+    kept in the run folders.
     Raises ConfigError, RunFolderError and FailureError.
     """
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
 
     control = run_control(on_progress)
     words = [run_name(subject) for subject in subjects]
+    ids = {str(subject.path): subject.id for subject in subjects if isinstance(subject, Run)}
     result = in_thread(
         lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
         control,
     )
-    return {row.name: row.report for row in result.played}
+    return EvalReports(
+        (ids.get(row.word, row.word) or row.name, row.report) for row in result.played
+    )
 
 
 def run_name(run: RunName) -> str:
-    """Return a run as commands take it: its folder, or the word that was given for it."""
-    return str(run.path) if isinstance(run, Run) else os.fspath(run)
+    """Return a run as commands take it: its folder, or the word that was given for it.
+
+    Raises ConfigError for what is neither a run nor a text.
+    """
+    if isinstance(run, Run):
+        return str(run.path)
+    if not isinstance(run, str | os.PathLike):
+        raise ConfigError(
+            f"{run!r:.80} is neither a run nor a text; write overrides and runs as on the command "
+            'line, such as "conf=wordle", "trainer.steps=10" or "wordle/0007"'
+        )
+    return os.fspath(run)
 
 
 def run_control(
     on_progress: Callable[[str], object] | None, callbacks: Sequence["Callback"] = ()
 ) -> "RunControl":
-    """Return the control of one run. Without `on_progress`, lines of progress go to the log."""
+    """Return the control of one run. Without `on_progress`, progress is printed in a notebook, and
+    goes to the log elsewhere.
+
+    Raises ConfigError if an argument cannot be called.
+    """
     from openenv_pipe.pipeline import RunControl
     from openenv_pipe.system.progress import LineProgress
 
-    if on_progress is None:
-        return RunControl(callbacks=callbacks)
-    return RunControl(progress=LineProgress(on_progress), callbacks=callbacks)
+    if not isinstance(callbacks, Sequence):
+        raise ConfigError(f"callbacks={callbacks!r:.80}: expected a list, such as [stop_when_good]")
+    for each in callbacks:
+        if not callable(each) and not hasattr(each, "on_step"):
+            raise ConfigError(
+                f"callbacks: {each!r:.80} is neither a function of a run and its metrics nor an "
+                "object with the method on_step"
+            )
+    if on_progress is None and _in_notebook():
+        on_progress = print
+    if on_progress is not None and not callable(on_progress):
+        raise ConfigError(
+            f"on_progress={on_progress!r:.80}: expected a function that takes a line, such as print"
+        )
+    control = RunControl(callbacks=callbacks, continued_by='train(resume="{folder}")')
+    if on_progress is not None:
+        control = replace(control, progress=LineProgress(on_progress))
+    return control
+
+
+def _in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:

@@ -26,7 +26,14 @@ from openenv_pipe.pipeline.evaluate import (
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
+from openenv_pipe.runs.evals import (
+    BASELINE,
+    Evaluation,
+    env_of,
+    label_in,
+    read_reports,
+    save_evaluation,
+)
 from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 
@@ -68,21 +75,21 @@ def evaluate(
     if runs:
         changes = split_runs_dir(overrides)[1]
         models = [find_model(word, changes, runs_dir=runs_dir, trust=trust) for word in runs]
-        return _evaluate_runs(models, control)
+        return _evaluate_runs(models, runs, control)
     return _evaluate_config(compose(overrides), command, control)
 
 
-def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:
+def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunControl) -> Evaluated:
     subjects = on_the_same_tasks(models)
     for subject in subjects:
         check_evaluation(subject.config, makes_folder=False)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
-    for subject, folder in zip(subjects, logs, strict=True):
+    for subject, folder, word in zip(subjects, logs, words, strict=True):
         work = _play(subject, folder, control, with_baselines=subject is subjects[0])
         played = control.stop.run(work)
-        rows += played.own
+        rows += [replace(row, word=label_in(word, env_of(row.report.label))) for row in played.own]
         baselines += played.baselines
     shown = played_rows = [*rows, *baselines]
     if len(subjects) == 1:  # The table also has the run's earlier evaluations.

@@ -68,8 +68,7 @@ class Policy:
         use_gated_mlps(model)
         self.chat = chat
         self.tokenizer, self.images = chat.tokenizer, chat.images
-        self.device = device
-        self.end_ids = chat.ends.ids
+        self.device, self.end_ids = device, chat.ends.ids
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._inner, self.decoder = inner, find_decoder(inner)
         leave_out_unread_tokens(self.decoder)
@@ -101,6 +100,9 @@ class Policy:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         self.model.eval()
+
+    def __repr__(self) -> str:
+        return f"Policy({self.num_parameters:,} parameters on {self.device})"
 
     @property
     def num_parameters(self) -> int:

@@ -62,7 +62,8 @@ class RunControl:
     stop: StopRequest = field(default_factory=StopRequest)
     callbacks: Sequence[Callback] = ()
     evaluates: bool = True  # False leaves out the evaluations
-    continued_by: str | None = None  # the command that continues the run; None: train --resume
+    # What the user enters to continue the run, in whose place `{folder}` stands.
+    continued_by: str = "openenv-pipe train --resume {folder}"
 
 
 # Returns why training ended before its last step, if it did.
@@ -198,5 +199,7 @@ def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> 
         return
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "free some space, then " if is_full else ""
-    command = control.continued_by or f"openenv-pipe train --resume {folder.path}"
-    progress.note(f"to continue: {first}{command}")
+    how = f"to continue: {first}{control.continued_by.replace('{folder}', str(folder.path))}"
+    progress.note(how)
+    if interrupted:
+        error.args = (f"{folder.record.id} was interrupted; {how}",)

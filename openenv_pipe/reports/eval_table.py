@@ -29,6 +29,7 @@ class Row:
     name: str
     report: EvalReport
     folder: Path
+    word: str = ""  # how the user has named what was evaluated; empty for others
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:

@@ -51,6 +51,11 @@ def env_of(label: str) -> str:
     return label.partition(".")[2]
 
 
+def eval_episodes_path(folder: Path, name: str) -> Path:
+    """Return the path of an evaluation's episodes in a run folder."""
+    return folder / "eval" / f"{name}.jsonl.gz"
+
+
 def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """Write an evaluation under its label and return the report's path.
 
@@ -63,7 +68,7 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
         name = report.label if number == 1 else f"{report.label}_{number}"
         path = folder / "eval" / f"{name}.json"
         if not path.exists():
-            write_episodes(path.with_name(f"{name}.jsonl.gz"), evaluation.groups)
+            write_episodes(eval_episodes_path(folder, name), evaluation.groups)
             write_text(path.with_name(f"{name}.md"), eval_page(name, report, evaluation.groups))
             write_text(path, text)
             _log.info("saved the evaluation %s", path)
@@ -127,7 +132,7 @@ def read_during(folder: Path) -> list[EvalReport]:
 def report_paths(folder: Path) -> list[Path]:
     """List the files of a run's reports, in the order of `read_reports`."""
     names = [name for name in names_in(folder / "eval") if name.endswith(".json")]
-    return sorted((folder / "eval" / name for name in names), key=lambda path: _place(path.stem))
+    return sorted((folder / "eval" / name for name in names), key=lambda path: place_of(path.stem))
 
 
 def _read_sound(folder: Path) -> Iterator[tuple[Path, EvalReport]]:
@@ -143,8 +148,8 @@ def _is_during(path: Path) -> bool:
     return path.stem.startswith(DURING)
 
 
-def _place(name: str) -> tuple[int, int, str, int]:
-    """Return a report's sort key for lists."""
+def place_of(name: str) -> tuple[int, int, str, int]:
+    """Return a report's sort key for lists, by its file's name without `.json`."""
     label, number = name, 1
     # A number with fewer digits than a step's six counts the reports of one label.
     if numbered := re.fullmatch(r"(.*\D|.*_\d{6})_(\d{1,5})", name):
@@ -153,4 +158,6 @@ def _place(name: str) -> tuple[int, int, str, int]:
     stage = first.removesuffix(GREEDY)
     if stage in STAGES:
         return 0, 2 * STAGES.index(stage) + (stage != first), label, number
+    if label.startswith(DURING):
+        return 0, 2 * STAGES.index("trained"), label, number
     return (2 if label.startswith(BASELINE) else 1), 0, label, number

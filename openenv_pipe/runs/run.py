@@ -11,7 +11,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.evals import eval_episodes_path, place_of, read_during, read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -44,6 +44,26 @@ class Metrics(list[dict[str, Any]]):
         return pandas.DataFrame.from_records(list(self))
 
 
+class EvalReports(dict[str, EvalReport]):
+    """Evaluations by name. They are shown as one line each, and in a notebook as a table."""
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{name}: success {_shown(report.success, '.0%')}, reward "
+            f"{_shown(report.reward, '.3f')}"
+            for name, report in self.items()
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f"<tr><td>{escape(name)}</td><td>{_shown(report.success, '.0%')}</td>"
+            f"<td>{_shown(report.reward, '.3f')}</td></tr>"
+            for name, report in self.items()
+        ]
+        heads = "<tr><th>evaluation</th><th>success</th><th>reward</th></tr>"
+        return f"<table>{heads}{''.join(rows)}</table>" if rows else ""
+
+
 class Run:
     """One run. Everything but `path` and `id` is read anew from its folder when it is asked for."""
 
@@ -58,19 +78,12 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: status, evaluations with their intervals, and the curves."""
-        rows = [
-            f"<tr><td>{escape(label)}</td><td>{_shown(report.success, '.0%')}</td>"
-            f"<td>{_shown(report.reward, '.3f')}</td></tr>"
-            for label, report in self.evals.items()
-        ]
-        heads = "<tr><th>evaluation</th><th>success</th><th>reward</th></tr>"
-        table = f"<table>{heads}{''.join(rows)}</table>" if rows else ""
         plot = self.path / "plots" / "learning_curves.png"
-        image = ""
+        evals, image = self.evals._repr_html_(), ""
         if plot.is_file():
             content = b64encode(read_bytes(plot, MAX_PLOT_MB)).decode()
             image = f'<img alt="learning curves" src="data:image/png;base64,{content}">'
-        return f"<p><b>{escape(self.id)}</b> {escape(self.status)}</p>{table}{image}"
+        return f"<p><b>{escape(self.id)}</b> {escape(self.status)}</p>{evals}{image}"
 
     @property
     def status(self) -> str:
@@ -93,13 +106,15 @@ class Run:
         return Metrics(read_metrics(self._folder.metrics_path))
 
     @property
-    def evals(self) -> dict[str, EvalReport]:
-        """The evaluations by label: `start`, `trained`, `baseline_...`, `during_000010` and so on.
+    def evals(self) -> EvalReports:
+        """The evaluations by label, in order of their steps: `start`, `during_000010`, `trained`.
 
-        A second evaluation of the same label has a number: `trained_2`.
+        After these come those of `eval` and of the baselines. A second evaluation of the same label
+        has a number: `trained_2`.
         """
         during = {report.label: report for report in read_during(self.path)}
-        return {**read_reports(self.path), **during}
+        found = {**read_reports(self.path), **during}
+        return EvalReports((label, found[label]) for label in sorted(found, key=place_of))
 
     @property
     def report(self) -> Path:
@@ -109,14 +124,22 @@ class Run:
             raise RunFolderError(f"{path} does not exist yet: it is written when the run ends")
         return path
 
-    def episodes(self, step: int) -> list[Group]:
-        """The groups of episodes that a GRPO step learned from; step 0: the demonstrations.
+    def episodes(self, of: int | str) -> list[Group]:
+        """The groups of episodes that a GRPO step learned from, or those of an evaluation.
 
-        Raises RunFolderError if the run has none of that step.
+        of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
+        Raises RunFolderError if the run has none of it.
         """
-        path = episodes_path(self.path, step)
-        if not path.exists():
-            raise RunFolderError(f"{path} does not exist: the run has no episodes of step {step}")
+        evals = self.evals
+        path = episodes_path(self.path, of) if isinstance(of, int) else None
+        if of in evals:
+            path = eval_episodes_path(self.path, str(of))
+        if path is None or not path.exists():
+            labels = ", ".join(evals) or "none yet"
+            raise RunFolderError(
+                f"{self.id} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
+                f"demonstrations, or the label of an evaluation: {labels}"
+            )
         return read_episodes(path)
 
     def checkpoint(self, which: str | int = "last") -> Path:

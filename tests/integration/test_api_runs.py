@@ -56,7 +56,9 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
         None,
     )
     reports = evaluate(run, "eval.num_tasks=1")
-    assert list(reports) == [f"{run.id} step_000003"]
+    assert list(reports) == [run.id]
+    start = f"{run.path}@start"
+    assert list(evaluate(start, run.id, "eval.num_tasks=1")) == [start, run.id]
     folder = export(f"{run.path}@2", "model", on_progress=lines.append)
     assert (folder / "config.json").is_file() and lines[-1].startswith("read back: logprobs")
     assert open_run("latest").id == open_run(same.path).id
@@ -86,9 +88,12 @@ def test_an_interrupt_saves_the_run_and_a_fork_may_start_from_it():
         if metrics["step"] == 1:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         train("conf=echo", *SMALL, "trainer.steps=1000", callbacks=[interrupt])
     run = open_run("latest")
+    assert str(raised.value) == (
+        f'echo/0001 was interrupted; to continue: train(resume="{run.path}")'
+    )
     assert (run.status, run.cause) == ("interrupted", "interrupted")
     assert run.checkpoint().name == f"step_{len(run.metrics):06d}"
     steps = len(run.metrics) + 1

@@ -101,6 +101,43 @@ def test_a_notebook_shows_evaluations_and_curves(folder):
     assert 'src="data:image/png;base64,cG5n"' in shown
 
 
+def test_evaluations_are_in_the_order_of_their_steps(folder):
+    for label in ("baseline_random", "trained", "during_000002", "start", "during_000001"):
+        step = int(label[-1]) if label.startswith("during") else None
+        run_samples.evaluate(folder, label, 0.5, step=step)
+    labels = ["start", "during_000001", "during_000002", "trained", "baseline_random"]
+    evals = Run(folder.path).evals
+    assert list(evals) == labels
+    assert [line.partition(":")[0] for line in repr(evals).splitlines()] == labels
+
+
+def test_episodes_are_those_of_a_step_or_of_an_evaluation(folder):
+    run_samples.evaluate(folder, "trained", 0.5)
+    run = Run(folder.path)
+    played = [each.task.id for each in run.episodes("trained")]
+    assert played == [each.task for each in run.evals["trained"].tasks]
+    for wrong in ("train", 7, 2.5):
+        with pytest.raises(RunFolderError, match=f"no episodes of {wrong!r}; .* trained"):
+            run.episodes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "message"),
+    [
+        ([{"conf": "echo"}], {}, "neither a run nor a text"),
+        (["conf=echo"], {"callbacks": lambda run, metrics: None}, "expected a list"),
+        (["conf=echo"], {"callbacks": [1]}, "1 is neither a function"),
+        (["conf=echo"], {"on_progress": True}, "expected a function that takes a line"),
+    ],
+)
+def test_arguments_of_another_type_are_rejected_before_there_is_a_run(
+    tmp_path, words, named, message
+):
+    with pytest.raises(ConfigError, match=message):
+        train(*words, f"runs_dir={tmp_path}/runs", **named)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_metrics_become_a_data_frame_where_pandas_is(folder, monkeypatch):
     metrics = Run(folder.path).metrics
     frame = metrics.to_pandas()
