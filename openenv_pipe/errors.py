@@ -24,12 +24,16 @@ Bugs of the package are AssertionErrors and other exceptions, which keep their t
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
 MAX_TAIL_BYTES = 2**16  # of a log, in which its last lines are looked for
+NUM_LINES = 12  # of a log, in a message
 MAX_LINE = 200  # characters of a line of a log
+MARGIN = "  | "  # before each of its lines
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 class PipeError(Exception):
@@ -74,11 +78,18 @@ class RunFolderError(UserError):
 
 
 class FailureError(PipeError):
-    """A part of the pipeline failed. `log` is the file to read, its last lines are shown."""
+    """A part of the pipeline failed. `log` is the file to read, its last lines are shown.
 
-    def __init__(self, message: str, log: Path | None = None, num_lines: int = 12) -> None:
+    An exception in the last one, with which a program has ended, comes first.
+    """
+
+    def __init__(self, message: str, log: Path | None = None, num_lines: int = NUM_LINES) -> None:
         if log is not None:
-            message = f"{message} (log: {log})" + last_lines(log, num_lines)
+            lines = last_lines(log, num_lines)
+            last = lines.rpartition("\n")[2].removeprefix(MARGIN)
+            if EXCEPTION.match(last) and last not in message:
+                message = f"{message}: {last}"
+            message = f"{message} (log: {log}){lines}"
         super().__init__(message)
         self.log = log
 
@@ -155,13 +166,17 @@ def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield error
 
 
-def last_lines(log: Path, num_lines: int) -> str:
-    """Return the end of a log file, indented; empty if the file cannot be read."""
+def last_lines(log: Path, num_lines: int = NUM_LINES) -> str:
+    """Return the end of a log file, indented; empty if the file cannot be read.
+
+    Python's own frames are left out of tracebacks.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
-            lines = file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-num_lines:]
+            text = file.read(MAX_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+    lines = [line for line in text.splitlines() if '  File "<frozen ' not in line][-num_lines:]
     lines = [line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..." for line in lines]
-    return "".join(f"\n  | {line}" for line in lines)
+    return "".join(f"\n{MARGIN}{line}" for line in lines)

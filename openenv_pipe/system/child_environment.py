@@ -51,11 +51,9 @@ HUB = (
 DOCKER = ("DOCKER_*", "BUILDKIT_*", "BUILDX_*", "SSH_AUTH_SOCK", *PROXIES)
 SHARED = (*PROCESS, *PYTHON, *LIBRARIES, *NETWORK, *HUB)
 # What a shell sets for itself. Nobody misses it in a program.
-OF_A_SHELL = re.compile(r"_|SHLVL|PWD|OLDPWD|PS\d|LS_COLORS|LESS\w*|MAIL|BASH_.*|DEBIAN_.*")
 # Of these variables, those with the name of a secret or with such a value are not passed: user
 # information or a key in a URL (a proxy's may lack the scheme), or a JSON Web Token.
 CREDENTIALS = re.compile(r"://\S*@|eyJ[\w-]{5,}\.eyJ[\w-]{5,}\.")
-MAX_NAMES = 20  # in a message
 
 
 def child_environment(*more: str, without: Sequence[str] = ()) -> dict[str, str]:
@@ -118,17 +116,15 @@ def adopt_variables(variables: Mapping[str, str]) -> None:
     remember_secrets({value: name for name, value in variables.items()})
 
 
-def names_left_out(environment: Mapping[str, str], key: str | None) -> str:
-    """Return a note that names the variables that a process did not get; empty if it got all.
+def names_left_out(environment: Mapping[str, str], output: str, key: str | None) -> str:
+    """Return a note that names the variables of which a process speaks, and which it did not get.
 
+    output: the end of what the process has written.
     key: what passes more of them, if anything does.
     """
-    names = sorted(
-        name for name in os.environ if name not in environment and not OF_A_SHELL.fullmatch(name)
-    )
+    words = set(re.findall(r"\w{2,}", output))
+    names = sorted(words & {*os.environ} - {*environment})
     if not names:
         return ""
-    shown = ", ".join(names[:MAX_NAMES])
-    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    note = f"these environment variables were not passed to it: {shown}{rest}"
+    note = f"these environment variables were not passed to it: {', '.join(names)}"
     return f"{note}; {key}={{{names[0]}: null}} would pass one on" if key else note

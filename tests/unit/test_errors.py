@@ -42,6 +42,19 @@ def test_the_first_error_is_raised_and_the_others_are_noted():
     assert "ExceptionGroup" not in shown
 
 
+def test_an_exception_that_ended_a_program_comes_first(tmp_path):
+    log = tmp_path / "server.log"
+    frames = ['  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import'] * 20
+    own = '  File "app.py", line 3, in <module>'
+    log.write_text("\n".join([own, *frames, "requests.MyError: no SCORE"]))
+    message = str(HostError("it died", log))
+    assert message == f"it died: requests.MyError: no SCORE (log: {log})\n  | {own}\n" + (
+        "  | requests.MyError: no SCORE"
+    )
+    log.write_text("ValueError: earlier\nKilled")
+    assert str(HostError("it died", log)).startswith(f"it died (log: {log})")
+
+
 def test_the_error_keeps_its_own_cause():
     cause = OSError("connection reset")
     error = raised(HostError("server 0 died"), cause=cause)
@@ -83,7 +96,7 @@ def test_errors_of_groups_within_groups_are_found():
     [
         ("compose('conf=echo', 'trainer.stpes=7')", True),
         ("open_run('nothing/0001')", True),
-        ("compose(7)", False),
+        ("compose(x=7)", False),
     ],
 )
 def test_a_notebook_shows_the_message_of_a_users_error_alone(call, shown, tmp_path):

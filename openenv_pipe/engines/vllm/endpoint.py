@@ -22,7 +22,7 @@ from openenv_pipe.engines.vllm.server_command import (
     process_environment,
 )
 from openenv_pipe.engines.vllm.server_log import first_error, log_size
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import ConfigError, EngineError, last_lines
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.readiness import (
@@ -151,7 +151,7 @@ async def running(
         yield server
     except NotReadyError as error:
         cause = first_error(log, log_begin)
-        note = names_left_out(environment, variables_key)
+        note = names_left_out(environment, last_lines(log), variables_key)
         parts = [f"{error}: {cause}" if cause else str(error), note]
         raise EngineError("; ".join(filter(None, parts)), log) from error
     finally:

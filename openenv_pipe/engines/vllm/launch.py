@@ -23,7 +23,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_arguments,
     server_variables,
 )
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import ConfigError, EngineError, last_lines
 from openenv_pipe.registry import if_command
 from openenv_pipe.system.child_environment import names_left_out
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
@@ -96,7 +96,7 @@ class VllmProcess:
         self.spec = spec
         self.about: dict[str, Any] = {}
         self.url = ""
-        self.left_out = ""
+        self._environment: dict[str, str] = {}
         self.key = key or new_key("a vLLM server")
         self._address = address
         self.log = log
@@ -104,6 +104,10 @@ class VllmProcess:
         self._python = python
         self._clear = clear
         self._process: ManagedProcess | None = None
+
+    @property
+    def left_out(self) -> str:
+        return names_left_out(self._environment, last_lines(self.log), VARIABLES)
 
     @property
     def alive(self) -> bool:
@@ -119,7 +123,7 @@ class VllmProcess:
         variables = server_variables(self.spec, self._config, inside)
         arguments = server_arguments(self.spec, self._config, address, port)
         environment = process_environment(self.spec.model, {**variables, KEY_VARIABLE: self.key})
-        self.left_out = names_left_out(environment, VARIABLES)
+        self._environment = environment
         self._process = server_process(self._python, arguments, environment, self.log)
 
     async def died(self) -> str:

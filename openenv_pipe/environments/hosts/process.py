@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_error
 from openenv_pipe.environments.hosts.package import code_digest, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
-from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.errors import ConfigError, HostError, last_lines
 from openenv_pipe.system.child_environment import (
     child_environment,
     given_variables,
@@ -241,9 +241,10 @@ class EnvProcess:
                 raise
             if self._fixed_port is not None and port_in_use(port, ADDRESS):
                 raise self._port_taken() from error
-            note = names_left_out(self._environment, VARIABLES)
-            problem = f"env {self._env.name!r}: {error}" + (f"; {note}" if note else "")
-            raise HostError(problem, self.log) from error
+            note = names_left_out(self._environment, last_lines(self.log), VARIABLES)
+            failure = HostError(f"env {self._env.name!r}: {error}", self.log)
+            failure.args = ("\n".join(filter(None, (str(failure), note))),)
+            raise failure from error
 
     def _port_taken(self) -> HostError:
         return HostError(

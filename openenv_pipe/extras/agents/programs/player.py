@@ -177,7 +177,7 @@ class ProgramPlayer(AgentPlayer):
         self._episode.error = f"the program failed: {how}; the end of its output: {last!r}"
         is_process = self._programs.config.sandbox.is_this_machine
         if is_process and not rollout.calls.answered:  # Perhaps it lacks what it needs to start.
-            note = names_left_out(child_environment(), VARIABLES)
+            note = names_left_out(child_environment(), last, VARIABLES)
             self._episode.error += f"; {note}" if note else ""
         return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
 
