@@ -106,7 +106,11 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
     block_path = key[: -len(leaf)]
     beside = [other for other in known if other.rpartition(".")[0] == block_path[:-1]]
     leaves = [other.rpartition(".")[2] for other in beside]
+    is_listed = not beside and block is not None  # within a list or a mapping of names
+    leaves = [*block.model_fields] if is_listed else leaves
     near = near or [block_path + each for each in difflib.get_close_matches(leaf, leaves, n=2)]
+    if is_listed and not near:
+        return f"there is no such key; this block has {', '.join(leaves)}"
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
 

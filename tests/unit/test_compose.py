@@ -230,6 +230,11 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("trainer.stpes=3", ["trainer.stpes=3", "did you mean trainer.steps"]),
         ("trainer.step=3", ["there is no such key; did you mean trainer.steps? "]),
         ("trainer.lr=3", ["trainer.lr=3", "trainer.optimizer.lr"]),
+        ("env.adapter.examples=[{user: a, replly: b}]", ["mean env.adapter.examples.0.reply?"]),
+        (
+            "env.adapter.examples=[{user: a, assistant: b}]",
+            ["env.adapter.examples.0.assistant", "this block has user, reply"],
+        ),
         ("modle=tiny", ['modle="tiny"', "did you mean model"]),
         (
             "model=qwen",

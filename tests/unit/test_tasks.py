@@ -206,7 +206,7 @@ def test_a_file_that_is_missing_is_answered_with_the_nearest_name(tmp_path, monk
 
 
 def test_two_columns_cannot_become_one_keyword(tmp_path):
-    with pytest.raises(ValidationError, match="two columns to the reset keyword 'x'"):
+    with pytest.raises(ValidationError, match="maps a and b to the reset keyword 'x'"):
         configured(file_block("a.csv", columns={"a": "x", "b": "x"}), RANGE.model_dump())
 
 

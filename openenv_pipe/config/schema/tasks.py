@@ -49,11 +49,14 @@ class TaskRows(ListedTasks):
 
     @model_validator(mode="after")
     def _keywords_differ(self) -> Self:
-        keywords = list((self.columns or {}).values())
-        for keyword in keywords:
-            if keywords.count(keyword) > 1:
+        columns = self.columns or {}
+        for keyword in columns.values():
+            both = [name for name, other in columns.items() if other == keyword]
+            if len(both) > 1:
                 raise ValueError(
-                    f"columns maps two columns to the reset keyword {keyword!r}; name another one"
+                    f"columns maps {' and '.join(both)} to the reset keyword {keyword!r}; name "
+                    "another one. An override of columns is merged with the file's, from which "
+                    f"'~env.tasks.SPLIT.columns.{both[0]}' takes a column away"
                 )
         if "seed" in self.labels and self.columns is None:
             raise ValueError(

@@ -29,21 +29,21 @@ def run_checks(config: RunConfig, progress: Progress | None = None) -> list[Line
     progress = progress or LineProgress(_log.info)
     lines: list[Line] = []
     rejected: set[str] = set()
-    for name, require in REQUIREMENTS.items():
-        try:
-            with progress.phase(f"checking: {name}"):
+    with progress.phase("checking what the run needs"):
+        for name, require in REQUIREMENTS.items():
+            try:
                 found = require(config)
-        except PipeError as error:
-            rejected.add(name)
-            if not any(line.text == str(error) for line in lines):  # told once is enough
-                lines.append(failed(name, error))
-        else:
-            lines += [Line(name, Result.OK, found)] if found else []
+            except PipeError as error:
+                rejected.add(name)
+                if not any(line.text == str(error) for line in lines):  # told once is enough
+                    lines.append(failed(name, error))
+            else:
+                lines += [Line(name, Result.OK, found)] if found else []
     for name, (check, builds_on) in TRIALS.items():
         if rejected & builds_on:
             continue
         try:
-            with progress.phase(f"checking: {name}"):
+            with progress.phase(f"trying: {name}"):
                 lines.extend(check(config))
         except PipeError as error:
             lines.append(failed(name, error))
