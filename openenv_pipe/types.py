@@ -36,6 +36,8 @@ IMAGE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exa
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Images = Mapping[int, "Image"]  # by their token ids
 NO_IMAGES: Images = MappingProxyType({})
+# A note of an episode in which it happened, which `episodes/cut_by_request` counts.
+CUT_BY_REQUEST = "a reply was cut off by the max_tokens of its own request, below the run's limits"
 PREVIOUS = -1  # as a turn's parent: the turn before it in the episode, if there is one
 
 

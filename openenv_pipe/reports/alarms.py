@@ -21,6 +21,7 @@ from openenv_pipe.reports.alarm import (
     sum_of,
 )
 from openenv_pipe.reports.collapse import COLLAPSES, SMALL_FALL
+from openenv_pipe.reports.truncation import more_tokens, truncated
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
 
@@ -237,8 +238,8 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         return Alarm(
             metric="episodes/masked",
             what=f"A limit of tokens cut off {masked:.0%} of the last episodes, which have no loss",
-            advice="raise env.max_reply_tokens or env.max_episode_tokens, add reward=overlong, "
-            "which makes long replies cost something, or set trainer.loss.mask_truncated=false",
+            advice=more_tokens(steps, masked, "env.max_reply_tokens or env.max_episode_tokens")
+            + ", or set trainer.loss.mask_truncated=false",
             is_collapse=is_collapse,
         )
     share, success = skipped / (skipped + trained), mean_of(steps[-WINDOW:], "success/rate")
@@ -321,18 +322,6 @@ def _clipped(steps: Sequence[Record]) -> Alarm | None:
     )
 
 
-def _truncated(steps: Sequence[Record]) -> Alarm | None:
-    share = share_of(steps, "episodes/truncated", "episodes/count")
-    if share is None or share < 0.25:
-        return None
-    return Alarm(
-        metric="episodes/truncated",
-        what=f"A limit of tokens or turns ended {share:.0%} of the last episodes, or cut a reply",
-        advice="raise env.max_reply_tokens, env.max_episode_tokens or env.max_turns, or add "
-        "reward=overlong, which makes long replies cost something",
-    )
-
-
 def _unusable(steps: Sequence[Record]) -> Alarm | None:
     means = means_of(steps, "replies/unusable")
     share = means[-1] if means else mean_of(steps, "replies/unusable")
@@ -393,7 +382,7 @@ CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
         _no_signal,
         _mismatch,
         _clipped,
-        _truncated,
+        truncated,
     ),
     *(_unusable, _forgotten, _memory),
     *COLLAPSES,

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
 from openenv_pipe.rollout.context import OPPONENT, PLAYER
-from openenv_pipe.types import IMAGE_IDS, PREVIOUS, Episode, Group, Status, TurnRole
+from openenv_pipe.types import CUT_BY_REQUEST, IMAGE_IDS, PREVIOUS, Episode, Group, Status, TurnRole
 
 # UUIDs, long hexadecimal ids, and times of day with the date before them.
 VOLATILE = re.compile(
@@ -44,6 +44,8 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         ),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
     }
+    if num_cut := sum(CUT_BY_REQUEST in episode.notes for episode in scored):
+        metrics["episodes/cut_by_request"] = num_cut
     metrics |= _summarise_judging(everyone) | _summarise_clients(groups)
     for name in dict.fromkeys(name for episode in scored for name in episode.judgements):
         for measure, values in agreement_of(groups, name).items():

@@ -29,6 +29,8 @@ def transcript(episode: Episode) -> str:
         lines.append(
             f"{number:>2} llm " + (_cut(turn.reply.strip(), MAX_TEXT_LENGTH) or "(nothing)")
         )
+        if turn.is_cut_off:
+            lines.append(f"       cut off after {turn.num_completion_tokens} tokens")
         for step in turn.steps:
             changes = _changes(seen, step.observation)
             lines.append(f"env    {changes}  [reward {step.reward:.3g}]")

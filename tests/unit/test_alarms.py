@@ -79,6 +79,15 @@ def test_what_goes_wrong_is_said_with_what_to_try(last, metric, words):
     assert alarm.advice
 
 
+@pytest.mark.parametrize(("num_asked", "first"), [(30, "max_tokens in"), (4, "env.max_reply")])
+def test_a_limit_that_requests_set_themselves_is_named(num_asked, first):
+    cut = {"episodes/truncated": 32, "episodes/cut_by_request": num_asked}
+    (alarm,) = find_alarms(steps(cut))
+    assert alarm.advice.startswith(f"raise {first}")
+    assert f"which cut off {num_asked / 64:.0%} of the episodes" in alarm.advice
+    assert ("env." in alarm.advice) == (num_asked == 4)
+
+
 @pytest.mark.parametrize(
     ("memory", "is_told"),
     [

@@ -22,7 +22,7 @@ from openenv_pipe.extras.agents.known_replies import KnownReplies
 from openenv_pipe.extras.agents.schema import CallingAgentConfig
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.untrusted_text import shortened
-from openenv_pipe.types import Finish, Message, Usage
+from openenv_pipe.types import CUT_BY_REQUEST, Finish, Message, Usage
 
 MODEL = "policy"  # the name of the model for programs
 MAX_NOTE_LENGTH = 120  # characters of what a request asked for
@@ -91,6 +91,7 @@ class _Prepared:
     messages: list[Message]
     prompt_ids: list[int]
     max_tokens: int
+    has_own_limit: bool  # the request allows fewer tokens than the run does
 
 
 class ModelCalls:
@@ -249,6 +250,7 @@ class ModelCalls:
             messages=messages,
             prompt_ids=prompt_ids,
             max_tokens=max_tokens,
+            has_own_limit=max_tokens < limit,
         )
 
     def _finish(self, call: _Prepared, completion: Completion) -> dict[str, Any]:
@@ -261,6 +263,8 @@ class ModelCalls:
         is_whole = completion.finish is Finish.STOP
         ids = completion.token_ids[:-1] if is_whole else completion.token_ids
         self._known.add(request.sent, message, reply, ids)
+        if not is_whole and call.has_own_limit and call.max_tokens > 1:
+            self._note(CUT_BY_REQUEST)
         self.answered.append(
             Call(
                 number=call.number,

@@ -19,9 +19,10 @@ from openenv_pipe.extras.agents.programs import settling
 from openenv_pipe.extras.agents.programs.program import check_program
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.transcript import transcript
-from openenv_pipe.types import Group, Status, TurnRole, Usage, path_to
+from openenv_pipe.types import CUT_BY_REQUEST, Group, Status, TurnRole, Usage, path_to
 
 CHAT = ChatFormat(build_tokenizer())
 # The pipeline's loop, as a program: what `collect` plays.
@@ -64,6 +65,26 @@ async def test_a_program_that_plays_as_the_loop_gives_the_loops_episodes(tmp_pat
         each.turns for group in plain for each in group.episodes
     ]
     assert sum(map(len, (turn.completion_ids for e in episodes for turn in e.turns))) > 20
+
+
+async def test_a_reply_that_its_own_request_cuts_off_is_noted_shown_and_counted(tmp_path):
+    """One that a limit of the run cuts off is only shown."""
+    policy, counts = tiny_policy(), list[object]()
+    for options in ("max_tokens=3", "max_tokens=1000", ""):
+        context = programs_context(
+            agent_config(f"ask([user('a')], {options})"),
+            tmp_path,
+            chat=policy.chat,
+            engine=local_engine(policy),
+            changes={"env.max_reply_tokens": 6},
+        )
+        async with context as rollout:
+            (episode,) = await play_episodes(rollout)
+        num_tokens = 3 if options == "max_tokens=3" else 6
+        assert f"       cut off after {num_tokens} tokens" in transcript(episode).splitlines()
+        group = Group(id="1", task=episode.task, episodes=[episode])
+        counts.append((episode.notes, summarise_groups([group]).get("episodes/cut_by_request")))
+    assert counts == [([CUT_BY_REQUEST], 1), ([], None), ([], None)]
 
 
 # --- the graph of calls -------------------------------------------------------------------------
