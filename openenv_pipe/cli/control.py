@@ -6,19 +6,24 @@ closed terminal sends SIGHUP, perhaps several times, which never counts as a sec
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from openenv_pipe.cli.progress import build_progress
+from openenv_pipe.cli.streams import is_live
 from openenv_pipe.system.process_settings import collect_as_usual
 from openenv_pipe.system.stop_request import StopRequest
+from openenv_pipe.system.untrusted_text import for_people
 
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
+
+SHOW_CURSOR = "\x1b[?25h"
 
 
 @contextmanager
@@ -84,7 +89,16 @@ class SignalStop(StopRequest):
         """
         self._num_signals += 1
         if self._num_signals > 1 and number != signal.SIGHUP:
+            with suppress(OSError, ValueError):  # stderr is closed
+                self._say_farewell(sys.stderr.fileno())
             os._exit(128 + number)
+
+    def _say_farewell(self, descriptor: int) -> None:
+        """Write the farewell, and show the terminal's cursor again, if that needs no waiting."""
+        cursor = SHOW_CURSOR if is_live(sys.stderr) else ""
+        farewell = f"{for_people(self.farewell)}\n" if self.farewell else ""
+        if select.select([], [descriptor], [], 0)[1]:
+            os.write(descriptor, (cursor + farewell).encode(errors="replace"))
 
     def _receive(self, number: int) -> None:
         """Stop the work. The event loop calls this, so that it interrupts no other code."""

@@ -65,6 +65,10 @@ class RunControl:
     # What the user enters to continue the run, in whose place `{folder}` stands.
     continued_by: str = "openenv-pipe train --resume {folder}"
 
+    def continuation(self, folder: RunFolder) -> str:
+        """Return what the user enters to continue the run."""
+        return self.continued_by.replace("{folder}", str(folder.path))
+
 
 # Returns why training ended before its last step, if it did.
 Training = Callable[[Attempt, RunControl], Coroutine[Any, Any, str | None]]
@@ -82,6 +86,8 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
     folder, progress = attempt.folder, control.progress
     with folder.held():
         progress.note(f"run {folder.record.id} in {folder.path}")
+        how = control.continuation(folder)
+        control.stop.farewell = f"to continue from the last checkpoint: {how}"
         trackers = None
         try:
             if (folder.path / "report.md").exists():  # of the attempt before, which said it ended
@@ -199,7 +205,7 @@ def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> 
         return
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "free some space, then " if is_full else ""
-    how = f"to continue: {first}{control.continued_by.replace('{folder}', str(folder.path))}"
+    how = f"to continue: {first}{control.continuation(folder)}"
     progress.note(how)
     if interrupted:
         error.args = (f"{folder.record.id} was interrupted; {how}",)

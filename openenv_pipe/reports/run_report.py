@@ -92,7 +92,9 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     steps = [record["step"] for record in records if record.get("stage") == stage]
     kind = "GRPO" if stage == "grpo" else "supervised"
     done = f"{steps[-1] if steps else 0} of {num_steps} {kind} steps"
-    took = f"{done} in {seconds_text(folder.duration_s)}"
+    lineage = folder.record.lineage
+    origin = f"{for_markdown(lineage.title)}: " if lineage else ""
+    took = f"{origin}{done} in {seconds_text(folder.duration_s)}"
     if folder.status == "died":
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
     if folder.status == "running":

@@ -35,6 +35,7 @@ class RunRow:
     id: str
     status: str  # a status of RunFolder, or unreadable
     problem: str | None = None  # the run's cause, or why the folder cannot be read
+    origin: str | None = None  # the run that it was made from
     created: datetime | None = None
     duration_s: float | None = None
     step: int = 0  # steps of GRPO done, or of a supervised run
@@ -86,6 +87,7 @@ def _row(path: Path, name: str) -> RunRow:
             id=name,
             status=folder.status,
             problem=folder.record.cause,
+            origin=lineage.title if (lineage := folder.record.lineage) else None,
             created=folder.record.created,
             duration_s=folder.duration_s,
             tags=tuple(read_tags(path)),
@@ -135,5 +137,5 @@ def _cells(row: RunRow) -> list[str | Text]:
         UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",
         row.success,
         UNKNOWN if row.reward is None else f"{row.reward:.3f}",
-        (row.problem or "").partition("\n")[0],
+        "; ".join(filter(None, (row.origin, (row.problem or "").partition("\n")[0]))),
     ]

@@ -40,6 +40,11 @@ class Lineage(Record):
     checkpoint: Annotated[str, Field(pattern=CHECKPOINT)] | None
     changed: dict[str, list[JsonValue]]  # changed configuration keys: [that run's, this run's]
 
+    @property
+    def title(self) -> str:
+        """Return the origin in words: `fork of wordle/0007@step_000040`."""
+        return f"{self.kind} of {self.run}" + (f"@{self.checkpoint}" if self.checkpoint else "")
+
 
 class RunRecord(Record):
     """run.json. `facts` is what the run finds out: digests, model size, device."""

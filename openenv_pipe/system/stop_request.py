@@ -18,6 +18,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_made = False
+        self.farewell = ""  # what a user reads whose second request ends the work at once
         self._cancel: Callable[[], object] | None = None
 
     def make(self) -> None:

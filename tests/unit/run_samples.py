@@ -15,7 +15,7 @@ from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
-from openenv_pipe.runs.record import Purpose
+from openenv_pipe.runs.record import Lineage, Purpose
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 
@@ -30,12 +30,19 @@ def config(runs_dir: Path) -> RunConfig:
 
 
 def create(
-    runs_dir: Path, changed: RunConfig | None = None, purpose: Purpose = "training"
+    runs_dir: Path,
+    changed: RunConfig | None = None,
+    purpose: Purpose = "training",
+    lineage: Lineage | None = None,
 ) -> RunFolder:
     """Create a run folder. changed: the configuration; None: that of `config`."""
-    made = changed or config(runs_dir)
-    command = ["openenv-pipe"]
-    return RunFolder.create(made, overrides=["conf=smoke"], command=command, purpose=purpose)
+    return RunFolder.create(
+        changed or config(runs_dir),
+        overrides=["conf=smoke"],
+        command=["openenv-pipe"],
+        purpose=purpose,
+        lineage=lineage,
+    )
 
 
 def turn(random: Random, num_tokens: int = 6) -> Turn:

@@ -30,6 +30,7 @@ from openenv_pipe.runs.evals import (
 )
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.runs.record import Lineage
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.types import Status, Step
@@ -456,6 +457,17 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     console.print(runs_table(rows))
     shown = console.file.getvalue()
     assert "20% → 60%" in shown and "smoke/0009" in shown
+
+
+def test_a_fork_is_called_one_in_its_report_and_in_the_list(tmp_path):
+    lineage = Lineage(
+        kind="fork", run="larger/0001", path="/x", checkpoint="step_000004", changed={}
+    )
+    forked = run_samples.create(tmp_path, lineage=lineage)
+    assert "fork of larger/0001@step_000004: 0 of 2 GRPO" in write_report(forked).read_text()
+    console = Console(file=StringIO(), width=120)
+    console.print(runs_table(list_runs([tmp_path])))
+    assert "fork of larger/0001@step_000004" in console.file.getvalue()
 
 
 def test_an_evaluation_without_training_has_its_success_and_no_steps(tmp_path):

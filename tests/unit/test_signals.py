@@ -20,6 +20,7 @@ async def work():
     await asyncio.sleep(1000)
 
 stop = SignalStop(lambda text: print(text, flush=True))
+stop.farewell = "to continue: it"
 with stop.exit_code():
     stop.run(work())
 """
@@ -83,7 +84,8 @@ def hanging_up(*arguments):
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_second_signal_ends_the_process_whatever_it_does(number, is_busy):
     code = BUSY.format(busy=is_busy)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
         try:
             assert process.stdout.readline() == b"busy\n"
             latest = time.monotonic() + LIMIT_S
@@ -92,5 +94,6 @@ def test_a_second_signal_ends_the_process_whatever_it_does(number, is_busy):
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5 if is_busy else LIMIT_S)
             assert process.returncode == 128 + number
+            assert process.stderr.read() == (b"to continue: it\n" if is_busy else b"")
         finally:
             process.kill()
