@@ -1,10 +1,12 @@
 """The episodes that the warm start imitates; `trainer.warm_start.source` says where they are from.
 
 The `build` of a source's type is called with its configuration and a `SourceSetup`, and returns the
-groups of episodes, awaited. The run writes them down and reads them again when it resumes.
+groups of episodes, awaited. The run writes them down and reads them again when it resumes. Before a
+run has a folder, it calls `check` with the configuration of the source. `openenv-pipe check` calls
+`trial` with that of the run, and gets lines.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openenv_pipe.config.schema import RunConfig, ScriptedSourceConfig
@@ -12,7 +14,7 @@ from openenv_pipe.environments.tasks import TaskOrder
 from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rollout import RolloutContext, collect_groups
-from openenv_pipe.types import Group
+from openenv_pipe.types import Group, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,21 @@ async def find_demonstrations(setup: SourceSetup) -> list[Group]:
     build = load(block_types("trainer.warm_start.source")[source.type].build)
     groups: list[Group] = await build(source, setup)
     return groups
+
+
+def too_long_to_play(turns: Sequence[Turn], config: RunConfig) -> str:
+    """Return a warning of replies to imitate that GRPO would cut off; empty if there are none."""
+    limit = max(each.env.max_reply_tokens for each in config.environments.values())
+    lengths = [turn.num_completion_tokens for turn in turns]
+    num_long = sum(length > limit for length in lengths)
+    if not config.trainer.steps or not num_long:
+        return ""
+    return (
+        f"{num_long} of {len(lengths)} replies that the warm start imitates "
+        f"({num_long / len(lengths):.0%}) have more than env.max_reply_tokens={limit} tokens, up "
+        f"to {max(lengths)}: GRPO and evaluations would cut them off; raise env.max_reply_tokens, "
+        "or imitate shorter replies"
+    )
 
 
 async def play_scripted(source: ScriptedSourceConfig, setup: SourceSetup) -> list[Group]:

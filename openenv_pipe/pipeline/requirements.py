@@ -60,21 +60,27 @@ from openenv_pipe.trackers.build import check_tracker
 Requirement = Callable[[RunConfig], str]
 RUN_FOLDER = "run folder"
 PORTS = "ports"
+WARM_START = "warm start"
 MAX_PORT = 65535
 OTHER_FILES = 200  # open files of this process beside the sockets of sessions
 
 
-def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: bool = True) -> None:
+def check_requirements(
+    config: RunConfig, *, plays: bool = True, makes_folder: bool = True, begins: bool = True
+) -> None:
     """Check the requirements of a run, in order.
 
     plays: False for a run that trains on recorded episodes, which only needs the learner's.
     makes_folder: False for a run whose folder exists; a sweep may have started its servers.
+    begins: False for a run that goes on from a checkpoint: what it imitates has been read.
 
     Raises:
         ConfigError: a requirement is not met.
     """
+    skipped = [] if makes_folder else [RUN_FOLDER, PORTS]
+    skipped += [] if begins else [WARM_START]
     for name, check in (REQUIREMENTS if plays else LEARNER_REQUIREMENTS).items():
-        if makes_folder or name not in (RUN_FOLDER, PORTS):
+        if name not in skipped:
             check(config)
 
 
@@ -320,6 +326,13 @@ def _policies(config: RunConfig) -> str:
     return ", ".join(dict.fromkeys(targets))
 
 
+def _warm_start(config: RunConfig) -> str:
+    """Check the data that the warm start imitates, if its source reads data."""
+    warm_start = config.trainer.warm_start
+    check = block_types("trainer.warm_start.source")[warm_start.source.type].check
+    return load(check)(warm_start.source) or "" if check and warm_start.steps else ""
+
+
 def _variables(config: RunConfig) -> str:
     """Check that this process has the variables that it is to pass on."""
     for key in ("env", "agent", "engine", "judge"):
@@ -368,6 +381,7 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "tasks": _of_each(_tasks),
     "rewards": _of_each(_rewards),
     "policies": _of_each(_policies),
+    WARM_START: _warm_start,
     "opponent": _of_each(check_opponent),
     "agent": _by_type("agent"),
 }

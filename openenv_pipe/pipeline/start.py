@@ -171,7 +171,7 @@ def _continued(
     config = amend(saved, overrides)
     changed = changed_keys(saved, config)
     _reject_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
-    check_requirements(config, makes_folder=False)
+    check_requirements(config, makes_folder=False, begins=False)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None
@@ -228,7 +228,7 @@ def fork(
     changed = changed_keys(saved, config)
     checkpoint = find_checkpoint(source.path, which)
     place = StageStep.of(checkpoint)
-    check_requirements(config)
+    check_requirements(config, begins=False)
     _reject_other_model(source, changed)
     if place.stage == "warm_start":
         raise RunFolderError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.pipeline.demonstrations import too_long_to_play
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep
@@ -46,11 +47,15 @@ class WarmStartStage:
         if not self._episodes.exists():
             groups = await context.source.demonstrations(context.metrics_log.note)
             await asyncio.to_thread(write_episodes, self._episodes, groups)
+        groups = await asyncio.to_thread(read_episodes, self._episodes)
+        episodes = [(group.id, episode) for group in groups for episode in group.scored]
+        turns = [turn for _, episode in episodes for turn in episode.agent_turns]
+        if warning := too_long_to_play(turns, self._config):
+            context.metrics_log.note(warning)
         samples = [
             sample
-            for group in await asyncio.to_thread(read_episodes, self._episodes)
-            for episode in group.scored
-            for sample in episode_samples(group.id, episode, [1.0] * len(episode.turns))
+            for group_id, episode in episodes
+            for sample in episode_samples(group_id, episode, [1.0] * len(episode.turns))
         ]
         context.metrics_log.begin("warm_start", self._num_steps)
         await context.source.begin_update()

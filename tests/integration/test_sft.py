@@ -6,6 +6,7 @@ from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
 STEPS = 40
@@ -43,6 +44,25 @@ def test_killed_and_resumed_it_equals_the_uninterrupted_run(tmp_path):
     assert not any(trial.codes), trial.said
     assert RunFolder.open(trial.folder).status == "finished"
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
+
+
+def test_replies_that_grpo_would_cut_off_are_named_and_their_file_is_read_once(tmp_path):
+    data = tmp_path / "rows.jsonl"
+    row = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 20}]
+    data.write_text(json.dumps({"messages": row}) + "\n")
+    code, _, said = run(
+        *(tmp_path, "train", "conf=echo", "device=cpu", "num_threads=1", "trainer.steps=1"),
+        *("trainer.tasks_per_step=1", "trainer.group_size=2", "eval.num_tasks=1"),
+        *("trainer/warm_start/source=conversations", f"trainer.warm_start.source.path={data}"),
+        *("trainer.warm_start.steps=1", "env.max_reply_tokens=4", "trainer.checkpoint.every=1"),
+    )
+    assert code == 0, said
+    assert "1 of 1 replies that the warm start imitates (100%) have more than" in said
+    data.unlink()
+    folder = tmp_path / "runs" / "echo" / "0001"
+    code, _, said = run(tmp_path, "train", "--resume", str(folder), "trainer.steps=2")
+    assert code == 0, said
+    assert RunFolder.open(folder).status == "finished"
 
 
 def test_the_policy_imitates_the_best_of_its_own_episodes(tmp_path):

@@ -57,12 +57,12 @@ def read_file(config: TaskFile, key: str) -> Rows:
             require_sendable(rows[-1], where, key)
         return Rows(rows, labels)
     except FileNotFoundError as error:
-        raise ConfigError(f"{key}.path={config.path!r}: {_no_file(path)}") from error
+        raise ConfigError(f"{key}.path={config.path!r}: {no_file_text(path)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
 
 
-def _no_file(path: Path) -> str:
+def no_file_text(path: Path) -> str:
     """Say where a file was looked for, and which one there has the most similar name."""
     folder = path.parent.resolve()
     if not folder.is_dir():

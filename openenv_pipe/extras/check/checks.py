@@ -14,7 +14,7 @@ from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.check.environment import check_environment
 from openenv_pipe.extras.check.model import check_hub, check_lr, check_memory, try_forward
-from openenv_pipe.pipeline.requirements import REQUIREMENTS
+from openenv_pipe.pipeline.requirements import REQUIREMENTS, WARM_START
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.progress import LineProgress, Progress
 from openenv_pipe.trackers.build import build_tracker
@@ -65,6 +65,13 @@ def _try_cluster(config: RunConfig) -> Iterator[Line]:
     yield from load(trial)(config) if trial else ()
 
 
+def _try_warm_start(config: RunConfig) -> Iterator[Line]:
+    """Call the `trial` of the source's type with the configuration; it gives lines."""
+    warm_start = config.trainer.warm_start
+    trial = block_types("trainer.warm_start.source")[warm_start.source.type].trial
+    yield from load(trial)(config) if trial and warm_start.steps else ()
+
+
 def _try_engine(config: RunConfig) -> Iterator[Line]:
     """Call the `trial` of the engine's type with the configuration; it gives a text."""
     trial = block_types("engine")[config.engine.type].trial
@@ -85,4 +92,5 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "forward": (try_forward, {"settings", "model", "device"}),
     "engine": (_try_engine, {"engine"}),
+    WARM_START: (_try_warm_start, {"settings", "model", "chat", WARM_START}),
 }

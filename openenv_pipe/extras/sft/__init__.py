@@ -20,12 +20,15 @@ EXTRA = Extra(
             type="conversations",
             config=f"{_FOLDER}.schema:ConversationsConfig",
             build=f"{_FOLDER}.conversations:read_conversations",
+            check=f"{_FOLDER}.rows:check_rows",
+            trial=f"{_FOLDER}.conversations:try_conversations",
         ),
         BlockType(
             block="trainer.warm_start.source",
             type="episodes",
             config=f"{_FOLDER}.schema:EpisodesConfig",
             build=f"{_FOLDER}.episodes:read_recorded",
+            check=f"{_FOLDER}.episodes:check_recorded",
         ),
         BlockType(
             block="trainer.warm_start.source",

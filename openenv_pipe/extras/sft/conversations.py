@@ -6,27 +6,33 @@ what is learned is what an episode shows, and only tokens of the assistant have 
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.rows import (
-    KEY,
     BadRowError,
     Conversation,
     conversation_of,
+    first_of,
+    is_file,
+    no_conversation,
     read_rows,
 )
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.models.chat.probes import OPENING
-from openenv_pipe.pipeline.demonstrations import SourceSetup
+from openenv_pipe.models.hub import is_on_this_machine
+from openenv_pipe.models.load import load_chat
+from openenv_pipe.pipeline.demonstrations import SourceSetup, too_long_to_play
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.types import Episode, Finish, Group, Message, Status, Task, Tool, Turn
 
-NUM_SHOWN = 5  # bad rows in a note
+NUM_TRIED = 1000  # conversations that `check` measures
 
 
 async def read_conversations(source: ConversationsConfig, setup: SourceSetup) -> list[Group]:
@@ -44,33 +50,61 @@ async def read_conversations(source: ConversationsConfig, setup: SourceSetup) ->
 
 def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -> list[Group]:
     groups, bad = list[Group](), list[str]()
-    for where, row in read_rows(source):
-        index = len(groups) + len(bad)
-        task = Task(id=f"data/{index}", split="data", index=index, seed=0)
-        try:
-            turns = turns_of(conversation_of(row), chat, setup.config.env.max_episode_tokens)
-        except (BadRowError, ConfigError) as error:  # the template may be unable to render it
-            bad.append(f"{where}: {error}")
+    for index, turns in enumerate(_rows(source, chat, setup.config.env.max_episode_tokens)):
+        if isinstance(turns, str):
+            bad.append(turns)
             continue
+        task = Task(id=f"data/{index}", split="data", index=index, seed=0)
         episode = Episode(task=task, member=0, seed=0, turns=turns, status=Status.DONE)
         groups.append(Group(id=f"warm start/{index}", task=task, episodes=[episode]))
-    shown = "".join(f"\n  {each}" for each in islice(bad, NUM_SHOWN))
-    more = f"\n  and {len(bad) - NUM_SHOWN} more" if len(bad) > NUM_SHOWN else ""
     if not groups:
-        raise ConfigError(
-            f"{KEY}.path={source.path!r} has no conversation that can be used{shown}{more}\n"
-            'expected rows such as {"messages": [{"role": "user", "content": "2+2?"}, '
-            '{"role": "assistant", "content": "4"}]}'
-        )
+        raise no_conversation(source, bad)
     stage = setup.config.trainer.warm_start
     times = stage.steps * stage.episodes_per_step / len(groups)
     num_replies = sum(len(group.episodes[0].turns) for group in groups)
-    left_out = f"; {len(bad)} left out{shown}{more}" if bad else ""
+    left_out = f"; {len(bad)} left out{first_of(bad)}" if bad else ""
     setup.notify(
         f"imitating {len(groups)} of {len(groups) + len(bad)} conversations, {num_replies} replies "
         f"in all, each {times:.3g} times{left_out}"
     )
     return groups
+
+
+def _rows(
+    source: ConversationsConfig, chat: ChatFormat, max_tokens: int
+) -> Iterator[list[Turn] | str]:
+    """Yield the turns of each row, or why the row cannot be used."""
+    for where, row in read_rows(source):
+        try:
+            yield turns_of(conversation_of(row), chat, max_tokens)
+        except (BadRowError, ConfigError) as error:  # the template may be unable to render it
+            yield f"{where}: {error}"
+
+
+def try_conversations(config: RunConfig) -> Iterator[Line]:
+    """Measure the replies of a file's first conversations, in tokens of a model that is here.
+
+    Raises ConfigError if none can be used.
+    """
+    source = config.trainer.warm_start.source
+    assert isinstance(source, ConversationsConfig)
+    if not (is_file(source) and is_on_this_machine(config.model)):
+        return
+    rows = _rows(source, load_chat(config.model), config.env.max_episode_tokens)
+    found = list(islice(rows, NUM_TRIED))
+    bad = [each for each in found if isinstance(each, str)]
+    turns = [turn for each in found if not isinstance(each, str) for turn in each]
+    if not turns:
+        raise no_conversation(source, bad)
+    if bad:
+        text = f"{len(bad)} of {len(found)} conversations are left out{first_of(bad)}"
+        yield Line("warm start", Result.WARN, text)
+    if text := too_long_to_play(turns, config):
+        yield Line("warm start", Result.WARN, text)
+    else:
+        longest = max(turn.num_completion_tokens for turn in turns)
+        text = f"{len(turns)} replies of at most {longest} tokens"
+        yield Line("warm start", Result.OK, text)
 
 
 def turns_of(

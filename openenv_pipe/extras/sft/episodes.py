@@ -40,19 +40,36 @@ async def read_recorded(source: EpisodesConfig, setup: SourceSetup) -> list[Grou
     return await asyncio.to_thread(lambda: _chosen(list(_recorded(source)), source, setup))
 
 
+def check_recorded(source: EpisodesConfig) -> str:
+    """Return how many files of episodes there are. Raises ConfigError if there are none."""
+    return f"{len(_files(source))} files of episodes of {source.path}"
+
+
 def _recorded(source: EpisodesConfig) -> Iterator[Group]:
     """Yield the groups of a run, a folder or a file. Raises ConfigError."""
     try:
-        found = Path(source.path).expanduser()
-        files = [found] if found.is_file() else []
-        if not files:
-            folder = find_folder(str(found))
-            files = sorted((folder / "episodes").glob("*.jsonl.gz"))
-            files = files or sorted(folder.glob("*.jsonl.gz"))
-        for file in files:
+        for file in _files(source):
             yield from read_episodes(file)
     except RunFolderError as error:
         raise ConfigError(f"{KEY}.path={source.path!r}: {error}") from error
+
+
+def _files(source: EpisodesConfig) -> list[Path]:
+    """Return the files of episodes, of which there is at least one. Raises ConfigError."""
+    found = Path(source.path).expanduser()
+    if found.is_file():
+        return [found]
+    try:
+        folder = find_folder(str(found))
+    except RunFolderError as error:
+        raise ConfigError(f"{KEY}.path={source.path!r}: {error}") from error
+    files = sorted((folder / "episodes").glob("*.jsonl.gz")) or sorted(folder.glob("*.jsonl.gz"))
+    if not files:
+        raise ConfigError(
+            f"{KEY}.path={source.path!r}: {folder} has no episodes, files such as "
+            "episodes/step_000001.jsonl.gz; name a run that has played, or one such file"
+        )
+    return files
 
 
 async def play_teacher(source: TeacherConfig, setup: SourceSetup) -> list[Group]:

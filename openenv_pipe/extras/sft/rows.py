@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import TaskDataset
-from openenv_pipe.environments.tasks.rows import json_rows, read_dataset, read_text
+from openenv_pipe.environments.tasks.rows import json_rows, no_file_text, read_dataset, read_text
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.types import Message, Tool
 
 KEY = "trainer.warm_start.source"
+NUM_SHOWN = 5  # bad rows in a message
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -32,7 +33,7 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
     """Yield where each row is, for messages, and the row. Raises ConfigError."""
     path = Path(source.path).expanduser()
     is_parquet = path.suffix == ".parquet" and path.is_file()
-    if is_parquet or (path.suffix not in (".json", ".jsonl") and not path.is_file()):
+    if is_parquet or not is_file(source):
         dataset = TaskDataset(
             type="dataset",
             path="parquet" if is_parquet else source.path,
@@ -49,8 +50,47 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
     try:
         for line, row in json_rows(read_text(path)):
             yield f"{path}, line {line}", row
+    except FileNotFoundError as error:
+        raise ConfigError(f"{KEY}.path={source.path!r}: {no_file_text(path)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{KEY}.path={source.path!r}: {error}") from error
+
+
+def is_file(source: ConversationsConfig) -> bool:
+    """Return whether the conversations are those of a file, and not of a data set of the hub."""
+    path = Path(source.path).expanduser()
+    return path.suffix in (".json", ".jsonl") or path.is_file()
+
+
+def check_rows(source: ConversationsConfig) -> str:
+    """Return how many conversations a file has. Raises ConfigError if it has none to imitate."""
+    if not is_file(source):
+        return ""  # it has to be downloaded first
+    bad, num_usable = list[str](), 0
+    for where, row in read_rows(source):
+        try:
+            conversation_of(row)
+            num_usable += 1
+        except BadRowError as error:
+            bad.append(f"{where}: {error}")
+    if not num_usable:
+        raise no_conversation(source, bad)
+    return f"{num_usable} of {num_usable + len(bad)} conversations of {source.path} can be read"
+
+
+def first_of(bad: Sequence[str]) -> str:
+    """Return what is wrong with the first bad rows, line by line."""
+    more = [f"and {len(bad) - NUM_SHOWN} more"] if len(bad) > NUM_SHOWN else []
+    return "".join(f"\n  {each}" for each in [*bad[:NUM_SHOWN], *more])
+
+
+def no_conversation(source: ConversationsConfig, bad: Sequence[str]) -> ConfigError:
+    """Return the error of a source of which each row is bad."""
+    return ConfigError(
+        f"{KEY}.path={source.path!r} has no conversation that can be used{first_of(bad)}\n"
+        'expected rows such as {"messages": [{"role": "user", "content": "2+2?"}, '
+        '{"role": "assistant", "content": "4"}]}'
+    )
 
 
 def _without_nulls(value: Any) -> Any:

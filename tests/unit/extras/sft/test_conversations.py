@@ -8,14 +8,17 @@ import torch
 from fakes import run_config, tiny_policy, trained_tensors
 
 from openenv_pipe.algorithms.samples import episode_samples
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.command import compose_sft
-from openenv_pipe.extras.sft.conversations import read_conversations, turns_of
+from openenv_pipe.extras.sft.conversations import read_conversations, try_conversations, turns_of
 from openenv_pipe.extras.sft.rows import BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
+from openenv_pipe.pipeline.requirements import REQUIREMENTS, check_requirements
 
 ADD = {
     "type": "function",
@@ -200,7 +203,7 @@ def test_rows_of_a_parquet_file_are_those_of_json_lines(tmp_path, monkeypatch):
     [
         ("{}\n", "no conversation that can be used"),
         ("{}\nno json\n", "line 2 is not JSON"),
-        (None, "No such file"),
+        (None, "there is no file rows.jsonl in"),
     ],
 )
 async def test_data_that_cannot_be_used_is_an_error_with_its_key(content, error, tmp_path):
@@ -211,6 +214,49 @@ async def test_data_that_cannot_be_used_is_an_error_with_its_key(content, error,
     with pytest.raises(ConfigError, match=error) as caught:
         await groups_of(source, tiny_policy().chat)
     assert "trainer.warm_start.source.path=" in str(caught.value)
+
+
+def configured(path, *overrides, type="conversations"):
+    return compose(
+        [
+            *("conf=client", f"trainer/warm_start/source={type}", "trainer.warm_start.steps=2"),
+            *(f"trainer.warm_start.source.path={path}", *overrides),
+        ]
+    ).config
+
+
+def test_data_to_imitate_is_read_before_a_run_has_a_folder(tmp_path, monkeypatch):
+    """A run that goes on from a checkpoint has read it; one without a warm start needs none."""
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "rows.jsonl", [{"messages": ROWS[0]}, {}])
+    assert REQUIREMENTS["warm start"](configured("rows.jsonl")) == (
+        "1 of 2 conversations of rows.jsonl can be read"
+    )
+    for missing in (configured("row.jsonl"), configured("gone", type="episodes")):
+        with pytest.raises(ConfigError, match=r"trainer\.warm_start\.source\.path='(row|gone)"):
+            check_requirements(missing)
+        check_requirements(missing, begins=False)
+    check_requirements(configured("row.jsonl", "trainer.warm_start.steps=0"))
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(ConfigError, match="gone has no episodes, files such as"):
+        check_requirements(configured("gone", type="episodes"))
+
+
+def test_check_measures_the_replies_to_imitate_against_those_that_grpo_may_write(tmp_path):
+    lengths = (10, 20, 30, 90)  # a token is a character, and one ends the reply
+    rows = [{"messages": [QUESTION, {**ANSWER, "content": length * "x"}]} for length in lengths]
+    path = tmp_path / "rows.jsonl"
+    written(path, [*rows, {}])
+    limits = ("env.max_reply_tokens=30", "env.max_episode_tokens=200")
+    left_out, long = try_conversations(configured(path, *limits))
+    assert (left_out.result, long.result) == (Result.WARN, Result.WARN)
+    assert "1 of 5 conversations are left out\n" in left_out.text
+    assert "2 of 4 replies that the warm start imitates (50%)" in long.text
+    assert "env.max_reply_tokens=30 tokens, up to 91" in long.text
+    *_, fits = try_conversations(configured(path, "env.max_reply_tokens=91"))
+    assert (fits.result, fits.text) == (Result.OK, "4 replies of at most 91 tokens")
+    *_, alone = try_conversations(configured(path, *limits, "trainer.steps=0"))
+    assert alone.result is Result.OK
 
 
 def test_sft_takes_the_steps_of_its_passes_over_the_data(tmp_path):
