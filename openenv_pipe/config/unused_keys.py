@@ -264,6 +264,12 @@ def unused_keys(composed: Composed) -> list[str]:
     return find_unused(composed.config, composed.origins)
 
 
+def idle_keys(config: RunConfig, keys: Collection[str]) -> set[str]:
+    """Return those of the keys that have no effect with the values of the others."""
+    rules = [rule for rule in all_rules() if rule.applies(config)]
+    return {key for key in keys if any(_is_below(key, rule.keys) for rule in rules)}
+
+
 def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[str]:
     """Return a sentence for each key that somebody has set and that has no effect.
 

@@ -298,7 +298,7 @@ def test_dragging_along_an_axis_keeps_the_settings_that_cross_it_there(address, 
     page.goto(f"{address}#/sweep/2026")
     lines = page.locator(".parallel .setting")
     expect(lines).to_have_count(3)
-    assert page.locator(".parallel .name").first.text_content() == "lr (log)"
+    assert page.locator(".parallel .name").first.text_content() == "optimizer.lr (log)"
     success = page.locator(".parallel [data-axis='1']")
     success.scroll_into_view_if_needed()
     box = success.bounding_box()
@@ -308,8 +308,8 @@ def test_dragging_along_an_axis_keeps_the_settings_that_cross_it_there(address, 
     page.mouse.move(across, box["y"] + box["height"] / 4)
     page.mouse.up()
     kept = page.locator(".parallel .setting:not(.faded)")
-    expect(kept).to_have_attribute("data-setting", "lr=0.01")
-    page.get_by_text("1 of 3 settings: lr=0.01").wait_for()
+    expect(kept).to_have_attribute("data-setting", "optimizer.lr=0.01")
+    page.get_by_text("1 of 3 settings: optimizer.lr=0.01").wait_for()
     page.mouse.click(across, box["y"] + box["height"] / 2)
     expect(kept).to_have_count(3)
 

@@ -139,14 +139,17 @@ def _place_of_block(key: str) -> int:
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Shorten each key to as many last words as tell it from the others."""
+    """Shorten each key to its last two words, which say whose it is, or to as many as tell it from
+    the others."""
     names = {}
     for key in keys:
         words = key.split(".")
-        for count in range(1, len(words) + 1):
+        for count in range(2, len(words)):
             name = ".".join(words[-count:])
             if sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
                 break
+        else:
+            name = key
         names[key] = name
     return names
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.diff import flat
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.unused_keys import idle_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_during, read_reports, read_stages
@@ -22,7 +24,6 @@ from openenv_pipe.system.resources import short_path
 
 # Keys that do not affect a run's result.
 NO_SETTINGS = ("seed", "name", "runs_dir", "model.template_time")
-WARM_START = "trainer.warm_start."
 
 MAX_LOST_JOBS = 100  # that are listed; a sweep.json of somebody else may have 100,000
 
@@ -127,18 +128,17 @@ def _read(path: Path) -> FoundRun:
     name = f"{path.parent.name}/{path.name}"
     try:
         folder = RunFolder.open(path)
-        config = folder.written_config.model_dump(mode="json")
+        config = folder.written_config
         stages = read_stages(path)
-        seed = config["seed"]
         records = read_metrics(folder.metrics_path)
         return FoundRun(
             id=folder.record.id,
             path=Path(short_path(path)),
             status=folder.status,
             cause=folder.record.cause,
-            seed=seed,
-            settings=dict(_settings(config, seed)),
-            num_steps=config["trainer"]["steps"],
+            seed=config.seed,
+            settings=dict(_settings(config)),
+            num_steps=config.trainer.steps,
             duration_s=folder.duration_s,
             steps=[record for record in records if record.get("stage") == "grpo"],
             final=_final(folder, stages),
@@ -156,12 +156,11 @@ def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | 
     return others[-1] if others else None
 
 
-def _settings(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a configuration, except the seed, what is derived from it, and the
-    settings of a warm start of no steps."""
-    has_warm_start = config["trainer"]["warm_start"]["steps"] > 0
-    for key, value in flat(config).items():
-        if key.startswith(WARM_START) and key != f"{WARM_START}steps" and not has_warm_start:
-            continue
-        if key not in NO_SETTINGS and not (key == "model.seed" and value == seed):
+def _settings(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a configuration that have an effect, except the seed and what is derived
+    from it."""
+    values = flat(config.model_dump(mode="json"))
+    idle = idle_keys(config, values)
+    for key, value in values.items():
+        if key not in {*NO_SETTINGS, *idle} and not (key == "model.seed" and value == config.seed):
             yield key, json.dumps(value) if isinstance(value, dict | list) else value

@@ -64,7 +64,10 @@ def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_
     runs += [make(tmp_path, 1e-4, seed, rate) for seed, rate in enumerate((0.8, 0.9, 0.7))]
     result = compared(*runs)
     assert result.keys == ["trainer.optimizer.lr"]
-    assert [setting.name for setting in result.settings] == ["lr=0.0001", "lr=1e-05"]
+    assert [setting.name for setting in result.settings] == [
+        "optimizer.lr=0.0001",
+        "optimizer.lr=1e-05",
+    ]
     success = result.settings[0].figures["success"]
     # Student's t with two degrees of freedom; the three values have a standard deviation of 0.1
     half = 4.303 * 0.1 / 3**0.5
@@ -78,7 +81,11 @@ def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_
 def test_keys_of_the_trainer_come_first_and_those_without_an_effect_not_at_all(tmp_path):
     changes = (
         ["env.max_turns=4", "trainer.optimizer.lr=5e-3"],
-        ["trainer.warm_start.optimizer.lr=0.5", "model.template_time='2026-01-01T00:00:00'"],
+        [
+            "trainer.warm_start.optimizer.lr=0.5",
+            "trainer.loss.kl.estimator=k2",
+            "model.template_time='2026-01-01T00:00:00'",
+        ],
     )
     base = ["conf=smoke", f"runs_dir={tmp_path}", "trainer.warm_start.steps=0"]
     runs = [run_samples.create(tmp_path, compose([*base, *each]).config) for each in changes]
@@ -212,7 +219,7 @@ def two(tmp_path):
 def test_the_table_has_the_best_first(two, capsys):
     lines = shown(capsys, "table", *two).splitlines()
     assert lines[1].startswith("*smoke/0002") and lines[2].startswith("smoke/0001")
-    assert "best: smoke/0002, of lr=0.0001: success 90%" in "\n".join(lines)
+    assert "best: smoke/0002, of optimizer.lr=0.0001: success 90%" in "\n".join(lines)
 
 
 def test_json_says_it_all(two, capsys):
@@ -232,7 +239,7 @@ def test_csv_has_a_row_a_setting_and_numbers(two, capsys):
 
 def test_markdown_is_a_table(two, capsys):
     lines = shown(capsys, "md", *two).splitlines()
-    assert lines[0].startswith("|  | lr | runs | seeds | success |")
+    assert lines[0].startswith("|  | optimizer.lr | runs | seeds | success |")
     assert lines[2].startswith("| smoke/0002 | 0.0001 | 1 finished | 1 | 90% [")
 
 

@@ -27,7 +27,7 @@ def test_settings_in_which_runs_differ(client):
     found = client.get("/api/compare", params={"runs": "smoke/0001,smoke/0002"}).json()
     assert found["keys"] == ["trainer.optimizer.lr"]
     best, other = found["settings"]
-    assert best["name"] == found["best"] == "lr=0.2"
+    assert best["name"] == found["best"] == "optimizer.lr=0.2"
     assert (best["runs"], other["runs"]) == (["smoke/0002"], ["smoke/0001"])
     assert best["figures"]["success"]["mean"] == pytest.approx(0.8)
 
