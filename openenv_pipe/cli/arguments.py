@@ -60,6 +60,14 @@ Form = Annotated[
     Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
 ]
 
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=VALUE",
+        help="End with exit code 3 if the mean of success or reward is lower; may be repeated.",
+    ),
+]
+
 Junit = Annotated[
     Path | None,
     typer.Option(

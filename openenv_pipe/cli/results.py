@@ -1,19 +1,22 @@
 """The commands for results of runs: `runs`, `tag` and `eval`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import Junit, RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import FailUnder, Junit, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.control import command_line
 from openenv_pipe.cli.progress import notify_user
-from openenv_pipe.errors import UserError
 from openenv_pipe.system.process_settings import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
-BELOW_THRESHOLD = 3  # the exit code of an evaluation that misses its --fail-under
+if TYPE_CHECKING:
+    from openenv_pipe.commands.thresholds import Means
+
+BELOW_THRESHOLD = 3  # the exit code of results that miss their --fail-under
 
 
 def runs(
@@ -78,13 +81,7 @@ def evaluate(
             autocompletion=complete_subject,
         ),
     ],
-    fail_under: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METRIC=VALUE",
-            help="End with exit code 3 if the mean of success or reward is lower; may be repeated.",
-        ),
-    ] = None,
+    fail_under: FailUnder = None,
     junit: Junit = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
@@ -98,16 +95,13 @@ def evaluate(
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     openenv-pipe eval runs/wordle/latest --fail-under success=0.8
     """
-    from openenv_pipe.commands.thresholds import compare_with_thresholds, parse_thresholds
+    from openenv_pipe.commands.thresholds import means_of, parse_thresholds
 
-    thresholds = parse_thresholds(fail_under or [])
-    if junit is not None and not thresholds:
-        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
+    thresholds = parse_thresholds(fail_under or [], junit)
     progress = LineProgress(notify_user)
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
-        from openenv_pipe.commands.findings import Result, write_junit
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
 
@@ -121,7 +115,15 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-    lines = compare_with_thresholds(result.own, thresholds)
+    end_if_below(means_of(result.own), thresholds, junit)
+
+
+def end_if_below(means: "Means", thresholds: Mapping[str, float], junit: Path | None) -> None:
+    """End with `BELOW_THRESHOLD` if a mean is too low, after writing the JUnit file if wanted."""
+    from openenv_pipe.commands.findings import Result, write_junit
+    from openenv_pipe.commands.thresholds import compare_with_thresholds
+
+    lines = compare_with_thresholds(means, thresholds)
     if junit is not None:
         write_junit(junit, lines)
     if low := [line for line in lines if line.result is Result.FAIL]:

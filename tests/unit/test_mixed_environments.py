@@ -11,7 +11,7 @@ import run_samples
 
 from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.commands.findings import Result, has_failed
-from openenv_pipe.commands.thresholds import compare_with_thresholds
+from openenv_pipe.commands.thresholds import compare_with_thresholds, means_of
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
@@ -81,7 +81,10 @@ def test_a_saved_run_is_amended():
         ),
         (["beside.other.conf=[echo,catch]"], "expected the name of an experiment"),
         (["beside.catch.weight=0"], "beside.catch.weight=0: expected a number, more than 0"),
-        (["beside.catch.nothing=1"], "beside.catch.nothing=1: no such key"),
+        (
+            ["beside.catch.nothing=1"],
+            "beside.catch.nothing=1: there is no such key; this block has weight, env, ",
+        ),
         (["beside=3"], "beside=3: expected a mapping"),
         (
             ["beside.catch.eval.num_tasks=100000"],
@@ -330,11 +333,15 @@ def test_thresholds_are_about_the_first_environment(tmp_path):
         "trained.catch": Interval(mean=0.1, low=0.0, high=0.2),
     }
     rows = [
-        Row(name=label, report=SimpleNamespace(label=label, success=found), folder=tmp_path)
+        Row(
+            name=label,
+            report=SimpleNamespace(label=label, success=found, reward=None),
+            folder=tmp_path,
+        )
         for label, found in reports.items()
     ]
-    assert not has_failed(compare_with_thresholds(rows, {"success": 0.8}))
-    (line,) = compare_with_thresholds(rows, {"success": 0.95})
+    assert not has_failed(compare_with_thresholds(means_of(rows), {"success": 0.8}))
+    (line,) = compare_with_thresholds(means_of(rows), {"success": 0.95})
     assert line.result is Result.FAIL
 
 

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.arguments import RunsDir, Trust
+from openenv_pipe.cli.arguments import FailUnder, Junit, RunsDir, Trust
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import notify_user
+from openenv_pipe.cli.results import end_if_below
 
 
 def view(
@@ -81,6 +82,8 @@ def compare(
         Literal["table", "json", "csv", "md"],
         typer.Option("--format", help="What is printed: a table, or its data."),
     ] = "table",
+    fail_under: FailUnder = None,
+    junit: Junit = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Compare runs: the settings that differ, and the results.
@@ -91,14 +94,18 @@ def compare(
     \b
     openenv-pipe compare wordle/0003 wordle/0004
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
+    openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --fail-under success=0.8
     """
     from openenv_pipe.cli.console import print_table
+    from openenv_pipe.commands.thresholds import parse_thresholds
     from openenv_pipe.extras.viewer.compare.grouping import compare_settings
     from openenv_pipe.extras.viewer.compare.load import find_runs
-    from openenv_pipe.extras.viewer.compare.text import as_table, as_text
+    from openenv_pipe.extras.viewer.compare.text import as_table, as_text, means_of
 
+    thresholds = parse_thresholds(fail_under or [], junit)
     comparison = compare_settings(find_runs(targets, runs_dir))
     if form == "table":
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
+    end_if_below(means_of(comparison), thresholds, junit)

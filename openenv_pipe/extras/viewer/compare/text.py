@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
+from openenv_pipe.commands.thresholds import Means
 from openenv_pipe.extras.viewer.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.extras.viewer.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
@@ -118,6 +119,19 @@ def _columns(comparison: Comparison) -> list[Column]:
         for position, name in enumerate(comparison.measures)
     ]
     return [*keys, Column("runs", last + 1, Fit.FOLD), Column("seeds", last), *measures]
+
+
+def means_of(comparison: Comparison) -> Means:
+    """Return the means of each setting, by the names of its runs.
+
+    Runs that did not finish, and jobs without a run, have none.
+    """
+    found = {
+        _ids(setting): {name: figure.mean for name, figure in setting.figures.items()}
+        for setting in comparison.settings
+    }
+    lost = [*(run.id for run in comparison.unfinished), *comparison.lost_jobs]
+    return {**{name: {} for name in lost}, **found}
 
 
 def _ids(setting: Setting) -> str:

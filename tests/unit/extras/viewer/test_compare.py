@@ -6,6 +6,7 @@ import json
 
 import pytest
 import run_samples
+import typer
 
 import openenv_pipe
 from openenv_pipe import Run
@@ -134,6 +135,21 @@ def test_runs_that_failed_or_still_run_are_shown_and_not_counted(tmp_path, capsy
     assert "smoke/0002 failed at step 2 of 2: HostError: it died\n" in out
     assert "smoke/0003 running at step 2 of 2\n" in out
     assert "smoke/0004 unreadable" in out
+
+
+def test_a_setting_below_a_threshold_and_a_run_without_an_end_are_failures(tmp_path, capsys):
+    good = [make(tmp_path, 1e-4, seed, success=0.9) for seed in (0, 1)]
+    cli.compare([str(each.path) for each in good], fail_under=["success=0.85"])
+    low, running = make(tmp_path, success=0.8), make(tmp_path, 1e-3)
+    names = [str(each.path) for each in (*good, low, running)]
+    junit = tmp_path / "junit.xml"
+    with pytest.raises(typer.Exit) as ended:
+        cli.compare(names, fail_under=["success=0.85"], junit=junit)
+    assert ended.value.exit_code == 3
+    told = capsys.readouterr().err
+    assert "smoke/0003: success 0.800 is below 0.85" in told
+    assert "smoke/0004: success was not measured" in told
+    assert 'tests="3" failures="2"' in junit.read_text()
 
 
 def test_nothing_is_best_while_nothing_is_measured(tmp_path, capsys):
