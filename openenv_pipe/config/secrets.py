@@ -33,11 +33,25 @@ ASSIGNMENT = re.compile(
 )
 
 
+# Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS, by how they begin.
+TOKEN = re.compile(
+    r"\b(?:(?:gh[opsu]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}|AKIA[0-9A-Z]{16}\b)"
+)
+
+
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
     """Replace each secret's value in `text` by its mark. `secrets` maps values to names."""
     for value in sorted(secrets, key=len, reverse=True):  # One secret may contain another.
         text = text.replace(value, f"<hidden: {secrets[value]}>")
     return text
+
+
+def hide_in_code(text: str, secrets: Mapping[str, str]) -> str:
+    """Hide secrets in code or a diff of it: known ones, those in URLs, and tokens by their form."""
+    text = hide_secrets(text, secrets)
+    for name, value in url_secrets(text):
+        text = text.replace(value, f"<hidden: {name}>")
+    return TOKEN.sub("<hidden: token>", text)
 
 
 def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:

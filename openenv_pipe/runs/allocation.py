@@ -14,8 +14,8 @@ from typing import Any
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import (
     hide_assignments,
+    hide_in_code,
     hide_in_config,
-    hide_secrets,
     known_secrets,
 )
 from openenv_pipe.errors import ConfigError, RunFolderError
@@ -64,7 +64,7 @@ def describe(
     diffs = find_checkouts()
     diff_text = "".join(diff.text for diff in diffs)
     if diff_text:
-        write_text(folder / "dirty.diff", hide_secrets(diff_text, secrets))
+        write_text(folder / "dirty.diff", hide_in_code(diff_text, secrets))
     make_subfolders(folder)
     open_logs(folder / "logs", after=0)
     words = [hide_assignments(word, secrets) for word in command]

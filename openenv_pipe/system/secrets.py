@@ -25,7 +25,7 @@ SECRET_NAME = (
     r"|[\w-]*-(?:key|auth|signature)"  # of headers, as X-Functions-Key
     # of environment variables
     r"|(?-i:(?:[A-Z0-9_]*_)?(?:KEY(?:_ID)?|DSN|JWT|AUTH(?:_CONFIG)?|DATABASE_URL|HEADERS"
-    r"|CONNECTION_STRING)|[A-Z0-9_]*_(?:PWD|PAT)))"
+    r"|CONNECTION_STRING|WEBHOOK(?:_URL)?)|[A-Z0-9_]*_(?:PASS|PWD|PAT)))"
 )
 MARK = re.compile(r"<hidden: ([^>]+)>")
 MIN_SECRET_LENGTH = 8  # characters; shorter values would match by accident

@@ -103,13 +103,18 @@ def test_changes_of_the_checkout_are_kept(tmp_path, monkeypatch):
     (checkout / "code.py").write_text("a = 1\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run(git + words, check=True)
-    (checkout / "code.py").write_text("a = 2\n")
+    # In two parts, because this file may be in a diff too.
+    password, token = "hunter" + "2hunter2", "ghs_" + "plain0123456789abcdef"
+    index = f"https://ci:{password}@index.corp/simple"
+    (checkout / "code.py").write_text(f"a = 2\ntoken = 'b'  # {index} {token} task-{token[4:]}\n")
     (checkout / "new.py").write_text("")
     monkeypatch.chdir(checkout)
     folder = run_samples.create(tmp_path / "runs")
     seen = next(c for c in folder.record.checkouts if c.folder == str(checkout.resolve()))
     assert len(seen.sha) == 40 and seen.dirty and seen.num_untracked == 1
-    assert "+a = 2" in (folder.path / "dirty.diff").read_text()
+    diff = (folder.path / "dirty.diff").read_text()
+    assert "+a = 2" in diff and "token = 'b'" in diff and f"task-{token[4:]}" in diff
+    assert password not in diff and token not in diff and "@index.corp/simple" in diff
 
 
 @pytest.mark.parametrize("path", ["smoke/0009", "smoke", "."])

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
         *("Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "x-auth-token", "api_key"),
         *("X-Functions-Key", "OPENAI_KEY", "AWS_ACCESS_KEY_ID", "DB_PWD", "SSH_PASSPHRASE"),
         *("SENTRY_DSN", "DATABASE_URL", "ID_JWT", "DOCKER_AUTH_CONFIG", "OTLP_HEADERS"),
-        "STORAGE_CONNECTION_STRING",
+        *("STORAGE_CONNECTION_STRING", "DB_PASS", "SLACK_WEBHOOK_URL", "HOOK_WEBHOOK"),
     ],
 )
 def test_headers_that_are_secrets_are_known_by_their_names(name):
@@ -40,7 +40,7 @@ def test_headers_that_are_secrets_are_known_by_their_names(name):
     "name",
     [
         *("Accept", "max_reply_tokens", "authorizations", "X-Trace-Id", "PWD", "index_key"),
-        *("KEYMAP", "headers", "SSH_AUTH_SOCK"),
+        *("KEYMAP", "headers", "SSH_AUTH_SOCK", "COMPASS", "webhook_urls"),
     ],
 )
 def test_other_names_are_not(name):
