@@ -68,6 +68,15 @@ FailUnder = Annotated[
     ),
 ]
 
+FailIfWorse = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=VALUE",
+        help="End with exit code 3 if a run is worse than the first by more than that, and not by "
+        "chance; may be repeated.",
+    ),
+]
+
 Junit = Annotated[
     Path | None,
     typer.Option(

@@ -1,12 +1,12 @@
 """The commands for results of runs: `runs`, `tag` and `eval`."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import FailUnder, Junit, RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import FailIfWorse, FailUnder, Junit, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.control import command_line
 from openenv_pipe.cli.progress import notify_user
@@ -14,7 +14,7 @@ from openenv_pipe.system.process_settings import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
 if TYPE_CHECKING:
-    from openenv_pipe.commands.thresholds import Means
+    from openenv_pipe.commands.findings import Line
 
 BELOW_THRESHOLD = 3  # the exit code of results that miss their --fail-under
 
@@ -82,6 +82,7 @@ def evaluate(
         ),
     ],
     fail_under: FailUnder = None,
+    fail_if_worse: FailIfWorse = None,
     junit: Junit = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
@@ -94,10 +95,15 @@ def evaluate(
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     openenv-pipe eval runs/wordle/latest --fail-under success=0.8
+    openenv-pipe eval runs/wordle/0001 runs/wordle/latest --fail-if-worse success=0.05
     """
-    from openenv_pipe.commands.thresholds import means_of, parse_thresholds
+    from openenv_pipe.commands import thresholds
 
-    thresholds = parse_thresholds(fail_under or [], junit)
+    least = thresholds.parse_thresholds(fail_under or [])
+    margins = thresholds.parse_margins(
+        fail_if_worse or [], sum("=" not in word for word in subjects)
+    )
+    thresholds.reject_empty_junit(junit, [*least, *margins])
     progress = LineProgress(notify_user)
     with progress.phase("loading the libraries"):
         from openenv_pipe.cli.console import print_table
@@ -115,15 +121,17 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-    end_if_below(means_of(result.own), thresholds, junit)
+    lines = thresholds.compare_with_thresholds(thresholds.means_of(result.own), least)
+    lines += thresholds.compare_with_first(
+        result.own, margins, result.config.eval, result.config.seed
+    )
+    end_if_below(lines, junit)
 
 
-def end_if_below(means: "Means", thresholds: Mapping[str, float], junit: Path | None) -> None:
-    """End with `BELOW_THRESHOLD` if a mean is too low, after writing the JUnit file if wanted."""
+def end_if_below(lines: "Sequence[Line]", junit: Path | None) -> None:
+    """End with `BELOW_THRESHOLD` if a line fails, after writing the JUnit file if wanted."""
     from openenv_pipe.commands.findings import Result, write_junit
-    from openenv_pipe.commands.thresholds import compare_with_thresholds
 
-    lines = compare_with_thresholds(means, thresholds)
     if junit is not None:
         write_junit(junit, lines)
     if low := [line for line in lines if line.result is Result.FAIL]:

@@ -91,6 +91,7 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
         played = control.stop.run(work)
         rows += [replace(row, word=label_in(word, env_of(row.report.label))) for row in played.own]
         baselines += played.baselines
+    rows = _told_apart(rows)
     shown = played_rows = [*rows, *baselines]
     if len(subjects) == 1:  # The table also has the run's earlier evaluations.
         path = subjects[0].folder.path
@@ -127,6 +128,15 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     folder.finish("finished")
     rows = [*played.own, *played.baselines]
     return Evaluated(own=played.own, played=rows, shown=rows, config=config, folders=[folder.path])
+
+
+def _told_apart(rows: list[Row]) -> list[Row]:
+    """Name rows whose runs have the same id, as those of two machines may, as the user has."""
+    names = [row.name for row in rows]
+    return [
+        replace(row, name=f"{row.word} {row.report.label}") if names.count(row.name) > 1 else row
+        for row in rows
+    ]
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:

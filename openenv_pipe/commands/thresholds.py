@@ -1,39 +1,60 @@
-"""Thresholds for CI: `eval --fail-under success=0.8`, and the same of `compare`."""
+"""Thresholds for CI: `--fail-under success=0.8` of `eval` and `compare`, and `--fail-if-worse`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
+from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import env_of
+from openenv_pipe.system.intervals import Interval
 
 METRICS = ("success", "reward")
 Means = Mapping[str, Mapping[str, float]]  # by name and metric; what was not measured is missing
 
 
-def parse_thresholds(texts: Sequence[str], junit: Path | None) -> dict[str, float]:
-    """Return the least mean of each metric. Raises UserError.
-
-    junit: the file that is to list them, if any.
-    """
-    if junit is not None and not texts:
-        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
-    thresholds = {}
-    for text in texts:
-        metric, _, number = text.partition("=")
-        try:
-            thresholds[metric] = float(number)
-        except ValueError:
-            metric = ""
-        if metric not in METRICS or not thresholds[metric] < float("inf"):
-            raise UserError(
-                f"--fail-under {text!r}: expected {' or '.join(METRICS)} and a number, as in "
-                "success=0.8"
-            )
+def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
+    """Return the least mean of each metric. Raises UserError."""
+    thresholds = _numbers("--fail-under", texts, "success=0.8")
     if not 0.0 <= (share := thresholds.get("success", 0.0)) <= 1.0:
         raise UserError(f"--fail-under success={share:g}: expected a share from 0 to 1, as in 0.8")
     return thresholds
+
+
+def parse_margins(texts: Sequence[str], num_runs: int) -> dict[str, float]:
+    """Return by metric how much lower a mean may be than the first one's. Raises UserError."""
+    margins = _numbers("--fail-if-worse", texts, "success=0.05")
+    if margins and num_runs < 2:
+        raise UserError("--fail-if-worse compares runs with the first one; name two or more")
+    for metric, margin in margins.items():
+        if margin < 0:
+            raise UserError(
+                f"--fail-if-worse {metric}={margin:g}: expected how much lower it may be"
+            )
+    return margins
+
+
+def reject_empty_junit(junit: Path | None, thresholds: Sequence[str]) -> None:
+    """Raise UserError if a JUnit file is wanted, and there is nothing to list in it."""
+    if junit is not None and not thresholds:
+        raise UserError(f"--junit {junit} lists thresholds; add --fail-under METRIC=VALUE")
+
+
+def _numbers(option: str, texts: Sequence[str], example: str) -> dict[str, float]:
+    numbers = {}
+    for text in texts:
+        metric, _, number = text.partition("=")
+        try:
+            numbers[metric] = float(number)
+        except ValueError:
+            metric = ""
+        if metric not in METRICS or not numbers[metric] < float("inf"):
+            raise UserError(
+                f"{option} {text!r}: expected {' or '.join(METRICS)} and a number, as in {example}"
+            )
+    return numbers
 
 
 def means_of(rows: Sequence[Row]) -> Means:
@@ -62,3 +83,39 @@ def compare_with_thresholds(means: Means, thresholds: Mapping[str, float]) -> li
                 result, text = Result.OK, f"{seen[metric]:.3f} is at least {least:g}"
             lines.append(Line(f"{name}: {metric}", result, text))
     return lines
+
+
+def compare_with_first(
+    rows: Sequence[Row], margins: Mapping[str, float], config: EvalConfig, seed: int
+) -> list[Line]:
+    """Return a line for each evaluation after the first, on the tasks that both have.
+
+    It fails if its mean is lower by more than is allowed and the paired interval excludes 0, so
+    that the loss is no chance; and if it cannot be compared.
+
+    margins: how much lower a mean may be, by metric
+    """
+    own = [row for row in rows if not env_of(row.report.label)]
+    lines = []
+    for row in own[1:]:
+        for metric, margin in margins.items():
+            name = f"{row.name}: {metric} less {own[0].name}'s"
+            try:
+                found = compare_reports(own[0].report, row.report, config, seed)
+            except UserError as error:
+                lines.append(Line(name, Result.FAIL, str(error)))
+                continue
+            lines.append(_judged(name, getattr(found, metric), margin))
+    return lines
+
+
+def _judged(name: str, change: Interval | None, margin: float) -> Line:
+    if change is None:
+        return Line(name, Result.FAIL, "was not measured in both")
+    is_proven = change.high is not None and change.high < 0
+    text = f"{change:+.3f}, may be {-margin:g}"
+    if change.mean >= -margin:
+        return Line(name, Result.OK, text)
+    if not is_proven:
+        return Line(name, Result.OK, f"{text}, but may be chance")
+    return Line(name, Result.FAIL, text)

@@ -97,15 +97,16 @@ def compare(
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --fail-under success=0.8
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands.thresholds import parse_thresholds
+    from openenv_pipe.commands import thresholds
     from openenv_pipe.extras.viewer.compare.grouping import compare_settings
     from openenv_pipe.extras.viewer.compare.load import find_runs
     from openenv_pipe.extras.viewer.compare.text import as_table, as_text, means_of
 
-    thresholds = parse_thresholds(fail_under or [], junit)
+    least = thresholds.parse_thresholds(fail_under or [])
+    thresholds.reject_empty_junit(junit, fail_under or [])
     comparison = compare_settings(find_runs(targets, runs_dir))
     if form == "table":
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    end_if_below(means_of(comparison), thresholds, junit)
+    end_if_below(thresholds.compare_with_thresholds(means_of(comparison), least), junit)
