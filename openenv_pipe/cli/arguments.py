@@ -9,11 +9,18 @@ from openenv_pipe.cli.completion import complete_override, complete_run
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.errors import UserError
 
+junit_files: list[Path] = []  # those that this command is to write, of which there is one at most
+
 
 def reject_existing(path: Path | None) -> Path | None:
     """Return the path of --junit. Raises UserError if it exists."""
-    if path is not None and path.exists():
+    if path is None:
+        return None
+    if path.is_dir():
+        raise UserError(f"--junit {path} is a folder; name a file, such as {path / 'results.xml'}")
+    if path.exists():
         raise UserError(f"--junit {path} exists and is not overwritten; remove it, or name another")
+    junit_files.append(path)
     return path
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from traceback import format_exception
 from typing import Annotated, Any, Literal, cast
 
@@ -19,12 +19,12 @@ from typer.core import TyperGroup
 
 from openenv_pipe import __version__
 from openenv_pipe.cli import results
-from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, junit_files, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.streams import is_live, keep_streams
-from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
+from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError, UserError
 from openenv_pipe.registry import extras, if_command, load
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.process_settings import collect_rarely, set_library_defaults
@@ -219,6 +219,15 @@ def _print_error(error: PipeError) -> None:
     print(f"{red}error:{reset} {for_people(str(error), error.whole_text)}", file=sys.stderr)
 
 
+def _list_error(error: PipeError) -> None:
+    """Write the error into the file of --junit, if the command has not written its results."""
+    if wanted := [path for path in junit_files if not path.exists()]:
+        from openenv_pipe.commands.findings import failed, write_junit
+
+        with suppress(UserError):  # it cannot be written, as the error may say already
+            write_junit(wanted[0], [failed("the command", error)])
+
+
 def _print_traceback(error: Exception) -> int:
     """Print the whole traceback of an error that is a bug, without secrets; return the exit code.
 
@@ -275,6 +284,7 @@ def exit_code_of(command: Callable[[], None]) -> int:
             sys.stdout.flush()
     except PipeError as error:
         _print_error(error)
+        _list_error(error)
         return error.exit_code
     except OSError as error:
         if error.errno not in OF_THE_MACHINE:

@@ -87,6 +87,8 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
     rows: list[Row] = []
     baselines: list[Row] = []
     for subject, folder, word in zip(subjects, logs, words, strict=True):
+        if subject.folder.status != "finished":
+            control.progress.note(f"eval: {word} is {subject.folder.status}, before its last step")
         work = _play(subject, folder, control, with_baselines=subject is subjects[0])
         played = control.stop.run(work)
         rows += [replace(row, word=label_in(word, env_of(row.report.label))) for row in played.own]

@@ -16,3 +16,11 @@ def test_the_file_has_a_failure_if_the_check_has_failed(tmp_path, override, code
     assert len(parse(path).findall(".//failure")) == code
     ended, _, err = run(tmp_path, *command, "--junit", "results/check.xml")
     assert ended == 2 and "exists and is not overwritten" in err
+
+
+def test_an_error_before_there_are_results_is_listed_too(tmp_path):
+    ended, _, err = run(tmp_path, "check", "conf=nothing", "--junit", "check.xml")
+    (failure,) = parse(tmp_path / "check.xml").findall(".//failure")
+    assert ended == 2 and failure.text in err and "there is no such experiment" in failure.text
+    ended, _, err = run(tmp_path, "check", "conf=smoke", "--junit", ".")
+    assert ended == 2 and "is a folder; name a file" in err

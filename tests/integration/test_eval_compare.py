@@ -104,7 +104,8 @@ def test_thresholds_are_also_written_as_junit(home):
         ("reward", "failure"),
     ]
     told(home, "eval", "runs/smoke/0001", "--junit", "other.xml", code=2)
-    assert not (home / "other.xml").exists()
+    (failure,) = parse(home / "other.xml").findall(".//failure")
+    assert "add --fail-under" in failure.text
 
 
 # Asks the model once, and leaves the game as it is.

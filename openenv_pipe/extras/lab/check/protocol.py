@@ -150,7 +150,7 @@ async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tupl
 
 
 async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    """Repeat the last action after the end of episodes, which shows whether it earns again."""
+    """Act after the end of episodes, by the last action and random ones: does one of them earn?"""
     answer = None
     for index in range(NUM_PLAYS):
         play = await subject.play(session, index, subject.best)
@@ -158,27 +158,29 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
             answer = "not tried, because episodes are done at their reset"
         if not (play.done and play.actions):
             continue
-        try:
-            again = await session.step(play.actions[-1], subject.env.step_timeout_s)
-        except StepRejectedError as rejection:
-            answer = f"rejected: {rejection.code}"
-            continue
-        if again.reward:
-            return (
-                Result.WARN,
-                f"is rewarded with {again.reward:g}: a policy could repeat it to raise its total",
-            )
-        if not again.done:
-            return Result.WARN, "continues as if the episode had not ended"
-        answer = "answered with done and no reward"
+        others = [await _random_action(subject, seed) for seed in range(NUM_PLAYS)]
+        for action in (play.actions[-1], *others):
+            try:
+                again = await session.step(action, subject.env.step_timeout_s)
+            except StepRejectedError as rejection:
+                answer = f"rejected: {rejection.code}"
+                continue
+            if again.reward:
+                return (
+                    Result.WARN,
+                    f"is rewarded with {again.reward:g}: a policy could act on to raise its total",
+                )
+            if not again.done:
+                return Result.WARN, "continues as if the episode had not ended"
+            answer = "answered with done and no reward"
     if answer is None:
         turns = f"within {subject.env.max_turns} turns"
         return Result.WARN, f"not tested: no episode of {NUM_PLAYS} was done {turns}"
     return Result.OK, answer
 
 
-async def _random_action(subject: EnvironmentUnderTest) -> Action:
-    return (await awaited(subject.choosers["random"]([], random.Random(0))))[0]
+async def _random_action(subject: EnvironmentUnderTest, seed: int = 0) -> Action:
+    return (await awaited(subject.choosers["random"]([], random.Random(seed))))[0]
 
 
 PROBES: dict[str, Callable[[EnvironmentUnderTest, Session], Awaitable[tuple[Result, str]]]] = {

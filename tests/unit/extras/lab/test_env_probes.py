@@ -18,7 +18,7 @@ from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.lab.check.leaks import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.extras.lab.check.memory import growth_line
-from openenv_pipe.extras.lab.check.protocol import first_text
+from openenv_pipe.extras.lab.check.protocol import PROBES, first_text
 from openenv_pipe.extras.lab.check.rewards import (
     best_play,
     constant_line,
@@ -49,6 +49,29 @@ def played(*observations: dict, action: str = "x", states: tuple = ()) -> Played
     return PlayedEpisode(
         task=TASK, results=results, actions=[{"text": action}] * last, states=list(states)
     )
+
+
+@pytest.mark.parametrize(("rewarded", "expected"), [("right", Result.WARN), ("none", Result.OK)])
+def test_other_actions_than_the_last_are_tried_after_the_end(rewarded, expected):
+    """Only the right answer earns again, and the episode ended with a wrong one."""
+
+    async def play(*_):
+        return played({}, {}, action="wrong")
+
+    async def step(action, _):
+        return StepResult({}, 1.0 if action["text"] == rewarded else 0.0, done=True)
+
+    def choose(_, generator):
+        return {"text": generator.choice(["wrong", "right"])}, None
+
+    subject = SimpleNamespace(
+        play=play,
+        best=None,
+        choosers={"random": choose},
+        env=SimpleNamespace(step_timeout_s=1.0, max_turns=1),
+    )
+    probe = PROBES["step after done"](subject, SimpleNamespace(step=step))
+    assert asyncio.run(probe)[0] is expected
 
 
 ANSWERS = ["crane", "drone", "about", "lemon"]
