@@ -17,6 +17,7 @@ TEMPLATE = Path(__file__).parent / "template"
 # Not a file of the template, whose own files it would hide from git.
 GITIGNORE = """# made here
 /runs/
+/results/
 /.venv/
 *.egg-info/
 
