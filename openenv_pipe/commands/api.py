@@ -8,6 +8,7 @@ stop button raises, saves the run and ends it; a second one gives up saving.
 import contextvars
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -92,15 +93,17 @@ def evaluate(
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
     trust: run what the runs' folders name, also if another user made them or they were changed.
     on_progress: as in `train`.
-    Returns the new reports by the subjects' names: a run's id, or the text that was given. They are
-    kept in the run folders.
+    Returns the new reports by the subjects' names: the text that was given, or a run's id, or its
+    folder if two have one id. They are kept in the run folders.
     Raises ConfigError, RunFolderError and FailureError.
     """
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
 
     control = run_control(on_progress)
     words = [run_name(subject) for subject in subjects]
-    ids = {str(subject.path): subject.id for subject in subjects if isinstance(subject, Run)}
+    runs = [subject for subject in subjects if isinstance(subject, Run)]
+    taken = Counter(run.id for run in runs)  # runs of two machines may have one id
+    ids = {str(run.path): run.id for run in runs if taken[run.id] == 1}
     result = in_thread(
         lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
         control,
