@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Mapping
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from reasoning_gym.factory import DATASETS, create_dataset
@@ -39,6 +40,7 @@ EVALUATING_TASKS = frozenset(
     }
 )
 ALLOW_EVAL = "REASONING_ALLOW_EVAL"
+_lock = Lock()
 
 
 class TaskError(ValueError, IndexError):
@@ -104,7 +106,8 @@ def choose_question(
     text = _as_text(config or {})
     if not holdout:
         return Question(_load(task, split, size, text), index)
-    indices = _held_out(task, size, text, holdout)[split]
+    with _lock:  # else all sessions that begin at once look for the same questions
+        indices = _held_out(task, size, text, holdout)[split]
     if index >= len(indices):
         raise TaskError(
             f"index: task {task!r} with config {text} and holdout {holdout} has only "

@@ -1,6 +1,8 @@
 """Questions and scores of reasoning-gym, without a server."""
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,6 +66,28 @@ def test_held_out_questions_are_never_asked_in_training():
     assert asked["eval"][7] == ask(split="eval", index=7, **given).text
     with pytest.raises(ValueError, match=r"index: .* has only \d+ different questions for eval"):
         ask(split="eval", index=150, **given | {"size": 200})
+
+
+def test_sessions_that_begin_at_once_look_for_held_out_questions_once(monkeypatch):
+    drawn = []
+
+    class Counted(tasks.Question):
+        @property
+        def text(self):
+            drawn.append(threading.get_ident())
+            return super().text
+
+    monkeypatch.setattr(tasks, "Question", Counted)
+    digits = {"min_digits": 1, "max_digits": 1, "min_terms": 2, "max_terms": 2}
+    together = threading.Barrier(8)
+
+    def begin(index):
+        together.wait(60)
+        ask(task="chain_sum", config=digits, holdout=0.25, size=200, index=index)
+
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(begin, range(8)))
+    assert drawn and len(set(drawn)) == 1
 
 
 @pytest.mark.parametrize(
