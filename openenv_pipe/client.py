@@ -11,6 +11,7 @@ package but its errors: no torch is loaded.
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -24,6 +25,8 @@ import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from openenv_pipe.errors import FailureError, PipeError
+
+_log = logging.getLogger(__name__)
 
 MODEL = "policy"  # the name of the model that is trained
 TOKEN_VARIABLE = "OPENENV_PIPE_TOKEN"
@@ -45,6 +48,10 @@ class TrainingEndedError(ClientError):
 
 class RolloutEndedError(ClientError):
     """The episode is over: it was reported, or its group was trained without it."""
+
+
+class _NoAnswerError(ClientError):
+    """The server cannot be reached: it has ended, or the connection to it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +152,10 @@ class AsyncClient:
     ) -> AsyncIterator[AsyncRollout]:
         """Open an episode for the block. A block that ends without `finish` or `fail` loses it.
 
+        An exception in the block is reported to the server, and raised again. If the server has
+        ended the episode before, or has itself ended, the exception follows from that: the block
+        then ends with a warning, and the next `rollout` waits for an episode or a server.
+
         task: one of your own, the keywords of a reset; equal tasks are one group. None: the run's.
         timeout_s: how long to wait for an episode, or for a server that does not answer.
 
@@ -159,9 +170,9 @@ class AsyncClient:
             try:
                 yield rollout
             except Exception as error:
-                if rollout.status is None:
-                    await _told(rollout, error)
-                raise
+                if rollout.status is not None or await _report(rollout, error):
+                    raise
+                _log.warning("an episode was lost, because the server has ended it: %r", error)
 
     async def _ask(
         self, task: Mapping[str, Any] | None, latest: float, connection: AsyncExitStack
@@ -282,20 +293,25 @@ async def _post(
     try:
         response = await http.post(path, json=body, headers=headers)
     except httpx.TransportError as error:
-        raise ClientError(f"{http.base_url} does not answer: {error!r}") from error
+        raise _NoAnswerError(f"{http.base_url} does not answer: {error!r}") from error
     if response.is_success:
         return response.json()
     if response.status_code in (401, 404):
         raise RolloutEndedError(_problem(response))
+    if response.status_code in LATER:
+        raise _NoAnswerError(_problem(response))
     raise ClientError(_problem(response))
 
 
-async def _told(rollout: AsyncRollout, error: Exception) -> None:
-    """Tell the server why the episode fails, if it still listens."""
+async def _report(rollout: AsyncRollout, error: Exception) -> bool:
+    """Tell the server why an episode fails; return False if it has ended the episode before."""
     try:
         await rollout.fail(f"{type(error).__name__}: {error}")
-    except PipeError:
-        return
+    except (RolloutEndedError, _NoAnswerError):
+        return False
+    except PipeError as problem:
+        error.add_note(f"the server was not told: {problem}")
+    return True
 
 
 def _problem(response: httpx.Response) -> str:

@@ -51,9 +51,12 @@ async def serving_clients(
         if config.token is None:
             notify(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
         notify(f"waiting for clients at {gateway.url}")
-        yield Clients(loop, config, gateway=gateway, queue=queue)
-        queue.end()
-        await asyncio.sleep(LAST_WORD_S)
+        try:
+            yield Clients(loop, config, gateway=gateway, queue=queue)
+            queue.end()
+            await asyncio.sleep(LAST_WORD_S)
+        finally:
+            queue.close()
 
 
 def open_clients(

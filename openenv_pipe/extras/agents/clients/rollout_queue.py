@@ -110,6 +110,7 @@ class RolloutQueue:
         self._queued: list[QueuedEpisode] = []
         self._groups: dict[str, _GroupState] = {}
         self._has_ended = False
+        self._is_closed = False  # the server ends
         self.routes = [
             Route("/rollouts", self._open, methods=["POST"]),
             Route("/rollouts/{key}/end", self._end, methods=["POST"]),
@@ -145,6 +146,12 @@ class RolloutQueue:
     def end(self) -> None:
         """Tell all clients that training has ended."""
         self._has_ended = True
+
+    def close(self) -> None:
+        """Answer all who wait, because the server ends, perhaps to be resumed."""
+        self._is_closed = True
+        for queued in self._queued:
+            queued.change(is_lost=True)
 
     def _take(self, own: tuple[str, Mapping[str, Any]] | None) -> QueuedEpisode | None:
         """Claim an episode; for a task of the client's own, one of its group if there is one."""
@@ -191,20 +198,23 @@ class RolloutQueue:
         except ValueError as error:
             return error_response(422, str(error))
         latest = time.monotonic() + wait_s
-        while not self._has_ended:
+        while not (self._has_ended or self._is_closed):
             if await request.is_disconnected():
                 return Response(status_code=499)  # to nobody
             if (queued := self._take(own)) is not None:
-                await queued.until(lambda: bool(queued.rollout or queued.episode))
+                await queued.until(
+                    lambda: bool(queued.rollout or queued.episode or self._is_closed)
+                )
                 if queued.rollout is not None:
                     return _Presence(queued, queued.rollout)
-                assert queued.episode is not None
+                if queued.episode is None:
+                    break
                 message = f"the environment has failed: {queued.episode.error}"
                 return _later(503, message)
             if time.monotonic() >= latest:
                 return _later(429, "no episode waits for a client now")
             await asyncio.sleep(POLL_S)
-        return error_response(410, "training has ended")
+        return error_response(410, "training has ended") if self._has_ended else _server_ends()
 
     async def _end(self, request: Request) -> Response:
         """Take a client's report, and answer with the episode's status."""
@@ -224,8 +234,9 @@ class RolloutQueue:
                 422, "report a reward: no step was taken, and reward.terms has no judge or verifier"
             )
         queued.change(report=report)
-        await queued.until(lambda: queued.episode is not None)
-        assert queued.episode is not None
+        await queued.until(lambda: queued.episode is not None or self._is_closed)
+        if queued.episode is None:
+            return _server_ends()
         return JSONResponse({"status": queued.episode.status, "error": queued.episode.error})
 
 
@@ -306,6 +317,10 @@ def read_report(body: Any) -> Report:
 def is_number(value: Any, limit: float) -> bool:
     """Return whether a JSON value is a number of at most `limit` in size."""
     return type(value) in (int, float) and abs(value) <= limit  # NaN compares as False.
+
+
+def _server_ends() -> Response:
+    return _later(503, "the server ends before training has; it may be resumed")
 
 
 def _later(status: int, message: str) -> Response:

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
@@ -129,6 +130,72 @@ async def test_a_group_whose_time_is_over_has_what_is_done():
     late = [episode for episode in group.episodes if episode.status is Status.CLIENT_LATE]
     assert [len(episode.turns) for episode in late] == [1, 0]
     assert "no client opened it" in late[1].error
+
+
+async def test_a_block_goes_on_after_an_episode_that_the_server_has_ended(caplog):
+    """Whatever client of the model raises the error."""
+    async with (
+        training_server() as server,
+        server.client() as client,
+        httpx.AsyncClient(base_url=server.url) as http,
+    ):
+        collecting = server.collect(group_size=3)
+        async with client.rollout() as straggler:
+            server.context.agents.queue.end_time(straggler.group)
+            await collecting
+            key = {"Authorization": f"Bearer {straggler.api_key}"}
+            body = {"model": "policy", "messages": [USER]}
+            answer = await http.post("/v1/chat/completions", json=body, headers=key)
+            answer.raise_for_status()
+        assert straggler.status is None
+        collecting = server.collect()
+        async with client.rollout() as interrupted:
+            collecting.cancel()
+            await asyncio.wait([collecting])
+            await interrupted.finish(1.0)
+        assert interrupted.status is None
+        collecting = server.collect()
+        for reward in (0.0, 1.0):
+            assert (await report(client, reward)).status == "answered"
+        await collecting
+    lost = [record for record in caplog.records if record.name == "openenv_pipe.client"]
+    assert [record.levelname for record in lost] == ["WARNING"] * 2
+
+
+async def test_who_waits_for_an_episode_is_told_to_come_again_when_the_server_ends():
+    async with httpx.AsyncClient(headers=ALLOWED) as http:
+        with pytest.raises(InterruptedError):
+            async with training_server() as server:
+                url = f"{server.url}/rollouts"
+                waiting = asyncio.create_task(http.post(url, json={"wait_s": 20}))
+                # The other one has arrived.
+                assert (await http.post(url, json={})).status_code == 429
+                raise InterruptedError
+        answer = await waiting
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_block_goes_on_after_the_end_of_its_server():
+    """Without an event loop, too. The next one waits for a server until its time is over."""
+    is_open, has_ended = threading.Event(), threading.Event()
+
+    def play_past_the_end(url):
+        with Client(url, TOKEN) as client:
+            with client.rollout() as rollout:
+                is_open.set()
+                has_ended.wait()
+                rollout.chat([USER])
+            with client.rollout(timeout_s=0.0):
+                pass
+
+    async with training_server() as server:
+        collecting = server.collect()
+        playing = asyncio.create_task(asyncio.to_thread(play_past_the_end, server.url))
+        await asyncio.to_thread(is_open.wait)
+        collecting.cancel()
+    has_ended.set()
+    with pytest.raises(ClientError, match="no episode within the time limit"):
+        await playing
 
 
 async def test_the_time_of_a_group_begins_with_its_first_episode():
