@@ -137,7 +137,7 @@ class Run:
         if path is None or not path.exists():
             labels = ", ".join(evals) or "none yet"
             raise RunFolderError(
-                f"{self.id} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
+                f"{self.path} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
                 f"demonstrations, or the label of an evaluation: {labels}"
             )
         return read_episodes(path)

@@ -134,7 +134,7 @@ def test_evaluate_checkpoint(trained):
     folder, _ = trained
     lines = run_example(folder, "evaluate_checkpoint.py", "echo/0001").splitlines()
     names = [line.partition(":")[0] for line in lines]
-    assert names == ["echo/0001 untrained", "echo/0001 step_000002"]
+    assert names == ["runs/echo/0001@start", "echo/0001"]
 
 
 def test_stop_early_and_go_on(tmp_path):

@@ -88,9 +88,12 @@ def test_examples_are_replies_that_the_adapter_can_use(experiment):
 
 
 @pytest.mark.parametrize("experiment", ["sums", "sums_tiers"])
-def test_sums_are_asked_without_the_examples_of_their_environment(experiment):
-    """The examples have answers of another form, and more tokens than an episode."""
-    assert compose([f"conf={experiment}"]).config.env.adapter.examples == []
+def test_sums_are_asked_with_one_example_whose_answer_is_right(experiment):
+    """Those of the environment have answers of another form, and more tokens than an episode."""
+    adapter = compose([f"conf={experiment}"]).config.env.adapter
+    (example,) = adapter.examples
+    assert example.user.endswith(" 2 - 12 =")
+    assert build_adapter(adapter).read(example.reply) == [{"answer": "-10"}]
 
 
 @pytest.mark.parametrize("trainer", group_options("trainer"))

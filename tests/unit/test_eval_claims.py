@@ -138,7 +138,7 @@ def test_few_scored_tasks_are_never_the_best_of_a_comparison(tmp_path):
         runs.append(folder)
     found = compare_settings(find_runs([folder.path for folder in runs]))
     assert found.best_run.id == "smoke/0002"
-    assert [setting.name for setting in found.not_told_apart] == ["tasks_per_step=2"]
+    assert [setting.name for setting in found.not_told_apart] == ["trainer.tasks_per_step=2"]
     assert any("smoke/0001: on 1 of 10 tasks scored, too few" in line for line in verdict(found))
 
 

@@ -24,6 +24,7 @@ CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
 TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is averaged
 TIME = "minutes"
+ABSENT = "(absent)"  # the value of a key that the blocks of a run do not have
 FIRST_BLOCKS = ("trainer", "model", "reward")  # what people change; a terminal shows few keys
 DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
@@ -94,12 +95,12 @@ class Comparison:
 def compare_settings(found: Found) -> Comparison:
     """Group the runs, measure the groups, and rank them."""
     readable = [run for run in found.runs if run.status != "unreadable"]
-    keys = _differing([run.settings for run in readable])
+    keys = _differing(readable)
     labels = _short_names(keys)
     groups: dict[str, list[FoundRun]] = {}
     for run in readable:
-        values = {key: run.settings[key] for key in keys if key in run.settings}
-        groups.setdefault(json.dumps(values, sort_keys=True), []).append(run)
+        values = json.dumps(run.values_of(keys), sort_keys=True)
+        groups.setdefault(values, []).append(run)
     settings = [_measure(runs, keys, labels) for runs in groups.values()]
     settings.sort(key=_rank)
     alike = _have_the_same_tasks(settings)
@@ -121,14 +122,15 @@ def compare_settings(found: Found) -> Comparison:
     )
 
 
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys with more than one value: those of `FIRST_BLOCKS` first, else in the order of
-    the configuration."""
-    keys = dict.fromkeys(key for each in settings for key in each)
+def _differing(runs: Sequence[FoundRun]) -> list[str]:
+    """Return the keys with more than one value that have an effect in some run: those of
+    `FIRST_BLOCKS` first, else in the order of the configuration."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
     differing = [
         key
         for key in keys
-        if len({json.dumps(each[key]) if key in each else None for each in settings}) > 1
+        if len({json.dumps(run.settings.get(key, ABSENT)) for run in runs}) > 1
+        and not all(key in run.idle for run in runs)
     ]
     return sorted(differing, key=_place_of_block)
 
@@ -155,7 +157,7 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _measure(runs: Sequence[FoundRun], keys: Sequence[str], labels: Mapping[str, str]) -> Setting:
-    values = {key: runs[0].settings[key] for key in keys if key in runs[0].settings}
+    values = runs[0].values_of(keys)
     name = ", ".join(f"{labels[key]}={value_text(value)}" for key, value in values.items())
     counted = _counted(runs)
     figures = {}

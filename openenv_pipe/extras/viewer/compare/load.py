@@ -5,7 +5,7 @@ jobs that never became a run.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class FoundRun:
     cause: str | None
     seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys to values
+    idle: Collection[str] = ()  # those of these keys that have no effect
     num_steps: int | None = None
     duration_s: float | None = None
     steps: Sequence[Mapping[str, Any]] = ()  # GRPO's records in metrics.jsonl
@@ -47,6 +48,11 @@ class FoundRun:
     @property
     def step(self) -> int:
         return self.steps[-1]["step"] if self.steps else 0
+
+    def values_of(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the values of those of the keys that the run has, and that have an effect."""
+        active = (key for key in keys if key in self.settings and key not in self.idle)
+        return {key: self.settings[key] for key in active}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +136,7 @@ def _read(path: Path) -> FoundRun:
         folder = RunFolder.open(path)
         config = folder.written_config
         stages = read_stages(path)
+        settings = dict(_settings(config))
         records = read_metrics(folder.metrics_path)
         return FoundRun(
             id=folder.record.id,
@@ -137,7 +144,8 @@ def _read(path: Path) -> FoundRun:
             status=folder.status,
             cause=folder.record.cause,
             seed=config.seed,
-            settings=dict(_settings(config)),
+            settings=settings,
+            idle=idle_keys(config, settings),
             num_steps=config.trainer.steps,
             duration_s=folder.duration_s,
             steps=[record for record in records if record.get("stage") == "grpo"],
@@ -157,10 +165,7 @@ def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | 
 
 
 def _settings(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a configuration that have an effect, except the seed and what is derived
-    from it."""
-    values = flat(config.model_dump(mode="json"))
-    idle = idle_keys(config, values)
-    for key, value in values.items():
-        if key not in {*NO_SETTINGS, *idle} and not (key == "model.seed" and value == config.seed):
+    """Yield the leaves of a configuration, except the seed and what is derived from it."""
+    for key, value in flat(config.model_dump(mode="json")).items():
+        if key not in NO_SETTINGS and not (key == "model.seed" and value == config.seed):
             yield key, json.dumps(value) if isinstance(value, dict | list) else value
