@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.diff import flat
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.config.unused_keys import idle_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
@@ -145,7 +145,8 @@ def _read(path: Path) -> FoundRun:
             cause=folder.record.cause,
             seed=config.seed,
             settings=settings,
-            idle=idle_keys(config, settings),
+            # What an engine of the run's own can do is only known once its code is imported.
+            idle=() if isinstance(config.engine, PythonTarget) else idle_keys(config, settings),
             num_steps=config.trainer.steps,
             duration_s=folder.duration_s,
             steps=[record for record in records if record.get("stage") == "grpo"],
