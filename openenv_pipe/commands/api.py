@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.runs.evals import env_of, label_in
 from openenv_pipe.runs.run import EvalReports, Run
 from openenv_pipe.system.process_settings import set_library_defaults
 from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:  # these import torch
     from openenv_pipe.pipeline import Callback, RunControl
+    from openenv_pipe.reports.eval_table import Row
 
 Result = TypeVar("Result")
 RunName = Run | str | os.PathLike[str]
@@ -108,9 +110,13 @@ def evaluate(
         lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
         control,
     )
-    return EvalReports(
-        (ids.get(row.word, row.word) or row.name, row.report) for row in result.played
-    )
+
+    def name_of(row: "Row") -> str:
+        if not row.word:
+            return row.name
+        return label_in(ids.get(row.word, row.word), env_of(row.report.label))
+
+    return EvalReports((name_of(row), row.report) for row in result.played)
 
 
 def run_name(run: RunName) -> str:

@@ -26,14 +26,7 @@ from openenv_pipe.pipeline.evaluate import (
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.evals import (
-    BASELINE,
-    Evaluation,
-    env_of,
-    label_in,
-    read_reports,
-    save_evaluation,
-)
+from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 
@@ -88,10 +81,10 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
     baselines: list[Row] = []
     for subject, folder, word in zip(subjects, logs, words, strict=True):
         if subject.folder.status != "finished":
-            control.progress.note(f"eval: {word} is {subject.folder.status}, before its last step")
+            control.progress.note(f"eval: {word} is {subject.folder.status}, not finished")
         work = _play(subject, folder, control, with_baselines=subject is subjects[0])
         played = control.stop.run(work)
-        rows += [replace(row, word=label_in(word, env_of(row.report.label))) for row in played.own]
+        rows += [replace(row, word=word) for row in played.own]
         baselines += played.baselines
     rows = _told_apart(rows)
     shown = played_rows = [*rows, *baselines]

@@ -48,15 +48,15 @@ def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
 
 def hide_in_code(text: str, secrets: Mapping[str, str]) -> str:
     """Hide secrets in code or a diff of it: known ones, those in URLs, and tokens by their form."""
-    text = hide_secrets(text, secrets)
-    for name, value in url_secrets(text):
-        text = text.replace(value, f"<hidden: {name}>")
-    return TOKEN.sub("<hidden: token>", text)
+    return TOKEN.sub("<hidden: token>", _hide_in_urls(hide_secrets(text, secrets)))
 
 
 def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:
     """Hide secrets in command lines and overrides, where `api_key=...` also reveals one."""
-    text = ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets))
+    return _hide_in_urls(ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets)))
+
+
+def _hide_in_urls(text: str) -> str:
     for name, value in url_secrets(text):
         text = text.replace(value, f"<hidden: {name}>")
     return text

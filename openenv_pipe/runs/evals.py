@@ -119,14 +119,20 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
     return newest
 
 
-def read_during(folder: Path) -> list[EvalReport]:
-    """Read the newest report of each evaluation of `env` between steps, by step."""
-    reports = [
-        report
+def during_by_name(folder: Path) -> dict[str, EvalReport]:
+    """Read the newest report of each evaluation of `env` between steps, by file name without
+    `.json` and in the order of the steps."""
+    newest = {
+        report.step: (path.stem, report)
         for path, report in _read_sound(folder)
         if _is_during(path) and not env_of(report.label)
-    ]
-    return list({report.step: report for report in reports}.values())
+    }
+    return dict(newest.values())
+
+
+def read_during(folder: Path) -> list[EvalReport]:
+    """Read the newest report of each evaluation of `env` between steps, by step."""
+    return list(during_by_name(folder).values())
 
 
 def report_paths(folder: Path) -> list[Path]:

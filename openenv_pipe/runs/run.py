@@ -11,7 +11,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import eval_episodes_path, place_of, read_during, read_reports
+from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -110,10 +110,9 @@ class Run:
         """The evaluations by label, in order of their steps: `start`, `during_000010`, `trained`.
 
         After these come those of `eval` and of the baselines. A second evaluation of the same label
-        has a number: `trained_2`.
+        has a number: `trained_2`. Of those between steps, only the newest of a step is here.
         """
-        during = {report.label: report for report in read_during(self.path)}
-        found = {**read_reports(self.path), **during}
+        found = read_reports(self.path) | during_by_name(self.path)
         return EvalReports((label, found[label]) for label in sorted(found, key=place_of))
 
     @property
@@ -130,12 +129,13 @@ class Run:
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
         Raises RunFolderError if the run has none of it.
         """
-        evals = self.evals
-        path = episodes_path(self.path, of) if isinstance(of, int) else None
-        if of in evals:
-            path = eval_episodes_path(self.path, str(of))
+        path = None
+        if isinstance(of, int):
+            path = episodes_path(self.path, of)
+        elif of in self.evals:
+            path = eval_episodes_path(self.path, of)
         if path is None or not path.exists():
-            labels = ", ".join(evals) or "none yet"
+            labels = ", ".join(self.evals) or "none yet"
             raise RunFolderError(
                 f"{self.path} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
                 f"demonstrations, or the label of an evaluation: {labels}"

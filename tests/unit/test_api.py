@@ -113,7 +113,12 @@ def test_evaluations_are_in_the_order_of_their_steps(folder):
 
 def test_episodes_are_those_of_a_step_or_of_an_evaluation(folder):
     run_samples.evaluate(folder, "trained", 0.5)
+    for mean in (0.2, 0.8):  # the second one is of a resumed run, which has played other episodes
+        run_samples.evaluate(folder, "during_000001", mean, step=1)
     run = Run(folder.path)
+    label = next(each for each in run.evals if each.startswith("during"))
+    successes = [group.episodes[0].success for group in run.episodes(label)]
+    assert sum(successes) / len(successes) == run.evals[label].success.mean == 0.8
     played = [each.task.id for each in run.episodes("trained")]
     assert played == [each.task for each in run.evals["trained"].tasks]
     for wrong in ("train", 7, 2.5):

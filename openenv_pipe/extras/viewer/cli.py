@@ -100,7 +100,7 @@ def compare(
     from openenv_pipe.commands import thresholds
     from openenv_pipe.extras.viewer.compare.grouping import compare_settings
     from openenv_pipe.extras.viewer.compare.load import find_runs
-    from openenv_pipe.extras.viewer.compare.text import as_table, as_text, means_of
+    from openenv_pipe.extras.viewer.compare.text import as_table, as_text
 
     least = thresholds.parse_thresholds(fail_under or [])
     thresholds.reject_empty_junit(junit, fail_under or [])
@@ -109,4 +109,4 @@ def compare(
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    end_if_below(thresholds.compare_with_thresholds(means_of(comparison), least), junit)
+    end_if_below(thresholds.compare_with_thresholds(comparison.means, least), junit)

@@ -11,6 +11,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from openenv_pipe.commands.thresholds import Means
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.intervals import (
@@ -52,6 +53,13 @@ class Setting:
     figures: Mapping[str, Figure]  # by measure
 
     @property
+    def ids(self) -> str:
+        """The names of the runs; those of one experiment by their numbers only."""
+        first, *others = [run.id for run in self.runs]
+        name = first.partition("/")[0]
+        return " ".join([first, *(other.removeprefix(f"{name}/") for other in others)])
+
+    @property
     def counted(self) -> list[FoundRun]:
         """The runs that are counted: for each seed the last one with a final evaluation."""
         return _counted(self.runs)
@@ -82,6 +90,16 @@ class Comparison:
     def unfinished(self) -> list[FoundRun]:
         runs = [run for setting in self.settings for run in setting.runs]
         return [*(run for run in runs if run.status != "finished"), *self.unreadable]
+
+    @property
+    def means(self) -> Means:
+        """The means of each setting. Unfinished runs and jobs without a run have none."""
+        found = {
+            setting.ids: {name: figure.mean for name, figure in setting.figures.items()}
+            for setting in self.settings
+        }
+        lost = [*(run.id for run in self.unfinished), *self.lost_jobs]
+        return {**{name: {} for name in lost}, **found}
 
     def __str__(self) -> str:
         """Return it as Markdown, which a notebook shows as a table."""

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from openenv_pipe.commands.thresholds import Means
 from openenv_pipe.extras.viewer.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.extras.viewer.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
@@ -96,7 +95,7 @@ def as_table(comparison: Comparison) -> Group:
     for setting in comparison.settings:
         row = cells(comparison, setting)
         mark = "*" if setting is comparison.best else ""
-        shown.add_row(f"{mark}{_ids(setting)}", *(row[i] for i in keep))
+        shown.add_row(f"{mark}{setting.ids}", *(row[i] for i in keep))
     lines = []
     if hidden := len(columns) - len(keep):
         lines.append(f"{hidden} more keys differ: --format md, csv or json has them all")
@@ -121,29 +120,9 @@ def _columns(comparison: Comparison) -> list[Column]:
     return [*keys, Column("runs", last + 1, Fit.FOLD), Column("seeds", last), *measures]
 
 
-def means_of(comparison: Comparison) -> Means:
-    """Return the means of each setting, by the names of its runs.
-
-    Runs that did not finish, and jobs without a run, have none.
-    """
-    found = {
-        _ids(setting): {name: figure.mean for name, figure in setting.figures.items()}
-        for setting in comparison.settings
-    }
-    lost = [*(run.id for run in comparison.unfinished), *comparison.lost_jobs]
-    return {**{name: {} for name in lost}, **found}
-
-
-def _ids(setting: Setting) -> str:
-    """Name the runs of a setting; runs of one experiment by their numbers only."""
-    first, *others = [run.id for run in setting.runs]
-    name = first.partition("/")[0]
-    return " ".join([first, *(other.removeprefix(f"{name}/") for other in others)])
-
-
 def _as_markdown(comparison: Comparison) -> str:
     titles = ["", *headings(comparison)]
-    rows = [[_ids(setting), *cells(comparison, setting)] for setting in comparison.settings]
+    rows = [[setting.ids, *cells(comparison, setting)] for setting in comparison.settings]
     shown = table([*map(for_markdown, titles)], [[*map(for_markdown, row)] for row in rows])
     lines = [intervals_text(comparison) + ".", *verdict(comparison)]
     lines += [*map(run_line, comparison.unfinished), *comparison.lost_jobs]
