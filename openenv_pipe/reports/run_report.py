@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from openenv_pipe.config.learning_rates import describe_lr
-from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskSetConfig
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.costs import costs_text, seconds_text
@@ -18,7 +18,9 @@ from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.sections import (
     baselines_text,
+    clients_rewards,
     clients_text,
+    environment_rows,
     environments_table,
     model_rows,
     parts_tables,
@@ -64,7 +66,7 @@ def write_report(folder: RunFolder) -> Path:
     sections = [
         f"# {folder.record.id}",
         _state(folder, config, records),
-        _outcome(config, stages) if config.trainer.steps else _supervised(records),
+        _outcome(config, stages, records),
         _other_measures(folder.record),
         baselines_text(reports),
         _unusable(config, records),
@@ -107,8 +109,12 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     return f"{state} Cause:\n\n{code_block(shortened(folder.record.cause))}"
 
 
-def _outcome(config: RunConfig, reports: Reports) -> str:
+def _outcome(config: RunConfig, reports: Reports, records: Records) -> str:
     """Say in a sentence or two what training changed. `reports` are those of the stages."""
+    if not config.trainer.steps:
+        return _supervised(records)
+    if not config.agent.plays_on_demand:
+        return clients_rewards(records)
     stages = [name for name in STAGES if name in reports]
     if len(stages) < 2:
         return "There is no result, because no evaluation before and after training is done."
@@ -297,10 +303,9 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     warm_start = (
         f"{warm.steps} steps on {for_markdown(warm.source.title)}" if warm.steps else "none"
     )
-    plays = trainer.steps > 0 or config.host.has_environment  # clients bring their own environment
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {
-        **(_environment_rows(config.env) if plays else {}),
+        **environment_rows(config),
         **model_rows(config, record.facts),
         **({"reward": terms} if trainer.steps else {}),
         "warm start": warm_start,
@@ -313,15 +318,6 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         **_history(record),
     }
     return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
-
-
-def _environment_rows(env: EnvConfig) -> dict[str, str]:
-    turns = "one turn" if env.max_turns == 1 else f"{env.max_turns} turns"
-    return {
-        "environment": f"{for_markdown(env.name)}, at most {turns}",
-        "train tasks": _tasks(env.tasks.train),
-        "eval tasks": _tasks(env.tasks.eval),
-    }
 
 
 def _history(record: RunRecord) -> dict[str, str]:
@@ -339,11 +335,6 @@ def _history(record: RunRecord) -> dict[str, str]:
             for attempt in record.attempts
         )
     return rows
-
-
-def _tasks(tasks: TaskSetConfig) -> str:
-    keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())
-    return f"{for_markdown(tasks.title)}{f', reset with {keywords}' if keywords else ''}"
 
 
 def _code(folder: RunFolder) -> str:

@@ -1,15 +1,22 @@
-"""Parts of a run's report: its model, its reward by parts, its learning signal, and its clients."""
+"""Parts of a run's report: its environment, model, parts of the reward, signal, and clients."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RewardConfig, RunConfig
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    ModelConfig,
+    RewardConfig,
+    RunConfig,
+    TaskSetConfig,
+)
+from openenv_pipe.reports.alarm import WINDOW, ends_of
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.metrics import ENVIRONMENT
 from openenv_pipe.system.markdown import UNKNOWN, table
-from openenv_pipe.system.untrusted_text import for_markdown
+from openenv_pipe.system.untrusted_text import code_span, for_markdown
 
 REWARD = "reward/"
 REWARD_MEAN = f"{REWARD}mean"
@@ -21,6 +28,27 @@ LOST_EPISODES = {
 }
 
 Records = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+
+
+def environment_rows(config: RunConfig) -> dict[str, str]:
+    """Return the rows of the environment and its tasks by their titles; none for data alone."""
+    env = config.env
+    if not config.host.has_environment:
+        if not config.agent.plays_on_demand:
+            return {"tasks": "those that clients bring"}
+        if not config.trainer.steps:
+            return {}
+    turns = "one turn" if env.max_turns == 1 else f"{env.max_turns} turns"
+    return {
+        "environment": f"{for_markdown(env.name)}, at most {turns}",
+        "train tasks": _tasks(env.tasks.train),
+        "eval tasks": _tasks(env.tasks.eval),
+    }
+
+
+def _tasks(tasks: TaskSetConfig) -> str:
+    keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())
+    return f"{for_markdown(tasks.title)}{f', reset with {keywords}' if keywords else ''}"
 
 
 def model_rows(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -176,6 +204,18 @@ def _sum(steps: Records, key: str) -> int:
     return sum(step.get(key) or 0 for step in steps)
 
 
+def clients_rewards(records: Records) -> str:
+    """Compare the rewards of the first steps with those of the last, for want of an evaluation."""
+    steps = [record for record in records if record.get("stage") == "grpo"]
+    first, last = ends_of(steps, REWARD_MEAN)
+    if first is None or last is None:
+        return "There is no result, because clients play no evaluations, and few steps are done."
+    return (
+        f"Clients play no evaluations. The mean reward of training went **{first:.3f} → "
+        f"{last:.3f}**, from the first {WINDOW} steps to the last {WINDOW}."
+    )
+
+
 def clients_text(records: Records) -> str:
     """Say how many episodes clients did not play to their end, and how many groups were dropped.
 
@@ -185,10 +225,10 @@ def clients_text(records: Records) -> str:
     if not steps:
         return ""
     counts = {text: sum(step[name] for step in steps) for name, text in LOST_EPISODES.items()}
-    parts = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+    lost = ", ".join(f"{count} {text}" for text, count in counts.items() if count)
     num_played = sum(record.get("episodes/count") or 0 for record in records)
     num_dropped = sum(step["groups/dropped"] for step in steps)
     return (
-        f"**Episodes of clients:** of {num_played}, {parts}. Groups that were left with fewer than "
-        f"two episodes taught nothing: {num_dropped}."
+        f"**Episodes of clients:** of {num_played}, {lost or 'none was lost'}. Groups that were "
+        f"left with fewer than two episodes taught nothing: {num_dropped}."
     )

@@ -11,6 +11,7 @@ import pytest
 import run_samples
 from rich.console import Console
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import FailureError, RunFolderError, UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
@@ -374,6 +375,22 @@ def test_a_run_without_anything_yet_has_a_report(folder):
     assert "**running**, 0 of 2 GRPO steps" in text
     assert "no result" in text
     assert "png" not in text
+
+
+def test_the_report_of_clients_speaks_of_their_rewards_and_not_of_evaluations(tmp_path):
+    folder = run_samples.create(tmp_path, compose(["conf=client", f"runs_dir={tmp_path}"]).config)
+    assert "There is no result, because clients play no evaluations" in (
+        write_report(folder).read_text()
+    )
+    lost = {"clients/lost": 0, "clients/late": 0, "clients/failed": 0, "groups/dropped": 0}
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        for step in range(1, 11):
+            reward = {"reward/mean": 0.25 if step <= 5 else 0.75}
+            metrics.append({**run_samples.record(step), **lost, **reward})
+    text = write_report(folder).read_text()
+    assert "**0.250 → 0.750**, from the first 5 steps to the last 5" in text
+    assert "| tasks | those that clients bring |" in text and "at most" not in text
+    assert "none was lost. Groups that were left" in text
 
 
 def test_a_run_that_stopped_early_says_why(folder):
