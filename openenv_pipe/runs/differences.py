@@ -13,6 +13,7 @@ Kind = Literal["code", "versions", "machine", "data", "model"]
 # The facts of a run that identify something, by kind. Other facts are measurements.
 FACTS: dict[str, Kind] = {
     "env_code": "code",
+    "env_files": "code",  # what `env_code` is of, which older runs have alone
     "image": "code",
     "callables": "code",
     "program": "code",
@@ -74,8 +75,9 @@ def find_other_facts(
     """Compare what a run finds out after its start: environment, tasks, model."""
     found = []
     then, since = _with_forward_passes(before), _with_forward_passes(now)
+    known = then.keys() & since.keys()
     for key, kind in FACTS.items():
-        if key in then and key in since:
+        if key in known and not (key == "env_code" and "env_files" in known):
             found += _unequal(kind, key, then[key], since[key])
     others, others_now = before.get("beside"), now.get("beside")
     if isinstance(others, Mapping) and isinstance(others_now, Mapping):

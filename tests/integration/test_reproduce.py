@@ -65,6 +65,21 @@ def test_a_fresh_clone_elsewhere_gives_the_same_bytes(recorded, clone, tmp_path)
     assert "byte for byte" in (tmp_path / "runs/smoke/0001/reproduction.md").read_text()
 
 
+def test_a_changed_environment_is_named_by_its_file_before_there_is_a_run(
+    recorded, clone, tmp_path
+):
+    path = clone / "envs" / "wordle" / "server" / "app.py"
+    text = path.read_text()
+    path.write_text(f"{text}# other code\n")
+    try:
+        code, said = pipe(clone, tmp_path, "reproduce", str(recorded))
+    finally:
+        path.write_text(text)
+    assert code == 2 and "code: env_files.server/app.py was " in said, said
+    assert "env_code" not in said and "--allow code" in said
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
     """Replay, which plays nothing, rejects the changed code; with --allow it finds the first
     changed step."""

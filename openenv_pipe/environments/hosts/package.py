@@ -1,13 +1,15 @@
 """An environment package in OpenEnv's layout: its manifest and the digest of its code."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import JsonValue
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.files import digest_of_file
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
 USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name it
@@ -59,10 +61,21 @@ def _has_usual_app(package: Path) -> bool:
     return (package / "server" / "app.py").is_file()
 
 
+def code_facts(package: Path) -> dict[str, JsonValue]:
+    """Return the sha256 of the package's code, and that of each file, by their keys in run.json."""
+    files = code_files(package)
+    return {"env_code": _digest_of(files), "env_files": dict(files)}
+
+
 def code_digest(package: Path) -> str:
     """Return the sha256 of the package's files, except those that Python and git add."""
+    return _digest_of(code_files(package))
+
+
+def code_files(package: Path) -> dict[str, str]:
+    """Return the sha256 of each of those files by its relative name."""
     paths = (path.relative_to(package) for path in package.rglob("*"))
-    return digest_of_files(
+    return _digests(
         package,
         (
             path.as_posix()
@@ -77,10 +90,15 @@ def digest_of_files(root: Path, names: Iterable[str], beside: str = "") -> str:
 
     beside: the text. Folders among `names` are skipped.
     """
+    return _digest_of(_digests(root, names), beside)
+
+
+def _digests(root: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: digest_of_file(root / name) for name in sorted(names) if (root / name).is_file()}
+
+
+def _digest_of(files: Mapping[str, str], beside: str = "") -> str:
     digest = hashlib.sha256(beside.encode())
-    for name in sorted(names):
-        path = root / name
-        if path.is_file():
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{name}\0{content}\n".encode())
+    for name, content in files.items():
+        digest.update(f"{name}\0{content}\n".encode())
     return digest.hexdigest()

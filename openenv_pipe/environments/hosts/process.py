@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_error
-from openenv_pipe.environments.hosts.package import code_digest, manifest_app
+from openenv_pipe.environments.hosts.package import code_facts, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError, last_lines
 from openenv_pipe.system.child_environment import (
@@ -130,7 +130,7 @@ class ProcessHost(SupervisedHost):
 
     def facts(self) -> dict[str, JsonValue]:
         """See `Host.facts`. There are none of `env.command`, whose code is not known."""
-        return {} if self._package is None else {"env_code": code_digest(self._package)}
+        return {} if self._package is None else code_facts(self._package)
 
 
 class EnvProcess:

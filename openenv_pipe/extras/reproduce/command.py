@@ -15,10 +15,11 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.extras.reproduce.replaying import replay
+from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
-from openenv_pipe.runs.differences import Difference, find_differences
+from openenv_pipe.runs.differences import Difference, find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
@@ -80,6 +81,7 @@ def reproduce(
     judge = partial(_reject_or_notify, allow, control.progress)
     judge(find_differences(recorded.record))
     if not is_replay:
+        _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
     folder = _new_folder(recorded, config, command)
     attempt = Attempt(
@@ -202,10 +204,14 @@ def _as_text(band: Band) -> str:
 def _reject_or_notify(
     allow: Collection[str], progress: Progress, differences: Sequence[Difference]
 ) -> None:
-    rejected = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
     for each in differences:
-        if each not in rejected:
+        if each.kind not in ALLOWABLE or each.kind in allow:
             progress.note(f"not as recorded: {each}")
+    _reject(allow, differences)
+
+
+def _reject(allow: Collection[str], differences: Sequence[Difference]) -> None:
+    rejected = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
     if rejected:
         kinds = ",".join(dict.fromkeys(each.kind for each in rejected))
         raise RunFolderError(

@@ -81,6 +81,17 @@ def test_what_differs_beforehand_is_named(tmp_path):
     assert str(found) == "data: tasks.train.num_tasks was 4, is 5"
 
 
+def test_changed_code_of_an_environment_is_named_by_its_files_where_they_are_known():
+    old = {"env_code": "a"}
+    before = {"env_code": "a", "env_files": {"models.py": "1" * 64, "server/app.py": "2" * 64}}
+    now = {"env_code": "b", "env_files": {"models.py": "1" * 64, "client.py": "3" * 64}}
+    assert [str(each) for each in find_other_facts(before, now)] == [
+        "code: env_files.client.py was absent, is 333333333333",
+        "code: env_files.server/app.py was 222222222222, is absent",
+    ]
+    assert [str(each) for each in find_other_facts(old, now)] == ["code: env_code was a, is b"]
+
+
 def test_another_way_to_sample_or_train_is_named_but_not_another_measurement():
     left_out = {"fast": "it differs from the model's own by 0.0021"}
     before = {"sampler": "ragged", "learner": "packed", "left_out": left_out}
