@@ -171,13 +171,14 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
 
     name: of the experiment and its block.
     """
-    is_slow = trial.mean_step_s > SLOW_STEP_S
+    is_small = _is_small(trial, limits)
+    num_tasks = 50 if not is_small else 4 if trial.mean_step_s > SLOW_STEP_S else 20
     return {
         "name": name,
         "host": _host(serving, trial),
         "reward": {"terms": {"unusable": {"weight": -unusable_penalty(trial.plays)}}},
-        "trainer": {"steps": 40, **(SMALL_GROUPS if _is_small(trial, limits) else GROUPS)},
-        "eval": {"num_tasks": 4 if is_slow else 20, "temperature": 1.0},
+        "trainer": {"steps": 40, **(SMALL_GROUPS if is_small else GROUPS)},
+        "eval": {"num_tasks": num_tasks, "temperature": 1.0},
     }
 
 
