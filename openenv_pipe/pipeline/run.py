@@ -24,7 +24,7 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints, fork_command
+from openenv_pipe.runs.checkpoints import all_checkpoints, fork_command, fork_origin
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
@@ -150,7 +150,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
             folder,
             progress,
             evaluator=evaluator,
-            origin=_origin(folder),
+            origin=fork_origin(folder.record),
             stop_after=attempt.stop_after,
             callbacks=control.callbacks,
             trackers=attempt.trackers,
@@ -172,14 +172,6 @@ def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) ->
 def _write_report(folder: RunFolder, progress: Progress) -> Path:
     with progress.phase("writing the report"):
         return write_report(folder)
-
-
-def _origin(folder: RunFolder) -> StageStep | None:
-    """Return the step of the checkpoint that a fork started from; None for other runs."""
-    lineage = folder.record.lineage
-    if lineage is None or lineage.kind != "fork" or lineage.checkpoint is None:
-        return None
-    return StageStep.of(Path(lineage.checkpoint))
 
 
 def _end_early(folder: RunFolder, control: RunControl, error: BaseException) -> None:

@@ -71,6 +71,14 @@ class StageStep:
 WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
 
 
+def fork_origin(record: RunRecord) -> StageStep | None:
+    """Return the step of the checkpoint that a fork started from; None for other runs."""
+    lineage = record.lineage
+    if lineage is None or lineage.kind != "fork" or lineage.checkpoint is None:
+        return None
+    return StageStep.of(Path(lineage.checkpoint))
+
+
 def can_resume(run: Path, record: RunRecord, status: str) -> bool:
     """Return whether `train --resume` may go on with a run that is not running.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from openenv_pipe.config.compose import amend, parse_overrides
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint
+from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint, fork_origin
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.places import runs_folders
 
@@ -133,7 +133,8 @@ def find_model(
 ) -> SelectedModel:
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
-    Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration. The
+    Without `@`, it is the newest sound checkpoint; `start` of a fork is the one that it began with.
+    `overrides` change the run's configuration. The
     label names the agent if it is not the type of agent that the run was trained with.
     runs_dir: as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
@@ -150,6 +151,9 @@ def find_model(
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.
         label = config.engine.type + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
+    origin = fork_origin(folder.record)
+    if which == "start" and origin is not None:
+        which = origin.name
     if which == "start":
         label = AT_START + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=0)

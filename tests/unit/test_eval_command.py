@@ -1,5 +1,7 @@
 """What `eval` can evaluate, that it measures all of it alike, and when training stops early."""
 
+import shutil
+
 import pytest
 import run_samples
 from fakes import FakeHost, play, rollout_context, run_config
@@ -42,6 +44,20 @@ def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
     assert (subject.label, subject.step) == (label, step)
     assert (subject.checkpoint is None) == (at == "@start")
     assert subject.config.eval.num_tasks == 3
+
+
+def test_the_start_of_a_fork_is_the_checkpoint_that_it_began_with(folder, tmp_path):
+    """Weights before all training would credit the fork with what its origin had learned."""
+    lineage = folder.lineage("fork", "step_000010")
+    fork = run_samples.create(tmp_path, lineage=lineage)
+    with new_checkpoint(fork.path, StageStep("grpo", 10)) as path:
+        (path / "weights").write_text("10")
+    subject = find_model(f"{fork.path}@start", [])
+    assert (subject.label, subject.step) == ("step_000010", 10)
+    assert subject.checkpoint == fork.path / "checkpoints" / "step_000010"
+    shutil.rmtree(subject.checkpoint)
+    with pytest.raises(RunFolderError, match="has no checkpoint"):
+        find_model(f"{fork.path}@start", [])
 
 
 def test_another_agent_than_the_runs_own_is_in_the_label(folder):

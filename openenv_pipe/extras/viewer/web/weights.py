@@ -5,20 +5,24 @@ from typing import Any
 
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
 from openenv_pipe.extras.viewer.web.run_page import checkpoint_steps
-from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep, checkpoint_path
+from openenv_pipe.runs.checkpoints import (
+    WARM_START_END,
+    StageStep,
+    checkpoint_path,
+    fork_origin,
+)
 from openenv_pipe.runs.evals import STAGES, read_during, read_reports
 from openenv_pipe.runs.find import AT_START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.types import Episode
 
-UNTRAINED = "start"  # as RUN@start names the weights before all training
+UNTRAINED = "start"  # as RUN@start names the weights that a run began with
 
 
 def first_step(folder: RunFolder) -> StageStep | None:
     """Return where a fork, or GRPO after a warm start, began; None: with the untrained weights."""
-    lineage = folder.record.lineage
-    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
-        return StageStep.of(Path(lineage.checkpoint))
+    if origin := fork_origin(folder.record):
+        return origin
     return WARM_START_END if folder.written_config.trainer.warm_start.steps else None
 
 
