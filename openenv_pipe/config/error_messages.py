@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from openenv_pipe.config.other_names import NOT_HERE, NOTES, OTHER_NAMES
+from openenv_pipe.config.other_names import LOSS_TYPES, NOT_HERE, NOTES, OTHER_NAMES
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
@@ -78,7 +78,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         case "union_tag_invalid":
             tag, tags = detail["ctx"]["tag"], detail["ctx"]["expected_tags"]
             near = did_you_mean(tag, [name.strip("'") for name in tags.split(", ")])
-            if key == "trainer.loss" and tag in group_options("trainer"):
+            if key == "trainer.loss" and tag in LOSS_TYPES:
+                near = f"; {_loss_of_trl(tag)}"
+            elif key == "trainer.loss" and tag in group_options("trainer"):
                 near = f"; trainer={tag} chooses it, with its normalisation and advantages"
             return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
     value = detail["input"]
@@ -96,6 +98,8 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
     leaf = key.rpartition(".")[2]
     if leaf in NOT_HERE:
         return f"there is no such key; {NOT_HERE[leaf]}"
+    if leaf == "loss_type" and value in LOSS_TYPES:
+        return f"there is no such key; {_loss_of_trl(value)}"
     if own := OTHER_NAMES.get(leaf):
         if own == "trainer.loss.type" and value in group_options("trainer"):
             own = f"trainer={value}"
@@ -113,6 +117,10 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
         return f"there is no such key; this block has {', '.join(leaves)}"
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
+
+
+def _loss_of_trl(name: str) -> str:
+    return f"TRL's loss_type={name} is {LOSS_TYPES[name]} (docs/coming_from.md)"
 
 
 def _shown(value: Any, key: str = "", *, exists: bool = True) -> str:
@@ -139,6 +147,8 @@ def explain_choice(group: str, seen: Any) -> str:
     """Explain a choice that a group does not have."""
     options = group_options(group)
     near = did_you_mean(str(seen), options)
+    if group == "trainer" and seen in LOSS_TYPES:
+        near = f"; {_loss_of_trl(seen)}"
     what = "experiment" if group == "conf" else "choice"
     return (
         f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "

@@ -72,6 +72,21 @@ NOTES: Mapping[str, str] = {
     "episode, with its prompts and observations",
 }
 
+# TRL's loss_type by our keys, and what else a preset of that name changes in trainer=grpo.
+LOSS_TYPES: Mapping[str, str] = {
+    "grpo": "trainer=grpo",
+    "dr_grpo": "trainer=grpo trainer.loss.normalise=constant; trainer=dr_grpo also has "
+    "trainer.advantage.scale=none, TRL's scale_rewards=False",
+    "dapo": "trainer=grpo trainer.loss.normalise=token; trainer=dapo also has "
+    "trainer.loss.clip_high=0.28, trainer.max_sampling_rounds=3 and "
+    "trainer.loss.normalise_groups=with_signal",
+    "bnpo": "trainer=grpo trainer.loss.normalise=token, over the tokens of an update",
+    "cispo": "trainer=cispo, with trainer.loss.clip_high=4.0, TRL's epsilon_high=5",
+    "sapo": "trainer=sapo",
+    "luspo": "not here: this loss has no equivalent",
+    "vespo": "not here: this loss has no equivalent",
+}
+
 EPOCHS = (
     "only steps are counted: trainer.steps = epochs * tasks of training / trainer.tasks_per_step"
 )

@@ -11,7 +11,6 @@ import yaml
 
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.diff import flat
-from openenv_pipe.config.other_names import NOT_HERE, OTHER_NAMES
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
@@ -310,54 +309,12 @@ def test_a_missing_file_of_a_defaults_list_is_named(folder):
     assert "did you mean wordle" in message
 
 
-CALLED = "what other trainers call .* is "
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("trainer.num_generations=8", f"{CALLED}trainer.group_size here"),
-        ("trainer.optimizer.learning_rate=1e-5", f"{CALLED}trainer.optimizer.lr here"),
-        ("epsilon_high=0.28", f"{CALLED}trainer.loss.clip_high here"),
-        ("trainer.loss_type=dr_grpo", f"{CALLED}trainer=dr_grpo here"),
-        ("trainer.loss_type=dapo", f"{CALLED}trainer=dapo here"),
-        ("trainer.loss_type=vespo", f"{CALLED}trainer.loss.type here"),
-        ("trainer.per_device_train_batch_size=8", "tokens_per_batch here, in tokens, not rows"),
-        ("max_completion_length=64", "max_reply_tokens here, for each reply; env.max_episode_tok"),
-        ("max_prompt_length=64", "prompts have no limit of their own: env.max_episode_tokens"),
-        ("reward_funcs=my_rewards:close", "is a term of the reward, reward.terms.NAME"),
-        ("trainer.num_train_epochs=2", "only steps are counted: trainer.steps"),
-        ("trainer.loss.type=dr_grpo", r"'python'; trainer=dr_grpo chooses it"),
-        ("trainer.loss.type=dapo", r"'python'; trainer=dapo chooses it"),
-    ],
-)
-def test_a_name_of_another_trainer_is_answered_with_the_own_one(override, expected):
-    with pytest.raises(ConfigError, match=expected):
-        compose(["conf=echo", override])
-
-
-def test_the_names_of_other_trainers_stand_for_keys_and_are_none_themselves():
-    known = set(known_keys())
-    assert set(OTHER_NAMES.values()) <= known
-    assert not {key.rpartition(".")[2] for key in known} & {*OTHER_NAMES, *NOT_HERE}
-
-
 def test_known_keys_reach_into_every_type_of_a_block():
     keys = known_keys()
     assert {"model.path", "model.hidden_size", "env.adapter.pattern", "trainer.loss.type"} <= set(
         keys
     )
     assert len(keys) == len(set(keys))
-
-
-def test_the_page_about_other_trainers_names_keys_that_exist():
-    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
-    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    blocks = "(?:env|eval|trainer|model|engine)"
-    named = {key for cell in cells for key in re.findall(rf"`({blocks}\.[\w.]+)", cell)}
-    assert len(named) > 30
-    known = [f"{key}." for key in known_keys()]
-    assert {key for key in named if not any(each.startswith(f"{key}.") for each in known)} == set()
 
 
 def test_null_evaluates_never_during_training():
