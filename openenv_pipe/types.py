@@ -184,7 +184,7 @@ class Turn:
     role: TurnRole = TurnRole.AGENT
     steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
     unusable: str | None = None  # why the reply, or the rest of it, could not be used
-    # New in this turn: in place of ids, or beside them if a judge will read the episode.
+    # What the model was shown anew in this turn.
     messages: list[Message] = field(default_factory=list)
     usage: Usage | None = None  # None: the ids are known
     # Unix times in seconds, for traces: when the reply was asked for, when it came, and when each

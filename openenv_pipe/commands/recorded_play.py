@@ -87,7 +87,6 @@ class UntokenizedContext:
     env: EnvConfig
     engine: Engine
     chat: None = None
-    reads_messages: bool = False
 
 
 class RecordedPlayer(Player):

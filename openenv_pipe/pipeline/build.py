@@ -154,8 +154,7 @@ async def _opened_environment(
     config, logs = parts.config, parts.logs
     async with open_scorer(config, *verdicts, log=logs / "judge.log") as scorer:
         chat = parts.policy.chat if parts.policy else None
-        has_hints = config.trainer.loss.kl.used_hint is not None
-        await loop.prepare(chat, reads_messages=scorer.reads_messages or has_hints)
+        await loop.prepare(chat)
         splits = await loop.open_splits(known_sets)
         # In a thread, because OpenEnv's capture proxy takes seconds to import.
         open_agents = await asyncio.to_thread(load, block_types("agent")[config.agent.type].build)
@@ -167,7 +166,6 @@ async def _opened_environment(
                 chat=chat,
                 engine=engine,
                 scorer=scorer,
-                has_hints=has_hints,
                 agents=agents,
                 roles=build_roles(
                     config, config.env.players.roles if config.env.players else {}, engine

@@ -12,6 +12,7 @@ from typing import Any
 from openenv_pipe.algorithms.advantages import ZERO_SPREAD
 from openenv_pipe.config.schema.loss import Hint
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import split_tools
 from openenv_pipe.types import Episode, Group, Sample
 
 BEFORE = {
@@ -69,9 +70,7 @@ def _hinted(
     if room <= NUM_NOTE:
         return None
     first = episode.turns[0]
-    has_tools = first.messages[0]["role"] == "tools"
-    tools = json.loads(first.messages[0]["content"]) if has_tools else []
-    *others, last = first.messages[has_tools:]
+    tools, (*others, last) = split_tools(first.messages)
     last = {**last, "content": last["content"] + chat.cut(text, room)}
     prompt = chat.first_ids([*others, last], tools)
     if len(prompt) - len(first.prompt_ids) + len(sample.token_ids) > max_tokens:

@@ -46,7 +46,7 @@ class Scorer:
 
     @property
     def reads_messages(self) -> bool:
-        """Whether episodes keep their messages, because others are asked about them."""
+        """Whether others are asked about the messages of episodes."""
         return (self._judge is not None and bool(self._judged)) or bool(self._opened)
 
     async def score(self, group: Group) -> None:

@@ -52,10 +52,6 @@ class PlayContext(Protocol):
     def chat(self) -> Chat | None: ...
     @property
     def engine(self) -> Engine: ...
-    @property
-    def reads_messages(self) -> bool:
-        """Whether episodes have to keep their messages, because a reward term or a hint does."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +106,8 @@ class EpisodeLoop(EpisodeRunner, Protocol):
         """Start the servers. Raises HostError and ConfigError."""
         ...
 
-    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
-        """Set what all episodes share, before the first of them. See `PlayContext`."""
+    async def prepare(self, chat: Chat | None) -> None:
+        """Set the chat format that all episodes share, before the first of them."""
         ...
 
     async def open_splits(self, known: KnownSets) -> Splits:
@@ -125,11 +121,6 @@ class EpisodeLoop(EpisodeRunner, Protocol):
 
 class Scorer(Protocol):
     """Computes the rewards of episodes that have been played."""
-
-    @property
-    def reads_messages(self) -> bool:
-        """Whether episodes have to keep their messages."""
-        ...
 
     async def score(self, group: Group) -> None:
         """Set the rewards of a group's episodes, their terms, and whether they succeeded."""
@@ -153,7 +144,6 @@ class RolloutContext:
     chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
-    has_hints: bool = False  # episodes keep their messages, which hints are added to
     agents: EpisodeRunner | None = None  # programs or clients that play in place of the loop
     # Who plays each player of a game: POLICY, UNTRAINED or an engine of its own; empty: no game.
     roles: Mapping[str, Engine | str] = field(default_factory=dict)
@@ -180,10 +170,6 @@ class RolloutContext:
     def runner(self) -> EpisodeRunner:
         """What plays the episodes."""
         return self.agents or self.loop
-
-    @property
-    def reads_messages(self) -> bool:
-        return self.scorer.reads_messages or self.has_hints
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
         """Return the same context with another engine, such as a script, whom the loop plays."""

@@ -3,7 +3,6 @@
 There is one class for each kind of engine; `engines.base` has their requests and answers.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +17,12 @@ from openenv_pipe.engines.base import (
     cut_text,
     estimate_tokens,
 )
+from openenv_pipe.models.chat.messages import with_tools
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.untrusted_json import encodable
-from openenv_pipe.types import Finish, Image, Message, Observation, Opening, Tool, Turn, Usage
+from openenv_pipe.types import Finish, Image, Message, Observation, Opening, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
 
@@ -113,7 +113,7 @@ class TokenConversation(Conversation):
         self.reader = self._chat.reply_reader
         self._num_sampled = 0  # tokens of completions
         messages, tools = self._cut(opening.messages), opening.tools
-        self._new_messages = _with_tools(messages, tools)
+        self._new_messages = with_tools(messages, tools)
         self._images = _images_of(messages)
         kind = HISTORIES[self._chat.history]
         self._history: PromptHistory = kind(self._chat, messages, tools)
@@ -148,7 +148,7 @@ class TokenConversation(Conversation):
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
             parent=self._history.parent,
-            messages=self._new_messages if self._context.reads_messages else [],
+            messages=self._new_messages,
         )
         return self._last
 
@@ -200,7 +200,7 @@ class MessageConversation(Conversation):
         super().__init__(context, spec, opening, first)
         self._num_tokens = 0  # of all turns
         self._messages = self._cut(opening.messages)
-        self._new_messages = _with_tools(self._messages, opening.tools)
+        self._new_messages = with_tools(self._messages, opening.tools)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property
@@ -297,12 +297,6 @@ def _images_of(messages: Sequence[Message]) -> dict[int, Image]:
         for message in messages
         for image in message.get("images", {}).values()
     }
-
-
-def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Return the first messages, and before them the tools, for readers of the conversation."""
-    described = [{"role": "tools", "content": json.dumps(list(tools))}] if tools else []
-    return [*described, *messages]
 
 
 def conversation_class(context: PlayContext) -> type[Conversation]:

@@ -120,7 +120,6 @@ class _OpponentContext:
     env: EnvConfig
     engine: Engine
     chat: Chat | None
-    reads_messages: bool = False
 
 
 class LocalLoop(LocalRunner):
@@ -136,7 +135,7 @@ class LocalLoop(LocalRunner):
         adapter, host = self._config.env.adapter, self.host
         self.adapter = await adapter_for(adapter, host.urls, host.access)
 
-    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
+    async def prepare(self, chat: Chat | None) -> None:
         """Do nothing: each episode gets it by its context."""
 
     async def open_splits(self, known: KnownSets) -> Splits:

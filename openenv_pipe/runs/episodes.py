@@ -3,8 +3,8 @@
 A line has the task, the group's id, the member, how the episode ended, its rewards and its turns.
 Token ids and texts are plain JSON (`zcat FILE | head -1`). A turn's logprobs are base64 of
 little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
-engine that takes messages has `messages` and `usage` in place of ids and logprobs, which are empty.
-Episodes that a judge read have `messages` beside the ids, and its words in `judgements`.
+engine that takes messages has `usage` in place of ids and logprobs, which are empty. `messages` are
+those that the model was shown anew in a turn, the tools first; `judgements` are a judge's words.
 
 A turn has `parent`, the index of the turn that it continues (null: none), where that was stated; a
 turn without it continues the turn before. It has `role` where that is not `agent`.

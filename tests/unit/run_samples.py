@@ -54,6 +54,7 @@ def turn(random: Random, num_tokens: int = 6) -> Turn:
         finish=random.choice(list(Finish)),
         policy_versions=[random.randrange(5)],
         reply="crane\nor “slate” \u2028",
+        messages=[{"role": "user", "content": "..g.y"}],
         steps=[
             Step(
                 action={"guess": "crane"},

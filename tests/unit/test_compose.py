@@ -1,7 +1,6 @@
 """Composition: search path, origins of values, and errors that name the next action."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path

@@ -171,8 +171,6 @@ class Runner:
 
 
 class Scorer:
-    reads_messages = False
-
     def __init__(self):
         self.scored, self.accepted = [], []
 

@@ -535,7 +535,6 @@ class StoppedScorer:
 
     def __init__(self, how):
         self.how = how
-        self.reads_messages = False
 
     async def score(self, group):
         if self.how == "cancels its task":

@@ -73,9 +73,7 @@ class AgentPlayer(Player, ABC):
         await calls.end()
         if calls.failure is not None:
             raise calls.failure
-        self._episode.turns = build_turns(
-            calls.answered, steps, keeps_messages=self._context.reads_messages
-        )
+        self._episode.turns = build_turns(calls.answered, steps)
         self._episode.notes = calls.notes + _noted(calls.rejections)
         if steps.failure is not None:
             raise steps.failure

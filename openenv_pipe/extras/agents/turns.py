@@ -6,18 +6,15 @@ from dataclasses import replace
 from openenv_pipe.algorithms.call_graph import assign_roles, link_turns
 from openenv_pipe.extras.agents.calls import Call
 from openenv_pipe.extras.agents.steps import EnvironmentSteps
+from openenv_pipe.models.chat.messages import with_tools
 from openenv_pipe.types import PREVIOUS, Message, Turn, TurnRole, Usage
 
 
-def build_turns(
-    calls: Sequence[Call], steps: EnvironmentSteps, *, keeps_messages: bool
-) -> list[Turn]:
+def build_turns(calls: Sequence[Call], steps: EnvironmentSteps) -> list[Turn]:
     """Return a turn for each call, linked to the call that it continues.
 
     A step belongs to the last call that was answered before it, and one before the first call
     belongs to that. A call whose answer nobody received is a retry.
-
-    keeps_messages: whether the turns have the messages that are new in them.
     """
     turns = [
         Turn(
@@ -35,8 +32,7 @@ def build_turns(
     link_turns(turns)
     assign_roles(turns, [bool(call.request.tools) for call in calls])
     for index, (turn, call) in enumerate(zip(turns, calls, strict=True)):
-        if keeps_messages or call.usage is not None:
-            turn.messages = _new_messages(call, calls, turn.parent)
+        turn.messages = _new_messages(call, calls, turn.parent)
         if call.usage is not None:
             turn.usage = _new_tokens(call.usage, calls, turn.parent)
             turn.prompt_ids, turn.completion_ids = [], []
@@ -52,8 +48,10 @@ def build_turns(
 
 
 def _new_messages(call: Call, calls: Sequence[Call], parent: int | None) -> list[Message]:
-    """Return the messages that follow the reply of the call before."""
-    return call.messages if parent is None else call.messages[len(calls[parent].messages) + 1 :]
+    """Return the messages that follow the reply of the call before; of a first one, all of them."""
+    if parent is None:
+        return with_tools(call.messages, call.request.tools)
+    return call.messages[len(calls[parent].messages) + 1 :]
 
 
 def _new_tokens(usage: Usage, calls: Sequence[Call], parent: int | None) -> Usage:

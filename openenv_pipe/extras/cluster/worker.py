@@ -56,7 +56,6 @@ class RolloutWorker:
             logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-logs-"))
         self._loop = LocalLoop(config, build_host(config, logs / f"worker-{index}"))
         self._chat: Chat | None = None
-        self._reads_messages = False
         self._plays: dict[int, asyncio.Task[None]] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}  # by play
         self._channel: Channel | None = None  # after `connect`
@@ -75,9 +74,9 @@ class RolloutWorker:
         """Complete the task sets with those that the servers list. Raises ConfigError."""
         return await self._loop.open_splits(known)
 
-    async def prepare(self, chat: Chat | None, reads_messages: bool) -> None:
-        """Set what all episodes share. reads_messages: as `Scorer.reads_messages`."""
-        self._chat, self._reads_messages = chat, reads_messages
+    async def prepare(self, chat: Chat | None) -> None:
+        """Set the chat format that all episodes share."""
+        self._chat = chat
 
     async def connect(self, offer: ConnectionOffer) -> None:
         """Connect to the run's process. Raises HostError."""
@@ -136,7 +135,6 @@ class RolloutWorker:
             env=self._config.env,
             chat=self._chat,
             engine=_AskingEngine(self, order.play, order.capabilities),
-            reads_messages=self._reads_messages,
         )
 
     def _notify(self, event: ReplyRequest | EpisodeEnd) -> None:
@@ -151,7 +149,6 @@ class _WorkerContext:
     env: EnvConfig
     chat: Chat | None
     engine: Engine
-    reads_messages: bool
 
 
 class _AskingEngine(StaticEngine):

@@ -45,7 +45,7 @@ class RolloutWorkers:
         self._cluster: Nodes | None = None
         self._listener: Listener | None = None
         self._workers: list[RemoteWorker] = []
-        self._shared: tuple[Chat | None, bool] | None = None  # what `prepare` was called with
+        self._chat: tuple[Chat | None] | None = None  # what `prepare` was called with
         self._num_lost = 0
         self._num_earlier_deaths = 0  # of the environment servers of workers that were replaced
         self._failure: PipeError | None = None
@@ -99,11 +99,11 @@ class RolloutWorkers:
             finally:
                 worker.num_free += 1
 
-    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
+    async def prepare(self, chat: Chat | None) -> None:
         """Send all workers what their episodes share. Call it once, before the first episode."""
-        self._shared = (chat, reads_messages)
+        self._chat = (chat,)
         workers = list(self._workers)
-        preparing = [worker.process.call("prepare", *self._shared) for worker in workers]
+        preparing = [worker.process.call("prepare", *self._chat) for worker in workers]
         results = await asyncio.gather(*preparing, return_exceptions=True)
         for worker, result in zip(workers, results, strict=True):
             if isinstance(result, WorkerLostError):
@@ -174,8 +174,8 @@ class RolloutWorkers:
                 advice="cluster.rollout_workers or cluster.cpus_per_worker",
             )
             await worker.start()
-            if self._shared is not None:
-                await worker.process.call("prepare", *self._shared)
+            if self._chat is not None:
+                await worker.process.call("prepare", *self._chat)
         except BaseException:
             worker.end()
             raise

@@ -5,7 +5,6 @@ models are written anew in this model's own format, as conversations are.
 """
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from openenv_pipe.extras.sft.schema import (
     TeacherConfig,
 )
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import split_tools
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.pipeline.demonstrations import SourceSetup
 from openenv_pipe.rollout import RolloutContext, collect_groups
@@ -152,7 +152,7 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
         return turns
     if conversation is None:
         raise BadRowError("its token ids are of another model, and its messages are not recorded")
-    num_first = sum(message["role"] != "tools" for message in turns[0].messages)
+    num_first = len(split_tools(turns[0].messages)[1])
     new = turns_of(conversation, chat, max_tokens, num_first)
     return [
         replace(one, steps=turn.steps, unusable=turn.unusable)
@@ -166,11 +166,9 @@ def _conversation_of(turns: Sequence[Turn]) -> Conversation | None:
         return None
     tools, messages = list[Tool](), list[Message]()
     for turn in turns:
-        for message in turn.messages:
-            if message["role"] == "tools":
-                tools = json.loads(message["content"])
-            else:
-                messages.append(message)
+        listed, shown = split_tools(turn.messages)
+        tools = listed or tools
+        messages += shown
         messages.append(_as_message(turn.reply, tools))
     return Conversation(messages=messages, tools=tools)
 
@@ -186,7 +184,7 @@ def _is_in_format(
         return False
     if conversation is None:
         return True
-    opening = [each for each in turns[0].messages if each["role"] != "tools"]
+    _, opening = split_tools(turns[0].messages)
     history = HISTORIES[chat.history](chat, opening, conversation.tools)
     return list(history.prompt_ids) == list(turns[0].prompt_ids)
 

@@ -14,6 +14,23 @@ TOOLS_IN_WORDS = (
 )
 
 
+def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Return the first messages as they are recorded: with the tools before them, if any."""
+    described = [{"role": "tools", "content": json.dumps(list(tools))}] if tools else []
+    return [*described, *messages]
+
+
+def split_tools(recorded: Sequence[Message]) -> tuple[list[Tool], list[Message]]:
+    """Return the tools of recorded messages, and the messages that the model was shown."""
+    tools, messages = list[Tool](), list[Message]()
+    for message in recorded:
+        if message["role"] == "tools":
+            tools = json.loads(message["content"])
+        else:
+            messages.append(message)
+    return tools, messages
+
+
 def calls_in_text(message: Message) -> Message:
     """Return a message with its `calls`, each as JSON, in its text, as the model writes calls."""
     rest = {key: value for key, value in message.items() if key != "calls"}

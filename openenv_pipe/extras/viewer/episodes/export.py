@@ -1,7 +1,7 @@
 """Recorded episodes as data sets of other tools: TRL, verifiers, Harbor, or plain tables."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +10,13 @@ from openenv_pipe import __version__
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError, RunFolderError, TrainingError
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
-from openenv_pipe.extras.viewer.episodes.messages import Messages, messages_reader
+from openenv_pipe.extras.viewer.episodes.messages import messages_of, tools_of
 from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, verifiers_episode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_json import encodable_json
-from openenv_pipe.types import Episode, Sample, Turn
+from openenv_pipe.types import Sample, Turn
 
 ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl"}
@@ -57,7 +57,6 @@ class RowMaker:
         self._run = folder.record.id
         self._env = config.env.name
         self._model = str(config.engine.player or config.model.label)
-        self._messages: Callable[[Episode], Messages] = messages_reader(config)
 
     def rows(self, form: ExportForm, found: FoundEpisode) -> list[Row]:
         """Return the rows of an episode."""
@@ -67,9 +66,8 @@ class RowMaker:
             case "trl":
                 return [self._trl(found)]
             case "verifiers":
-                messages = self._messages(found.recorded.episode)
                 env = found.recorded.episode.task.env or self._env
-                return [verifiers_episode(self._run, env, self._model, found, messages)]
+                return [verifiers_episode(self._run, env, self._model, found)]
             case "atif":
                 return [self._atif(found)]
 
@@ -105,7 +103,7 @@ class RowMaker:
             "reset": json.dumps(episode.task.reset),
             "error": episode.error,
             "advantages": found.recorded.advantages,
-            "messages": [message for message, _ in self._messages(episode)],
+            "messages": [message for message, _ in messages_of(episode)],
         }
 
     def _facts(self, found: FoundEpisode) -> Row:
@@ -124,17 +122,20 @@ class RowMaker:
         }
 
     def _trl(self, found: FoundEpisode) -> Row:
-        """Return a conversation, which SFTTrainer takes; it ignores the other column."""
+        """Return a conversation for SFTTrainer, with tools as JSON; it ignores the reward."""
+        episode = found.recorded.episode
+        tools = tools_of(episode)
         return {
-            "messages": [message for message, _ in self._messages(found.recorded.episode)],
-            "reward": float(found.recorded.episode.reward),
+            "messages": [message for message, _ in messages_of(episode)],
+            **({"tools": json.dumps(tools)} if tools else {}),
+            "reward": float(episode.reward),
         }
 
     def _atif(self, found: FoundEpisode) -> Row:
         """Return a trajectory of Harbor's format ATIF."""
         episode = found.recorded.episode
         steps: list[Row] = []
-        for message, turn in self._messages(episode):
+        for message, turn in messages_of(episode):
             source = SOURCES.get(message["role"], "user")
             step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
             if turn is not None:

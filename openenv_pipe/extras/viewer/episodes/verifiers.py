@@ -5,7 +5,7 @@ from typing import Any
 
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
-from openenv_pipe.extras.viewer.episodes.messages import Messages
+from openenv_pipe.extras.viewer.episodes.messages import messages_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
 from openenv_pipe.types import Episode, Status, Turn
 
@@ -16,9 +16,7 @@ ROLES = ("system", "user", "assistant")  # of messages that need nothing but a c
 Row = dict[str, Any]
 
 
-def verifiers_episode(
-    run: str, env: str, model: str, found: FoundEpisode, messages: Messages
-) -> Row:
+def verifiers_episode(run: str, env: str, model: str, found: FoundEpisode) -> Row:
     """Return an episode with its one trace, a conversation in one line of messages.
 
     Messages have their tokens if the episode is one sample; a prompt's are those of its last
@@ -37,7 +35,7 @@ def verifiers_episode(
     }
     problem = episode.error or episode.unscored
     errors = [{"type": str(episode.status), "message": problem}] if problem else []
-    nodes, calls = _nodes_and_calls(found, messages, model)
+    nodes, calls = _nodes_and_calls(found, model)
     trace = {
         "version": TRACE_VERSION,
         "id": name,
@@ -77,9 +75,7 @@ def _run(run: str, found: FoundEpisode) -> Row:
     return {"type": "train", "id": run, "work": {"type": "train", "step": step, "policy": policy}}
 
 
-def _nodes_and_calls(
-    found: FoundEpisode, messages: Messages, model: str
-) -> tuple[list[Row], list[Row]]:
+def _nodes_and_calls(found: FoundEpisode, model: str) -> tuple[list[Row], list[Row]]:
     """Return the messages, each the parent of the next, and the calls that replies came from."""
     episode = found.recorded.episode
     has_tokens, prompts = _is_one_sample(found), _prompt_lengths(episode)
@@ -87,7 +83,7 @@ def _nodes_and_calls(
     advantage_of = {id(turn): each for turn, each in zip(episode.turns, advantages, strict=False)}
     nodes: list[Row] = []
     calls: list[Row] = []
-    for message, turn in messages:
+    for message, turn in messages_of(episode):
         role = message["role"] if message["role"] in ROLES else "user"
         node: Row = {
             "parent": len(nodes) - 1 if nodes else None,

@@ -18,6 +18,7 @@ from openenv_pipe.errors import ConfigError, EngineError, RequestRejectedError, 
 from openenv_pipe.extras.agents.programs import settling
 from openenv_pipe.extras.agents.programs.program import check_program
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import split_tools
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
@@ -426,6 +427,22 @@ for _ in range(3):
     for number in (1, 2):
         (before,) = {tuple(engine.prompts[number - 1] + sampled[number - 1])}
         assert tuple(engine.prompts[number][: len(before)]) == before
+
+
+async def test_the_turns_have_what_the_model_was_shown(tmp_path):
+    """The messages of a call that are new, and before the first ones its tools."""
+    script = """
+tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+messages = [user("go")]
+messages += [ask(messages, tools=tools), user("on")]
+ask(messages, tools=tools)
+"""
+    episode, _ = await play_script(script, tmp_path, "yes", "no")
+    first, second = episode.turns
+    tools, shown = split_tools(first.messages)
+    assert [each["function"]["name"] for each in tools] == ["look"]
+    assert [each["content"] for each in shown] == ["go"]
+    assert [each["content"] for each in second.messages] == ["on"]
 
 
 REJECTED = """

@@ -122,10 +122,10 @@ async def test_a_worker_returns_the_episode_that_this_process_would_have_played(
     monkeypatch.setattr(episode_module, "adapter_for", adapter_for)
     workers = make(RealWorkers(), "cluster.max_restarts=0")
     await workers.start()
-    await workers.prepare(CHAT, reads_messages=True)
+    await workers.prepare(CHAT)
     loop, env = LocalRunner(FakeHost(), adapter), compose(["conf=smoke"]).config.env
     for engine in (ScriptedEngine(seen), FailsAtTheSecondTurn(seen)):
-        context = SimpleNamespace(env=env, chat=CHAT, engine=engine, reads_messages=True)
+        context = SimpleNamespace(env=env, chat=CHAT, engine=engine)
         spec = EpisodeSpec(task=TASK, seed=3, temperature=1.0, number=0, member=2)
         async with asyncio.timeout(LIMIT_S):
             here, there = [await each.play(context, spec) for each in (loop, workers)]
@@ -195,7 +195,7 @@ async def test_a_worker_that_is_lost_before_the_first_episode_is_replaced(make):
     await workers.start()
     cluster.processes[0].lose()
     async with asyncio.timeout(LIMIT_S):
-        await workers.prepare(None, reads_messages=False)
+        await workers.prepare(None)
         assert await workers.open_splits(None) == "the splits"
     await workers.close()
 
@@ -353,7 +353,7 @@ async def test_a_worker_that_does_not_answer_is_ended_and_replaced(make, questio
         if question == "open_splits":
             assert await workers.open_splits(None) == "the splits"
         else:
-            await workers.prepare(None, reads_messages=False)
+            await workers.prepare(None)
             while len(cluster.processes) < 2:
                 await asyncio.sleep(0.01)
         assert (await play(workers)).status is Status.DONE

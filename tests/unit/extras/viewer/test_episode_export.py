@@ -12,6 +12,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.episodes.export import export_episodes
 from openenv_pipe.extras.viewer.episodes.listing import Selection, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
+from openenv_pipe.models.chat.messages import with_tools
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import IMAGE_IDS, Group, Step, Turn
 from tests.fakes import all_episodes, made_up_episode, made_up_turn
@@ -20,18 +21,24 @@ HOSTILE = "<script>alert(1)</script> \x1b[31m \ud800\u202e "
 SYSTEM = "You guess a word."
 
 
-def wordle_turn(reply, marks, unusable=None):
+def wordle_turn(reply, marks, unusable=None, shown=""):
     step = Step(action={"guess": reply}, observation={"marks": marks})
     steps = [] if unusable else [step]
-    return made_up_turn([1, 2], [3, 4, 5], reply=reply, steps=steps, unusable=unusable)
+    messages = [{"role": "user", "content": shown}]
+    return made_up_turn(
+        [1, 2], [3, 4, 5], reply=reply, steps=steps, unusable=unusable, messages=messages
+    )
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run with one group: a win in two guesses, and a loss with an unusable reply."""
     folder = run_samples.create(tmp_path)
-    win = [wordle_turn("crane", "..g.y"), wordle_turn("slate", "ggggg")]
-    loss = [wordle_turn("???", "", unusable="no word"), wordle_turn(HOSTILE, "yyyyy")]
+    win = [wordle_turn("crane", "..g.y"), wordle_turn("slate", "ggggg", shown="--+-?")]
+    loss = [
+        wordle_turn("???", "", unusable="no word"),
+        wordle_turn(HOSTILE, "yyyyy", shown="!!!!!"),
+    ]
     won, lost = made_up_episode(1.0, turns=win), made_up_episode(0.0, member=1, turns=loss)
     for episode, success in ((won, True), (lost, False)):
         episode.success, episode.reward_terms = success, {"win": float(success)}
@@ -57,19 +64,33 @@ def test_trl_takes_the_conversations_for_supervised_training(run, tmp_path):
     data = datasets.load_dataset("json", data_files=str(path), cache_dir=str(tmp_path))["train"]
     assert trl.is_conversational(data[0])
     assert data[0]["messages"] == [
-        {"role": "user", "content": ""},  # the template `first` of the experiment
+        {"role": "user", "content": ""},
         {"role": "assistant", "content": "crane"},
         {"role": "user", "content": "--+-?"},
         {"role": "assistant", "content": "slate"},
     ]
 
 
-def test_messages_are_those_that_the_model_was_given(run, tmp_path):
-    """An unusable reply is answered, and what follows the last reply is not part of it."""
-    exported(run, "trl", tmp_path / "all.jsonl")
-    _, lost = lines_of(tmp_path / "all.jsonl")
-    assert [message["role"] for message in lost["messages"]] == ["user", "assistant"] * 2
-    assert lost["messages"][2]["content"] == "!!!!!"
+def test_an_episode_without_recorded_messages_is_not_given_invented_ones(tmp_path):
+    folder = run_samples.create(tmp_path)
+    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go")])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    with pytest.raises(RunFolderError, match="without the messages that the model was shown"):
+        exported(folder, "trl", tmp_path / "all.jsonl")
+
+
+def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
+    folder = run_samples.create(tmp_path)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    told = with_tools([{"role": "user", "content": "begin"}], tools)
+    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    exported(folder, "trl", tmp_path / "all.jsonl")
+    (row,) = lines_of(tmp_path / "all.jsonl")
+    assert [each["role"] for each in row["messages"]] == ["user", "assistant"]
+    assert json.loads(row["tools"]) == tools
 
 
 def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
