@@ -47,6 +47,24 @@ def transcript(episode: Episode) -> str:
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
 
 
+def whole_transcript(episode: Episode) -> str:
+    """Return the messages as the model was shown them, and what it wrote, without cutting any."""
+    lines, notes = list[str](), branch_notes(episode)
+    for number, turn in enumerate(episode.turns, start=1):
+        if notes[number - 1]:
+            lines.append(f"({notes[number - 1]})")
+        for message in turn.messages:
+            lines.append(f"[{message['role']}] {message['content']}")
+        lines.append(f"[{number} model] {turn.reply}")
+        if turn.unusable is not None:
+            lines.append(f"(unusable: {turn.unusable})")
+        if turn.steps:
+            lines.append(f"(reward {sum(step.reward for step in turn.steps):.3g})")
+    if episode.error:
+        lines.append(f"(error: {episode.error})")
+    return "\n".join(visible(redact(line)) for line in lines)
+
+
 def branch_notes(episode: Episode) -> list[str]:
     """Say of each turn that it does not continue the one before it, or is not trained; else ''."""
     found = []

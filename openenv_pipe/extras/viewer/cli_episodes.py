@@ -79,6 +79,9 @@ def show(
         Literal["text", "md", "json"],
         typer.Option("--format", help="Text, Markdown, or a line of JSON for each."),
     ] = "text",
+    full: Annotated[
+        bool, typer.Option("--full", help="The messages as the model was shown them, uncut.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Show recorded episodes, what the environment and the model wrote.
@@ -87,6 +90,7 @@ def show(
     openenv-pipe episodes latest --step 40 --worst 3
     openenv-pipe episodes wordle/0007 --task train/17 --no-success
     openenv-pipe episodes wordle/0007 --eval trained --best 5 --format md
+    openenv-pipe episodes latest --step 40 --worst 1 --full
     """
     from openenv_pipe.extras.viewer.episodes.listing import (
         Selection,
@@ -111,7 +115,7 @@ def show(
     selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
     folder = find_run(run, runs_dir)
     num_shown = 0
-    for shown in as_text(find_episodes(folder, selection), form):
+    for shown in as_text(find_episodes(folder, selection), form, is_whole=full):
         print(shown, flush=True)
         num_shown += 1
         if not is_read(sys.stdout):

@@ -11,7 +11,7 @@ from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex, file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.transcript import headline, transcript
+from openenv_pipe.runs.transcript import headline, transcript, whole_transcript
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.system.untrusted_text import code_block, for_markdown, for_people
@@ -86,18 +86,22 @@ def _entries(index: EpisodeIndex, selection: Selection) -> list[IndexedEpisode]:
     return [*{(each.source, each.step, each.line): each for each in found}.values()]
 
 
-def as_text(found: Iterable[FoundEpisode], form: Form) -> Iterator[str]:
-    """Yield the text of each episode; JSON has one object a line."""
+def as_text(found: Iterable[FoundEpisode], form: Form, *, is_whole: bool = False) -> Iterator[str]:
+    """Yield the text of each episode; JSON has one object a line.
+
+    is_whole: the messages as the model was shown them, uncut.
+    """
+    written = whole_transcript if is_whole else transcript
     for each in found:
         episode = each.recorded.episode
         if form == "json":
             yield _dump(as_json(each))
         elif form == "md":
-            block = code_block(transcript(episode))
+            block = code_block(written(episode))
             yield f"### {for_markdown(each.place)}\n\n{headline(episode)}\n\n{block}\n"
         else:
             title = f"{each.place}: task {episode.task.id}, status {episode.status}"
-            yield for_people(f"{title}, {_result(each)}") + f"\n{transcript(episode)}\n"
+            yield for_people(f"{title}, {_result(each)}") + f"\n{written(episode)}\n"
 
 
 def as_json(found: FoundEpisode) -> dict[str, Any]:
@@ -119,6 +123,7 @@ def as_json(found: FoundEpisode) -> dict[str, Any]:
         "first_observation": episode.first_observation,
         "turns": [
             {
+                "messages": turn.messages,
                 "parent": parent,
                 "role": turn.role,
                 "reply": turn.reply,

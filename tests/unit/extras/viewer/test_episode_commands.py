@@ -34,7 +34,9 @@ def hostile(tmp_path):
     """A run whose only episode has texts that would act where they are shown."""
     folder = run_samples.create(tmp_path)
     step = Step(action={"text": HOSTILE}, observation={HOSTILE: HOSTILE, "big": "x" * SIZE})
+    messages = [{"role": "user", "content": HOSTILE}]
     turn = made_up_turn([1], [2], reply=HOSTILE + "y" * SIZE, steps=[step], unusable=HOSTILE)
+    turn.messages = messages
     episode = made_up_episode(1.0, turns=[turn])
     episode.first_observation = {"prompt": HOSTILE}
     episode.reward_terms = {HOSTILE: 1.0}
@@ -107,6 +109,14 @@ def test_an_evaluation_is_shown_by_its_label(run, shown):
     text = shown("episodes", run.path, "--eval", "trained", "--format", "md", "--limit", 2)
     assert text.count("### eval/trained, group") == 2
     assert "llm crane" in text
+
+
+def test_the_whole_of_an_episode_has_the_messages_uncut(hostile, shown):
+    """Also then nothing in it acts on a terminal."""
+    text = shown("episodes", hostile.path, "--full")
+    assert "[user] <script>" in text and "[1 model] <script>" in text
+    assert len(text) > SIZE
+    assert not {"\x1b", "\x9b", "\u202e", "\ud800"} & set(text)
 
 
 @pytest.mark.parametrize("form", ["text", "md", "json"])
