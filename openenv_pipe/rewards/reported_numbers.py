@@ -50,6 +50,12 @@ def last_rubric_scores(observations: Sequence[Observation]) -> dict[str, float]:
     return latest
 
 
+def number_paths(observations: Sequence[Observation]) -> list[str]:
+    """Return the paths of all numbers in the fields of observations, in their order."""
+    leaves = (leaf for each in observations for leaf in _leaves(each))
+    return list(dict.fromkeys(path for path, value in leaves if _number(value) is not None))
+
+
 def summarise_reported(groups: Sequence[Group], fields: Mapping[str, str]) -> dict[str, float]:
     """Return the means of what the environment reported of itself, over the scored episodes.
 

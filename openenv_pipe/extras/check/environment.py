@@ -25,7 +25,7 @@ from openenv_pipe.environments.tasks import (
 )
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
-from openenv_pipe.extras.check.rewards import try_reward_functions
+from openenv_pipe.extras.check.rewards import try_rewards
 from openenv_pipe.extras.check.tokens import load_chat, tokens_line
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
@@ -89,8 +89,8 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         openings = [each.opening for each in played if each.opening is not None]
         if not openings:
             raise ConfigError(done_at_reset(played[0].first))
-        functions = try_reward_functions(config, host, adapter, splits, chat)
-        measured = [line async for line in functions]
+        tried = try_rewards(config, host, adapter, splits, chat)
+        measured = [line async for line in tried]
         if chat is not None:
             measured.append(tokens_line(config.env, chat, openings))
             baselines = try_baselines(config, host, adapter, splits, chat)

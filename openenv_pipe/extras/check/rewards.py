@@ -1,4 +1,4 @@
-"""Call the user's reward functions with an episode, before a run does."""
+"""Try the user's reward functions, and the numbers that environments report, before a run does."""
 
 import asyncio
 import random
@@ -17,7 +17,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.check.baselines import LIMIT_S, play_one, scripted_rollout
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.system.resources import load_callable
+from openenv_pipe.rewards.reported_numbers import last_number, number_paths
+from openenv_pipe.system.resources import did_you_mean, load_callable
 from openenv_pipe.types import Episode, Group, Observation, Opening
 
 
@@ -28,21 +29,31 @@ def random_reply(observations: Sequence[Observation], draw: random.Random, openi
     return "an example"
 
 
-async def try_reward_functions(
+def no_action(observations: Sequence[Observation], draw: random.Random) -> str:
+    """A scripted policy whose replies are unusable, but for adapters to which any text is one."""
+    return "???"
+
+
+async def try_rewards(
     config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat | None
 ) -> AsyncIterator[Line]:
-    """Yield a line for each reward term that a function of the user computes.
+    """Yield a line for each reward term that a function of the user computes, and for each of
+    `env.metrics` that no observation has.
 
-    The function is called with an episode of random actions, and with one of each baseline. Without
-    `chat`, an engine that takes messages, they have no token ids, as in the run.
+    They are tried with an episode of random actions, with one of replies that are no actions, and
+    with one of each baseline. Without `chat`, an engine that takes messages, these have no token
+    ids, as in the run.
 
     Raises:
         HostError: as in training.
     """
     terms = {k: term for k, term in config.reward.terms.items() if isinstance(term, PythonTerm)}
-    if not terms:
+    if not terms and not config.env.metrics:
         return
-    policies: dict[str, ScriptedPolicy] = {"random actions": random_reply}
+    policies: dict[str, ScriptedPolicy] = {
+        "random actions": random_reply,
+        "replies that are no actions": no_action,
+    }
     if config.eval.baselines:
         policies |= {name: load_callable(path) for name, path in config.env.baselines.items()}
     episodes = {}
@@ -52,6 +63,10 @@ async def try_reward_functions(
     for name, term in terms.items():
         reward = config.reward.model_copy(update={"terms": {name: term}, "transforms": {}})
         yield await _line(name, term, Scorer(reward, config.env.success_reward), episodes)
+    seen = [each for episode in episodes.values() for each in episode.observations]
+    for name, path in config.env.metrics.items():
+        if seen and last_number(seen, path) is None:
+            yield _no_number(name, path, number_paths(seen))
 
 
 async def _play(
@@ -75,6 +90,13 @@ async def _play(
     except (ConfigError, TimeoutError):
         return None
     return None if episode.failed else episode
+
+
+def _no_number(name: str, path: str, found: Sequence[str]) -> Line:
+    known = f"; the numbers in them are {', '.join(found[:8])}" if found else ""
+    text = f"env.metrics.{name}={path}: no observation has a number there"
+    text += f"{did_you_mean(path, found)}{known}"
+    return Line(f"metric env/{name}", Result.WARN, text)
 
 
 async def _line(

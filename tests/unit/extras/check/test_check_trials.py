@@ -207,7 +207,10 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     one = f"{players}:speaks"
     line = scored(f"{reward_functions}:number_of_turns", monkeypatch, one=one)
     assert line.result is Result.OK
-    assert line.text.endswith("returns 3 for an episode of random actions, 3 for an episode of one")
+    assert line.text.endswith(
+        "returns 3 for an episode of random actions, 3 for an episode of replies that are no "
+        "actions, 3 for an episode of one"
+    )
 
     line = scored(f"{reward_functions}:text", monkeypatch)
     assert (line.result, "return one number" in line.text) == (Result.FAIL, True)
@@ -221,8 +224,42 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     assert line.result is Result.OK, "episodes have token ids and logprobs, as in training"
 
     line = scored(f"{reward_functions}:nothing", monkeypatch)
-    assert "returns None for an episode of random actions; an episode without" in line.text
+    assert "returns None for an episode of random actions, None for" in line.text
+    assert "; an episode without a value has no reward" in line.text
     assert line.result is Result.WARN
+
+
+def test_a_reward_function_meets_replies_that_are_no_actions(
+    reward_functions: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Most of an untrained model's are, and a function may raise at nothing else."""
+    monkeypatch.setattr(
+        sys.modules[reward_functions],
+        "number_of_turns",
+        lambda episode: len(episode.turns[-1].steps[0].observation),
+    )
+    term = {"type": "python", "weight": 1.0, "per_turn": False, "keywords": {}, "use": "sum"}
+    config = run_config(
+        {
+            "reward.terms": {"mine": {**term, "target": f"{reward_functions}:number_of_turns"}},
+            "env.adapter.pattern": "(?P<text>hello)",
+        }
+    )
+    line = check_played(config, FakeHost(), monkeypatch)["reward mine"]
+    assert (line.result, "raised IndexError" in line.text) == (Result.FAIL, True)
+
+
+def test_a_number_that_no_observation_has_is_named(monkeypatch: pytest.MonkeyPatch):
+    config = run_config({"env.metrics": {"left": "numbr", "right": "number"}})
+
+    def play(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+        return StepResult({"text": "a", "number": 3}, None, done=number > 0)
+
+    lines = check_played(config, FakeHost(play), monkeypatch)
+    assert "metric env/right" not in lines
+    line = lines["metric env/left"]
+    assert line.result is Result.WARN
+    assert "no observation has a number there (did you mean number?)" in line.text
 
 
 def test_a_reward_function_that_takes_long_is_left_behind(
