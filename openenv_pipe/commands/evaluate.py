@@ -29,6 +29,7 @@ from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.progress import long_phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +221,7 @@ async def _play(
             subject.folder.update(**rollout.facts())
         for warning in await task_warnings(rollout):
             progress.note(f"eval: {warning}")
-        with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
+        async with long_phase(progress, f"evaluating {subject.folder.record.id} {subject.label}"):
             played = await evaluate_model(subject.config, rollout, subject.label, subject.step)
         changed = changed_settings(subject.folder.written_config, subject.config)
         own = [
@@ -232,7 +233,7 @@ async def _play(
         baselines: list[Evaluation] = []
         if with_baselines and (labels := baseline_labels(subject.config)):
             names = ", ".join(each.removeprefix(BASELINE) for each in labels)
-            with progress.phase(f"playing the baselines: {names}"):
+            async with long_phase(progress, f"playing the baselines: {names}"):
                 baselines = await play_baselines(subject.config, rollout)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)

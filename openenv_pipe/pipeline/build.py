@@ -176,7 +176,9 @@ async def _opened_environment(
 async def _start(
     loops: Mapping[str, EpisodeLoop], logs: Path, notify: Callable[[str], None]
 ) -> None:
-    async with reporting_long_waits(f"the environment's servers (logs: {logs})", notify):
+    async with reporting_long_waits(
+        f"waiting for the environment's servers (logs: {logs})", notify
+    ):
         await run_all(loop.start() for loop in loops.values())
 
 

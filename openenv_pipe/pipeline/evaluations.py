@@ -25,7 +25,7 @@ from openenv_pipe.runs.evals import (
     save_evaluation,
 )
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system.progress import Progress
+from openenv_pipe.system.progress import Progress, long_phase
 from openenv_pipe.trackers.build import Trackers
 
 
@@ -62,14 +62,14 @@ class Evaluations:
         labels = baseline_labels(self._config)
         if not {*labels} <= set(read_reports(self._folder)):
             shown = ", ".join(each.removeprefix(BASELINE) for each in labels)
-            with self._progress.phase(f"playing the baselines: {shown}"):
+            async with long_phase(self._progress, f"playing the baselines: {shown}"):
                 self._keep(await play_baselines(self._config, self._rollout))
 
     async def stage(self, label: str, step: int | None) -> None:
         """Evaluate the current model, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
-            with self._progress.phase(f"evaluating {label}"):
+            async with long_phase(self._progress, f"evaluating {label}"):
                 await self._clear_engine()
                 self._keep(await evaluate_model(self._config, self._rollout, label, step))
 
@@ -79,7 +79,7 @@ class Evaluations:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
-            with self._progress.phase(f"evaluating step {step}"):
+            async with long_phase(self._progress, f"evaluating step {step}"):
                 await self._clear_engine()
                 evaluations = await evaluate_during(self._config, self._rollout, step)
                 self._keep(evaluations)

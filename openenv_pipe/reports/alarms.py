@@ -332,7 +332,7 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
         what=unusable_text(share, "replies of the last steps"),
         advice="read some"
         + if_command("episodes", " (`openenv-pipe episodes latest --worst 3`)")
-        + "; reward=usable makes them cost something",
+        + "; if they cost nothing yet, reward=usable changes that",
         at_once=share > 0.99,
         is_collapse=bool(means) and share - min(means) > UNUSABLE_RISE,
     )

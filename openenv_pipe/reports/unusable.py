@@ -28,7 +28,8 @@ def unusable_text(share: float, what: str) -> str:
     return (
         f"{share:.0%} of the {what} could not be turned into an action; most often the model does "
         "not know the form of a reply (describe it in env.adapter.system, or begin with a warm "
-        "start), or the reply is cut before its end (env.max_reply_tokens)"
+        "start, or a longer one: trainer.warm_start.steps), or the reply is cut before its end "
+        "(env.max_reply_tokens)"
     )
 
 

@@ -96,17 +96,25 @@ class StagePace:
 
 
 @asynccontextmanager
-async def reporting_long_waits(what: str, notify: Callable[[str], None]) -> AsyncIterator[None]:
+async def long_phase(progress: Progress, text: str) -> AsyncIterator[None]:
+    """Say what is done while the block runs, and again whenever it has taken long."""
+    with progress.phase(text):
+        async with reporting_long_waits(f"still {text}", progress.note):
+            yield
+
+
+@asynccontextmanager
+async def reporting_long_waits(text: str, notify: Callable[[str], None]) -> AsyncIterator[None]:
     """Call `notify` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled.
 
-    what: says what is waited for, and the log to read, such as "the servers (log: env-0.log)".
+    text: such as "waiting for the servers (log: env-0.log)".
     """
 
     async def keep_telling() -> None:
         waited_s = LONG_WAIT_S
         await asyncio.sleep(waited_s)
         while True:
-            notify(f"waiting for {what} since {clock(waited_s)}")
+            notify(f"{text}, for {clock(waited_s)} so far")
             await asyncio.sleep(waited_s)
             waited_s *= 2
 

@@ -8,7 +8,13 @@ import pytest
 import run_samples
 
 from openenv_pipe.cli.progress import LiveProgress, build_progress
-from openenv_pipe.system.progress import LineProgress, StagePace, clock, reporting_long_waits
+from openenv_pipe.system.progress import (
+    LineProgress,
+    StagePace,
+    clock,
+    long_phase,
+    reporting_long_waits,
+)
 
 
 class _Terminal(StringIO):
@@ -72,12 +78,21 @@ def test_no_time_is_left_while_nothing_moves(monkeypatch):
 @pytest.mark.usefixtures("virtual_time")
 async def test_a_long_wait_is_told_and_a_short_one_is_not():
     told: list[str] = []
-    async with reporting_long_waits("the servers", told.append):
+    async with reporting_long_waits("waiting for the servers", told.append):
         await asyncio.sleep(19)
     assert told == []
-    async with reporting_long_waits("the servers", told.append):
+    async with reporting_long_waits("waiting for the servers", told.append):
         await asyncio.sleep(90)
-    assert told == [f"waiting for the servers since {wait}" for wait in ("0:20", "0:40", "1:20")]
+    waits = ("0:20", "0:40", "1:20")
+    assert told == [f"waiting for the servers, for {wait} so far" for wait in waits]
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_long_phase_is_said_again():
+    lines: list[str] = []
+    async with long_phase(LineProgress(lines.append), "evaluating start"):
+        await asyncio.sleep(30)
+    assert lines == ["evaluating start", "still evaluating start, for 0:20 so far"]
 
 
 def test_values_that_are_missing_are_left_out():
