@@ -31,6 +31,8 @@ def folder(tmp_path_factory):
         folder, "env", "inspect", "./envs/market", *model, "-o", "conf/env/market.yaml"
     )
     assert code == 0, out + err
+    assert "wrote conf/env/market.yaml, conf/conf/market.yaml, conf/conf/market/mine.yaml" in err
+    assert "nobody has tried whether the model writes usable replies" in err
     return folder
 
 

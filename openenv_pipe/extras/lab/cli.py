@@ -97,6 +97,7 @@ def inspect(
     if output is None:
         print("nothing is written; -o conf/env/NAME.yaml writes the files", file=sys.stderr)
     else:
+        print(f"wrote {', '.join(map(str, found.written))}", file=sys.stderr)
         print(f"train on it: openenv-pipe train conf={found.name}", file=sys.stderr)
 
 

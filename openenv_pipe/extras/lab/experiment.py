@@ -31,7 +31,7 @@ LONG_EPISODE_TOKENS = 4096  # for episodes that would have fewer than MIN_TURNS 
 LONGEST_EPISODE_TOKENS = 16_384  # for episodes that could not end otherwise
 MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
 MIN_TURNS = 3
-WARM_START_TOKENS = 200_000  # trained in all, about
+WARM_START_TOKENS = 800_000  # trained in all, at most about; some hundred episodes teach JSON
 TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
 CHOICE_TOKENS = 32  # at least, of a model that may put words around a choice
 FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
@@ -228,11 +228,11 @@ def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) ->
     """Return the keys of the trainer that teach random weights."""
     trainer: dict[str, Any] = {}
     if serving.env.adapter.type in ("json", "tool") and trial.num_actions:
-        is_small = _is_small(trial, limits)
+        is_slow = trial.mean_step_s > SLOW_STEP_S
         # A model with random weights never writes JSON by chance: it is shown random actions.
         trainer["warm_start"] = {
             "steps": max(5, min(100, WARM_START_TOKENS // (4 * limits.max_episode_tokens))),
-            "source": {"policy": RANDOM_POLICY, "num_episodes": 8 if is_small else 64},
+            "source": {"policy": RANDOM_POLICY, "num_episodes": 8 if is_slow else 64},
             "episodes_per_step": 4,
             "optimizer": {"type": "muon", "lr": 4.0e-3, "schedule": "linear"},
         }

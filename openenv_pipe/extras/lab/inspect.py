@@ -11,7 +11,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ NO_GOAL = (
     "nothing in the prompt says what the goal is, because the environment's metadata has no "
     "description: write it into env.adapter.system, or return it from get_metadata"
 )
+CAN_IT_ACT = (
+    "nobody has tried whether the model writes usable replies here: `openenv-pipe eval conf={name} "
+    "eval.num_tasks=4` says it before a training; if they are unusable, let it imitate episodes "
+    "first (trainer.warm_start, as conf/conf/email_search/smollm2_135m.yaml does)"
+)
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
@@ -81,6 +86,7 @@ class Inspection:
     model: str  # the choice of the group
     for_model: str | None  # conf/conf/<name>/<model>.yaml: what only this model needs
     notes: Sequence[str]  # what the user should know of the environment
+    written: Sequence[Path] = ()  # the files; empty without an output
     problem: str | None  # why a model cannot be trained on it; None: it can
 
 
@@ -111,11 +117,11 @@ def inspect_environment(
     seen = asyncio.run(_ask(target.serving, model, notify))
     found = _inspect(target.serving, model, seen, output.stem if output else None)
     texts = (found.block, found.experiment, found.for_model)
-    for path, text in zip(paths, texts, strict=False):
-        if text is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    return found
+    written = {path: text for path, text in zip(paths, texts, strict=False) if text is not None}
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return replace(found, written=list(written))
 
 
 def _beside(output: Path, model: str) -> list[Path]:
@@ -176,6 +182,8 @@ def _inspect(
         notes += seen.prompts.notes(config.env.adapter.type)
         if not is_description(description.text):
             notes.append(NO_GOAL)
+        if config.env.adapter.type != "text":
+            notes.append(CAN_IT_ACT.format(name=name))
     return Inspection(
         name=name,
         block=block,
