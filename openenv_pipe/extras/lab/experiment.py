@@ -74,8 +74,11 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial, model: Trai
     seen = [each for play in trial.plays for each in play.observations[1:]]
     follows = [await awaited(adapter.follow(each)) for each in seen]
     reply = _reply_tokens(env, trial, model)
-    has_only_ends = len(trial.endings) == len(trial.plays)
-    wanted = min(env.max_turns, max(trial.endings)) if has_only_ends else env.max_turns
+    wanted = env.max_turns
+    if len(trial.endings) == len(trial.plays):
+        longest = max(trial.endings)
+        # An unusable reply takes a turn, too.
+        wanted = min(wanted, 1 if longest == 1 else math.ceil(ROOM * longest))
     needed = min(wanted, MIN_TURNS)
     if trial.endings:
         needed = max(needed, min(trial.endings))

@@ -189,7 +189,7 @@ async def test_limits_are_in_tokens_of_the_models_own_template():
     needed = len(chat.first_ids(opening.messages)) + 2 * len(
         chat.following_ids(following, end=None)
     )
-    assert found.max_turns == 3
+    assert found.max_turns == 4
     assert needed + 3 * found.max_reply_tokens <= found.max_episode_tokens
     small = await fit_limits(CONFIG.env, adapter, trial, tiny_model())
     assert found.max_episode_tokens > small.max_episode_tokens, "the markup counts"

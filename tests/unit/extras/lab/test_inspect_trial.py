@@ -126,7 +126,8 @@ async def limits_of(trial):
 
 async def test_limits_are_those_of_the_texts():
     short = await limits_of(tried(played(0, 0), played(0, 0, 0)))
-    assert (short.max_turns, short.max_observation_tokens) == (3, None)
+    # A turn more than the longest took, for an unusable reply.
+    assert (short.max_turns, short.max_observation_tokens) == (4, None)
     long = await limits_of(tried(played(0, 0, 0, text="x" * 900)))
     assert long.max_turns == 3 and 3 * 900 < long.max_episode_tokens <= 4096
     assert long.max_observation_tokens is None
