@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from openenv_pipe.config.rules.rule import MAX_PRODUCT, Moment, Rule
+from openenv_pipe.registry import if_command
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
@@ -110,6 +111,7 @@ NOT_MEASURED = (
     "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
     "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
 )
+WITH_SERVED = "with the model that `openenv-pipe serve RUN` or `serve RUN@start` serves"
 
 RULES = (
     Rule(
@@ -195,7 +197,8 @@ RULES = (
         keys=("host", "agent"),
         breaks=lambda c: c.trainer.steps > 0 and _lacks_environment(c),
         advice="without an environment only clients and Harbor can play; set agent=client, "
-        "agent=harbor, another host, or trainer.steps=0 for a run of supervised steps alone",
+        "agent=harbor, another host, or trainer.steps=0 for a run of supervised steps alone"
+        + if_command("serve", f"; an agent of your own plays {WITH_SERVED}"),
     ),
     Rule(
         keys=("host", "agent"),
@@ -237,8 +240,15 @@ RULES = (
         when="train",
     ),
     Rule(
+        keys=("agent", "host"),
+        breaks=lambda c: not (c.agent.plays_on_demand or c.host.has_environment),
+        advice="clients play no evaluations, and without an environment nothing else does"
+        + if_command("serve", f"; measure your agent {WITH_SERVED}"),
+        when="eval",
+    ),
+    Rule(
         keys=("agent",),
-        breaks=lambda c: not c.agent.plays_on_demand,
+        breaks=lambda c: not c.agent.plays_on_demand and c.host.has_environment,
         advice="clients play no evaluations; name what plays instead, such as agent=loop or "
         "agent=program",
         when="eval",
