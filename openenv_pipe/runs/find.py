@@ -3,7 +3,7 @@
 All commands look runs up here, in the same folders (`runs_folders`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,6 +130,7 @@ def find_model(
     *,
     runs_dir: Path | None = None,
     trust: bool = False,
+    secrets_of: Collection[str] | None = None,
 ) -> SelectedModel:
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
@@ -138,6 +139,7 @@ def find_model(
     label names the agent if it is not the type of agent that the run was trained with.
     runs_dir: as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
+    secrets_of: as for `RunFolder.config_to_run`.
 
     Raises:
         RunFolderError: The run or the checkpoint does not exist, or the folder is not trusted.
@@ -145,7 +147,7 @@ def find_model(
     """
     path, which = split_checkpoint(word)
     folder = find_run(path, runs_dir)
-    own = folder.config_to_run(trust=trust)
+    own = folder.config_to_run(trust=trust, secrets_of=secrets_of)
     config = amend(own, overrides)
     other = f"_{config.agent.type}" if config.agent.type != own.agent.type else ""
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.

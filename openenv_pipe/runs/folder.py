@@ -12,7 +12,7 @@ Folders and checkpoints that exist are never overwritten.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,10 +140,13 @@ class RunFolder:
             raise RunFolderError(f"{path} is not a run folder: it has no run.json; {hint}")
         return cls(path, _read_record(path))
 
-    def config_to_run(self, *, trust: bool = False) -> RunConfig:
+    def config_to_run(
+        self, *, trust: bool = False, secrets_of: Collection[str] | None = None
+    ) -> RunConfig:
         """Return the configuration to act on, with hidden secrets taken from the environment.
 
         trust: run what it names, also if another user wrote it or it was changed.
+        secrets_of: the blocks that are used; others keep their marks. None: all.
 
         Raises:
             RunFolderError: The folder is not trusted, has a link through which a run would write,
@@ -161,7 +164,8 @@ class RunFolder:
                 recorded_paths=self.record.local_code,
                 signature=self.record.signature,
             )
-        return self.with_template_time(self._validate(restore_in_config(values)))
+        used = values if secrets_of is None else {name: values[name] for name in secrets_of}
+        return self.with_template_time(self._validate(values | restore_in_config(used)))
 
     def with_template_time(self, config: RunConfig) -> RunConfig:
         """Return the run's configuration with the time that its chat template reads.

@@ -23,6 +23,7 @@ SETTINGS = (
     *("env.max_reply_tokens=4", "trainer.tasks_per_step=2", "trainer.group_size=2"),
     *("trainer.steps=2", "trainer.checkpoint.every=1"),
 )
+KEY = "a-key-of-this-test"  # of a served checkpoint
 VANISHING = """
 import os, signal, sys
 from openenv_pipe.client import Client
@@ -80,7 +81,7 @@ def episodes_of(folder, step):
     return [episode for group in groups for episode in group.episodes]
 
 
-def test_a_client_trains_two_steps(tmp_path):
+def test_a_client_trains_two_steps(tmp_path, monkeypatch):
     """The trainer computes the logprobs of the sampler; the replies are those that were sent."""
     with serving(tmp_path, *SETTINGS) as (server, url):
         played = play_all(url)
@@ -100,6 +101,25 @@ def test_a_client_trains_two_steps(tmp_path):
     assert (code, "nobody can play the same again" in said) == (2, True), said
     code, _, said = run(tmp_path, "eval", str(folder))
     assert (code, "clients play no evaluations" in said) == (2, True), said
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    served(folder, str(folder), "echo/0001@step_000002 ")
+    served(folder, f"{folder}@start", "echo/0001@start (no GRPO step yet)")
+
+
+def served(folder, name, title):
+    """Serve a checkpoint, and return what the model answers."""
+    port = str(lasting_port())
+    serving = Command(folder, "serve", name, "--engine", "local", "--port", port)
+    try:
+        wait_until(lambda: f"serving {title}" in serving.err, "the server", serving)
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY) as model:
+            asked = [{"role": "user", "content": "a"}]
+            given = {"model": "echo-0001", "messages": asked, "temperature": 0, "max_tokens": 6}
+            return model.chat.completions.create(**given).choices[0].message.content
+    finally:
+        serving.kill()
+        serving.wait()
 
 
 def vanish(url):

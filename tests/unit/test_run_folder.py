@@ -280,6 +280,8 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
     assert folder.written_config.env.variables["HEADER"] == "Bearer <hidden: JUDGE_API_KEY>"
     with pytest.raises(RunFolderError, match="GAME_TOKEN"):
         folder.config_to_run()
+    used = folder.config_to_run(secrets_of=["model"])
+    assert used.model == folder.with_template_time(plain).model
     monkeypatch.setenv("GAME_TOKEN", "only in the config")
     assert folder.config_to_run() == folder.with_template_time(config)
 

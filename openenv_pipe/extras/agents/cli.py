@@ -62,6 +62,7 @@ def serve(
     \b
     openenv-pipe serve runs/wordle/latest
     openenv-pipe serve runs/wordle/0007@best --port 8001
+    openenv-pipe serve runs/wordle/0007@start    # the model before training
     openenv-pipe serve runs/wordle/latest --engine vllm -- --gpu-memory-utilization 0.5
     openenv-pipe serve --train conf=client trainer.steps=20
     """

@@ -59,7 +59,7 @@ def export_run(
             training.
         TrainingError: The files do not compute what the policy computes.
     """
-    subject = find_model(word, runs_dir=runs_dir, trust=trust)
+    subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint.name}"

@@ -53,7 +53,7 @@ def serve_run(
     notify: Callable[[str], None],
     trust: bool,
 ) -> None:
-    """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
+    """Serve what `RUN`, `RUN@40`, `RUN@best` or `RUN@start` names until interrupted.
 
     engine: None: the run's own, and `local` where vLLM is not installed.
     runs_dir: where runs are looked for, as for `find_run`.
@@ -65,11 +65,12 @@ def serve_run(
         ConfigError: vLLM cannot serve the model here.
         EngineError: The server did not start, or died.
     """
-    subject = find_model(word, runs_dir=runs_dir, trust=trust)
-    if subject.checkpoint is None:
-        raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
+    subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])
+    if not subject.config.engine.capabilities.can_train:
+        what = f"engine={subject.config.engine.type} trains none"
+        raise RunFolderError(f"{word!r} has no model to serve: {what}; name a run that trains one")
     reject_vision_model(subject.config.model, "serve")
-    title = _title(subject, subject.checkpoint)
+    title = _title(subject)
     build = find_build()
     if (engine or own_engine(subject, build, notify)) == "local":
         # Imported late, because a server of vLLM needs nothing of it.
@@ -86,7 +87,7 @@ def serve_run(
         return
     installed = require_installed(build)
     chat = load_chat(subject.config.model)
-    with _served(subject, subject.checkpoint, chat, max_model_len) as served:
+    with _served(subject, chat, max_model_len) as served:
         serving = serve(
             served,
             installed,
@@ -181,11 +182,12 @@ def own_engine(
     return "vllm"
 
 
-def _title(subject: SelectedModel, checkpoint: Path) -> str:
+def _title(subject: SelectedModel) -> str:
     """Return the run and the checkpoint, and whether GRPO has not begun at it."""
     is_before = subject.step == 0 and subject.config.trainer.steps > 0
     note = " (no GRPO step yet)" if is_before else ""
-    return f"{subject.folder.record.id}@{checkpoint.name}{note}"
+    name = "start" if subject.checkpoint is None else subject.checkpoint.name
+    return f"{subject.folder.record.id}@{name}{note}"
 
 
 async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -> None:
@@ -209,18 +211,20 @@ async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -
 
 @contextmanager
 def _served(
-    subject: SelectedModel, checkpoint: Path, chat: ChatFormat, max_model_len: int | None
+    subject: SelectedModel, chat: ChatFormat, max_model_len: int | None
 ) -> Iterator[Served]:
-    """Yield the checkpoint in vLLM's terms: a whole model, or an adapter on a base, which is
-    written first if it is not a folder yet."""
-    config, model = subject.config, subject.config.model
+    """Yield the model in vLLM's terms: a whole one, or an adapter on a base, which is written first
+    if it is not a folder yet."""
+    config, model, checkpoint = subject.config, subject.config.model, subject.checkpoint
     with weights_folder(None) as scratch:
         template = scratch / TEMPLATE_FILE
         write_text(template, served_template(chat))
-        path, revision = str(checkpoint), None
-        if model.lora.rank and (source := served_source(model)):
+        revision = None
+        if checkpoint is not None and not model.lora.rank:
+            path = str(checkpoint)
+        elif source := served_source(model):
             path, revision = source.path, source.revision
-        elif model.lora.rank:
+        else:
             path = str(scratch / "base")
             policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
             PolicyWeights(policy).write_base(Path(path))
