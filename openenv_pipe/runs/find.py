@@ -5,6 +5,7 @@ All commands look runs up here, in the same folders (`runs_folders`).
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from openenv_pipe.config.compose import amend, parse_overrides
@@ -35,7 +36,8 @@ class SelectedModel:
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
     """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
-    Evaluations of models that no run has trained only count where nothing else is.
+    Evaluations of models that no run has trained, and reproductions, only count where nothing else
+    is, and those that did not finish come last.
 
     runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
 
@@ -57,7 +59,7 @@ def find_folder(name: str, runs_dir: Path | None = None) -> Path:
         return Path(name)
     found = [folder / name for folder in folders if (folder / name).is_dir()]
     if len(found) > 1 and name.endswith("/latest"):
-        return max(found, key=lambda path: RunFolder.open(path).record.created)
+        return max(map(RunFolder.open, found), key=_place_among_latest).path
     if len(found) > 1:
         raise RunFolderError(
             f"{name} is ambiguous: {' and '.join(map(str, found))} exist; name one of these "
@@ -119,9 +121,13 @@ def _newest(folders: Sequence[Path]) -> Path:
             f"there is no run in {' or '.join(map(str, folders))}; name a run's folder, or the "
             "folder of all runs with --runs-dir"
         )
-    return max(
-        found, key=lambda each: (each.record.purpose == "training", each.record.created)
-    ).path
+    return max(found, key=_place_among_latest).path
+
+
+def _place_among_latest(run: RunFolder) -> tuple[bool, bool, datetime]:
+    """Return the sort key by which the last run is the latest."""
+    is_training = run.record.is_training
+    return is_training, is_training or run.status == "finished", run.record.created
 
 
 def find_model(

@@ -113,10 +113,11 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        if purpose == "training" or not _is_training(parent / "latest"):
-            point_symlink(parent / "latest", path.name)
         note_runs_folder(parent.parent)
-        return cls(path, _read_record(path))
+        made = cls(path, _read_record(path))
+        if made.record.is_training:
+            point_symlink(parent / "latest", path.name)
+        return made
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
@@ -336,6 +337,10 @@ class RunFolder:
         end = {"status": status, "cause": cause, "ended": datetime.now(UTC)}
         attempts = [*self.attempts[:-1], self.attempts[-1].model_copy(update=end)]
         self._write_record(**end, attempts=attempts)
+        # Evaluations and reproductions are the latest only where nothing was trained.
+        latest = self.path.parent / "latest"
+        if status == "finished" and not self.record.is_training and not _is_training(latest):
+            point_symlink(latest, self.path.name)
 
     def _write_record(self, **changes: Any) -> None:
         record = RunRecord.model_validate({**dict(self.record), **changes})
@@ -366,7 +371,7 @@ class RunFolder:
 
 def _is_training(path: Path) -> bool:
     try:
-        return RunFolder.open(path).record.purpose == "training"
+        return RunFolder.open(path).record.is_training
     except RunFolderError:
         return False
 

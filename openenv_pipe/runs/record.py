@@ -71,6 +71,12 @@ class RunRecord(Record):
     sweep: str | None = None  # the stamp of its sweep, whose folder is runs/sweeps/<stamp>
 
     @property
+    def is_training(self) -> bool:
+        """Whether it trained anew: it is no evaluation, and no reproduction of another run."""
+        is_reproduction = self.lineage is not None and self.lineage.kind == "reproduction"
+        return self.purpose == "training" and not is_reproduction
+
+    @property
     def version(self) -> str:
         """The version of this program that made the run."""
         return self.versions.get("openenv-pipe", "an unknown version")

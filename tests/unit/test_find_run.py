@@ -43,10 +43,23 @@ def test_runs_are_found_by_id_and_as_the_latest(here):
 
 def test_an_evaluation_is_the_latest_run_only_where_nothing_is_trained(here):
     evaluated = run_samples.create(here / "runs", purpose="evaluation")
+    evaluated.finish("finished")
+    run_samples.create(here / "runs", purpose="evaluation").finish("failed", cause="HostError")
     assert find_run("latest").record.id == find_run("smoke/latest").record.id == evaluated.record.id
     trained = run_samples.create(here / "runs")
-    run_samples.create(here / "runs", purpose="evaluation")
+    run_samples.create(here / "runs", purpose="evaluation").finish("finished")
     assert find_run("latest").record.id == find_run("smoke/latest").record.id == trained.record.id
+
+
+def test_a_reproduction_is_the_latest_run_only_where_nothing_is_trained(here):
+    """`eval smoke/latest` would judge a few steps as if they were the run."""
+    trained = run_samples.create(here / "runs")
+    for runs_dir in ("runs", "again"):
+        for status in ("finished", "failed"):
+            lineage = trained.lineage("reproduction")
+            run_samples.create(here / runs_dir, lineage=lineage).finish(status)
+        for name in ("latest", "smoke/latest"):
+            assert find_run(name, here / runs_dir).path.resolve().name == "0001"
 
 
 def test_the_newest_run_is_found_in_a_folder_that_its_configuration_names(here):
