@@ -134,7 +134,7 @@ def compare_settings(found: Found) -> Comparison:
         best=best,
         best_run=_best_run(best) if best else None,
         not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
-        notes=[*([] if alike else [DIFFERENT_TASKS]), *_partly_scored(settings)],
+        notes=[*found.notes, *([] if alike else [DIFFERENT_TASKS]), *_partly_scored(settings)],
         unreadable=[run for run in found.runs if run.status == "unreadable"],
         lost_jobs=found.lost_jobs,
     )

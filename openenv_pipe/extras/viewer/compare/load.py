@@ -15,8 +15,8 @@ from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.config.unused_keys import idle_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import read_during, read_reports, read_stages
-from openenv_pipe.runs.find import find_folder, find_run, is_sweep
+from openenv_pipe.runs.evals import STAGES, env_of, read_during, read_reports, read_stages
+from openenv_pipe.runs.find import AT_START, find_folder, find_run, is_sweep
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
@@ -44,6 +44,7 @@ class FoundRun:
     steps: Sequence[Mapping[str, Any]] = ()  # GRPO's records in metrics.jsonl
     final: EvalReport | None = None
     reports: Sequence[EvalReport] = ()  # those that belong to a step
+    reproduces: str | None = None  # the id of the run that it ran again
 
     @property
     def step(self) -> int:
@@ -62,17 +63,27 @@ class Found:
     title: str
     runs: Sequence[FoundRun]
     lost_jobs: Sequence[str]  # each with its cause
+    notes: Sequence[str] = ()  # which of the named runs are not compared
 
 
 def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
     """Load the named runs, or those of one sweep, each once.
+
+    A reproduction of another run is no result of its own, so it is left out beside other runs.
 
     runs_dir: where ids are looked up, as for `find_run`. Raises RunFolderError.
     """
     if len(targets) == 1 and is_sweep(path := find_folder(targets[0], runs_dir)):
         return _find_sweep(path)
     folders = {_open(name, runs_dir).path.resolve(): None for name in targets}
-    return Found(title="Runs", runs=[_read(path) for path in folders], lost_jobs=[])
+    runs = [_read(path) for path in folders]
+    own = [run for run in runs if run.reproduces is None] or runs
+    notes = [
+        f"{run.id} is left out: it is a reproduction of {run.reproduces}; name it alone to see it"
+        for run in runs
+        if run not in own
+    ]
+    return Found(title="Runs", runs=own, lost_jobs=[], notes=notes)
 
 
 def _open(name: str, runs_dir: Path | None) -> RunFolder:
@@ -138,6 +149,12 @@ def _read(path: Path) -> FoundRun:
         stages = read_stages(path)
         settings = dict(_settings(config))
         records = read_metrics(folder.metrics_path)
+        steps = [record for record in records if record.get("stage") == "grpo"]
+        if folder.status == "finished" and folder.record.cause is None and steps:
+            # One that was asked for fewer steps than it has in its configuration, as by
+            # `reproduce --steps`, is no seed of those that did all. Early stops have a cause.
+            settings["trainer.steps"] = steps[-1]["step"]
+        lineage = folder.record.lineage
         return FoundRun(
             id=folder.record.id,
             path=Path(short_path(path)),
@@ -149,19 +166,35 @@ def _read(path: Path) -> FoundRun:
             idle=() if isinstance(config.engine, PythonTarget) else idle_keys(config, settings),
             num_steps=config.trainer.steps,
             duration_s=folder.duration_s,
-            steps=[record for record in records if record.get("stage") == "grpo"],
-            final=_final(folder, stages),
+            steps=steps,
+            final=_final(folder, stages, records),
             reports=[*stages.values(), *read_during(path)],
+            reproduces=lineage.run if lineage and lineage.kind == "reproduction" else None,
         )
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return FoundRun(id=name, path=Path(short_path(path)), status="unreadable", cause=str(error))
 
 
-def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | None:
-    """Return the report after training; for a finished run without training, its last one."""
+def _final(
+    folder: RunFolder, stages: Mapping[str, EvalReport], records: Sequence[Mapping[str, Any]]
+) -> EvalReport | None:
+    """Return the report after training; for a finished run without one, its last report.
+
+    What a run measured before it trained is never its result.
+    """
     if "trained" in stages or folder.status != "finished":
         return stages.get("trained")
-    others = [*stages.values()] or [*read_reports(folder.path).values()]
+    reports = read_reports(folder.path)
+    others = [*stages.values()] or [*reports.values()]
+    if records:
+        last = records[-1]["step"] if records[-1].get("stage") == "grpo" else 0
+        others = [
+            report
+            for report in reports.values()
+            if report.step == last
+            and not report.label.startswith((STAGES[0], AT_START))
+            and not env_of(report.label)
+        ]
     return others[-1] if others else None
 
 

@@ -110,6 +110,48 @@ def test_a_seed_that_was_run_twice_counts_once(tmp_path):
     assert (setting.figures["success"].mean, setting.figures["success"].over) == (0.6, "tasks")
 
 
+def reproduction(of, num_steps=2):
+    """Run it again for as many steps, as `reproduce --steps`; it ends without a result."""
+    folder = RunFolder.create(
+        of.written_config, overrides=[], command=[], lineage=of.lineage("reproduction")
+    )
+    run_samples.train(folder, num_steps)
+    run_samples.evaluate(folder, "start", 0.0)
+    folder.finish("finished")
+    return folder
+
+
+def test_a_reproduction_replaces_no_result(tmp_path, capsys):
+    trained = make(tmp_path, success=0.9)
+    short, again = reproduction(trained, 1), reproduction(trained)
+    runs = [str(each.path) for each in (trained, short, again)]
+    cli.compare(runs, fail_under=["success=0.85"])
+    out = capsys.readouterr().out
+    assert "best: smoke/0001: success 90%" in out
+    assert "smoke/0002 is left out: it is a reproduction of smoke/0001" in out
+    (setting,) = compared(trained, short).settings
+    assert [run.id for run in setting.runs] == ["smoke/0001"]
+
+
+def test_what_was_measured_before_training_is_not_the_result_of_a_run(tmp_path):
+    short = reproduction(make(tmp_path, success=0.9), 1)
+    assert compared(short).settings[0].figures.get("success") is None
+    run_samples.evaluate(short, "untrained", 0.0)
+    run_samples.evaluate(short, "step_000001", 0.3, step=1)
+    assert compared(short).settings[0].figures["success"].mean == 0.3
+
+
+def test_runs_of_unlike_length_are_not_seeds_of_one_setting(tmp_path):
+    trained = make(tmp_path, success=0.9)
+    short, whole = reproduction(trained, 1), reproduction(trained)
+    result = compared(short, whole)
+    assert result.keys == ["trainer.steps"]
+    assert sorted(setting.name for setting in result.settings) == [
+        "trainer.steps=1",
+        "trainer.steps=2",
+    ]
+
+
 def test_two_single_runs_are_told_apart_by_their_tasks(tmp_path):
     best, near, far = (make(tmp_path, lr, 0, r) for lr, r in ((1, 0.9), (2, 0.8), (3, 0.1)))
     result = compared(far, near, best)
