@@ -15,7 +15,7 @@ from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import (
     baseline_labels,
@@ -26,6 +26,7 @@ from openenv_pipe.pipeline.evaluate import (
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
+from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
@@ -87,6 +88,8 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
         played = control.stop.run(work)
         rows += [replace(row, word=word) for row in played.own]
         baselines += played.baselines
+    for path in dict.fromkeys(subject.folder.path for subject in subjects):
+        _report_anew(path, control)
     rows = _told_apart(rows)
     shown = played_rows = [*rows, *baselines]
     if len(subjects) == 1:  # The table also has the run's earlier evaluations.
@@ -100,6 +103,16 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
         config=subjects[0].config,
         folders=list(dict.fromkeys(subject.folder.path for subject in subjects)),
     )
+
+
+def _report_anew(path: Path, control: RunControl) -> None:
+    """Write the report of a run with its new evaluations. A run that goes on does so itself."""
+    try:
+        folder = RunFolder.open(path)
+        if folder.status != "running":
+            write_report(folder)
+    except (PipeError, OSError) as error:
+        control.progress.note(f"eval: {path / 'report.md'} is not written anew: {error}")
 
 
 def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
