@@ -338,7 +338,9 @@ def _history(record: RunRecord) -> dict[str, str]:
 
 
 def _code(folder: RunFolder) -> str:
+    """Name the program's version, and the checkouts of its code and of the working directory."""
     checkouts = [
+        f"{code_span(Path(checkout.folder).name)} at "
         f"{checkout.sha[:10] if checkout.sha else 'no commit'}"
         f"{' with changes' if checkout.dirty else ''}"
         for checkout in folder.record.checkouts

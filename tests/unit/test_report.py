@@ -1,6 +1,7 @@
 """Evaluation reports, report.md with its plots, and the table of runs."""
 
 import math
+import subprocess
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from io import StringIO
@@ -515,3 +516,16 @@ def test_report_of_a_run_interrupted_in_its_warm_start_names_who_wrote_the_episo
     assert "The run is **interrupted**" in text and "Cause" not in text
     write_episodes(episodes_path(folder.path, 1), run_samples.groups())
     assert "## Episodes of the last step\n" in write_report(folder).read_text()
+
+
+def test_the_folder_of_each_checkout_is_named(tmp_path, monkeypatch):
+    """A commit of a repository of environments is none of this program's."""
+    repository = tmp_path / "my_envs"
+    repository.mkdir()
+    monkeypatch.chdir(repository)
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    (repository / "new.py").touch()
+    folder = run_samples.create(tmp_path / "runs")
+    checkouts = folder.record.checkouts
+    assert checkouts[-1].folder == str(repository)
+    assert "`my_envs` at no commit with changes |" in write_report(folder).read_text()
