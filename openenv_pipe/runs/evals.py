@@ -154,6 +154,13 @@ def _is_during(path: Path) -> bool:
     return path.stem.startswith(DURING)
 
 
+def is_of_run(name: str) -> bool:
+    """Return whether a report, named by its file's name without `.json`, is the run's own: not of
+    `eval`, which also plays the baselines again if they have other scores by then."""
+    kind, _, label, number = place_of(name)
+    return kind == 0 or (label.startswith(BASELINE) and number == 1)
+
+
 def place_of(name: str) -> tuple[int, int, str, int]:
     """Return a report's sort key for lists, by its file's name without `.json`."""
     label, number = name, 1

@@ -3,6 +3,7 @@
     run.json config.json metrics.jsonl episodes/ eval/     copied, with the images of the episodes
     checkpoints.json                                       the sha256 of every checkpoint's files
 
+Of `eval/`, these are the reports that the run itself has written, not those of later evaluations.
 `reproduce` accepts it in place of its run. Nothing is overwritten.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.runs.episodes import iterate_episodes
-from openenv_pipe.runs.evals import read_report, report_paths
+from openenv_pipe.runs.evals import is_of_run, read_report, report_paths
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.images import write_images
 from openenv_pipe.runs.metrics import parse_record, read_lines
@@ -44,8 +45,9 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
             copy_file(path, to / "episodes" / path.name)
     (to / "eval").mkdir()
     for path in report_paths(folder.path):
-        read_report(path)  # checks it, and that it is not too large
-        copy_file(path, to / "eval" / path.name)
+        report = read_report(path)  # checks it, and that it is not too large
+        if is_of_run(path.stem) and (steps is None or (report.step or 0) <= steps):
+            copy_file(path, to / "eval" / path.name)
     write_json(to / RECORDED_DIGESTS, digests)
     recorded = folder.record.model_copy(update={"lineage": folder.lineage("recording")})
     write_json(to / "run.json", recorded.model_dump(mode="json"))
