@@ -18,6 +18,9 @@ TEMPLATE = Path(__file__).parent / "template"
 GITIGNORE = """# made here
 /runs/
 /results/
+/.runs/
+/released/
+/.openenv-pipe/
 /.venv/
 *.egg-info/
 

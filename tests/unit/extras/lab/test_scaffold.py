@@ -41,7 +41,12 @@ def test_every_file_has_the_new_name_in_all_its_forms(folder):
 def test_runs_and_caches_stay_out_of_git(folder):
     subprocess.run(["git", "init", "--quiet"], check=True)
     create_environment("odd_one", folder)
-    made = ("runs/odd_one/0001/config.json", ".venv/bin/python", "envs/odd_one/__pycache__/a.pyc")
+    made = (
+        ".openenv-pipe/setup.py",
+        ".runs/odd_one/0001/run.json",
+        "released/odd_one/0001/run.json",
+    )
+    made += ("runs/odd_one/0001/config.json", ".venv/bin/python", "envs/odd_one/__pycache__/a.pyc")
     files = ("conf/env/odd_one.yaml", "envs/odd_one/rules.py")
     asked = ["git", "check-ignore", *made, *files]
     ignored = subprocess.run(asked, capture_output=True, text=True).stdout.split()
