@@ -9,10 +9,11 @@ from openenv_pipe.cli.completion import complete_override, complete_run
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.errors import UserError
 
-junit_files: list[Path] = []  # those that this command is to write, of which there is one at most
+# The file that this command is to write, with the command's context; there is one at most.
+junit_files: dict[Path, typer.Context] = {}
 
 
-def reject_existing(path: Path | None) -> Path | None:
+def reject_existing(context: typer.Context, path: Path | None) -> Path | None:
     """Return the path of --junit. Raises UserError if it exists."""
     if path is None:
         return None
@@ -20,8 +21,25 @@ def reject_existing(path: Path | None) -> Path | None:
         raise UserError(f"--junit {path} is a folder; name a file, such as {path / 'results.xml'}")
     if path.exists():
         raise UserError(f"--junit {path} exists and is not overwritten; remove it, or name another")
-    junit_files.append(path)
+    junit_files[path] = context
     return path
+
+
+def junit_suite(path: Path) -> str:
+    """Return the name of the test suite of a --junit file: the command, and what it is about.
+
+    These are the environments and runs that the user names, as in `env check my_env`, without
+    overrides, which may have secrets.
+    """
+    if path not in junit_files:
+        return path.stem
+    context = junit_files[path]
+    words = context.command_path.split()[1:]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.param_type_name == "argument" and value is not None:
+            words += [value] if isinstance(value, str) else map(str, value)
+    return " ".join(word for word in words if "=" not in word or word.startswith("conf="))
 
 
 Trust = Annotated[

@@ -17,6 +17,7 @@ from rich.console import (
 )
 from rich.segment import Segment
 
+from openenv_pipe.cli.arguments import junit_suite
 from openenv_pipe.commands import findings
 from openenv_pipe.commands.findings import write_junit
 from openenv_pipe.system.secrets import redact
@@ -57,7 +58,7 @@ def print_findings(
     else:
         print_table(findings.as_table(lines))
     if junit is not None:
-        write_junit(junit, lines)
+        write_junit(junit, junit_suite(junit), lines)
     if findings.has_failed(lines):
         raise typer.Exit(1)
 

@@ -19,7 +19,14 @@ from typer.core import TyperGroup
 
 from openenv_pipe import __version__
 from openenv_pipe.cli import results
-from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, junit_files, with_runs_dir
+from openenv_pipe.cli.arguments import (
+    Overrides,
+    RunsDir,
+    Trust,
+    junit_files,
+    junit_suite,
+    with_runs_dir,
+)
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -225,7 +232,8 @@ def _list_error(error: PipeError) -> None:
         from openenv_pipe.commands.findings import failed, write_junit
 
         with suppress(UserError):  # it cannot be written, as the error may say already
-            write_junit(wanted[0], [failed("the command", error)])
+            suite = junit_suite(wanted[0])
+            write_junit(wanted[0], suite, [failed(suite, error)])
 
 
 def _print_traceback(error: Exception) -> int:

@@ -1,12 +1,21 @@
 """The commands for results of runs: `runs`, `tag` and `eval`."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import FailIfWorse, FailUnder, Junit, RunsDir, Trust, with_runs_dir
+from openenv_pipe.cli.arguments import (
+    FailIfWorse,
+    FailUnder,
+    Junit,
+    RunsDir,
+    Trust,
+    junit_suite,
+    with_runs_dir,
+)
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.control import command_line
 from openenv_pipe.cli.progress import notify_user
@@ -110,11 +119,15 @@ def evaluate(
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
+        from openenv_pipe.runs.evals import BASELINE
 
     collect_as_usual()
     words = with_runs_dir(subjects, runs_dir)
     result = evaluate_words(words, command_line(), RunControl(progress=progress), trust=trust)
-    for table in eval_tables(result.shown, result.config.eval, result.config.seed):
+    rows = result.shown
+    if least or margins:  # Baselines are not judged.
+        rows = [row for row in rows if not row.report.label.startswith(BASELINE)]
+    for table in eval_tables(rows, result.config.eval, result.config.seed):
         print_table(table)
     for row in result.played:
         for warning in eval_warnings(row.report, row.folder):
@@ -128,12 +141,14 @@ def evaluate(
     end_if_below(lines, junit)
 
 
-def end_if_below(lines: "Sequence[Line]", junit: Path | None) -> None:
-    """End with `BELOW_THRESHOLD` if a line fails, after writing the JUnit file if wanted."""
-    from openenv_pipe.commands.findings import Result, write_junit
+def end_if_below(lines: "Sequence[Line]", junit: Path | None, *, to_stderr: bool = False) -> None:
+    """Print the lines, write the JUnit file if wanted, and end with `BELOW_THRESHOLD` if a line
+    fails. to_stderr: stdout has data for programs."""
+    from openenv_pipe.commands.findings import has_failed, verdict, write_junit
 
+    for line in lines:
+        print(verdict(line), file=sys.stderr if to_stderr else sys.stdout)
     if junit is not None:
-        write_junit(junit, lines)
-    if low := [line for line in lines if line.result is Result.FAIL]:
-        notify_user("\n".join(f"{line.name} {line.text}" for line in low))
+        write_junit(junit, junit_suite(junit), lines)
+    if has_failed(lines):
         raise typer.Exit(BELOW_THRESHOLD)

@@ -60,26 +60,31 @@ def as_table(lines: Sequence[Line]) -> Table:
     return table
 
 
+def verdict(line: Line) -> str:
+    """Return a line as text: `FAIL my_env/0001 trained: reward 0.519 < 0.6`."""
+    return redact(f"{line.result.upper()} {for_people(line.name)} {for_people(line.text)}")
+
+
 def as_json(lines: Sequence[Line]) -> str:
     """Format the lines as {"failed": ..., "lines": [{"name", "result", "text", ...}]}."""
     report = {"failed": has_failed(lines), "lines": [asdict(line) for line in lines]}
     return redact(json.dumps(report, indent=2))
 
 
-def write_junit(path: Path, lines: Sequence[Line]) -> None:
-    """Write a test case for each line, in a suite with the file's name. A warning is no failure.
+def write_junit(path: Path, suite_name: str, lines: Sequence[Line]) -> None:
+    """Write a suite with a test case for each line. A warning is no failure.
 
     Raises UserError if the file cannot be written.
     """
     failures = sum(line.result is Result.FAIL for line in lines)
     counts = {"tests": str(len(lines)), "failures": str(failures), "errors": "0", "skipped": "0"}
     root = Element("testsuites", counts)
-    suite = SubElement(root, "testsuite", {"name": for_people(path.stem), **counts})
+    suite = SubElement(root, "testsuite", {"name": for_people(suite_name), **counts})
     for line in lines:
         name, text = for_people(line.name), for_people(line.text)
         case = SubElement(suite, "testcase", classname=suite.attrib["name"], name=name)
         if line.result is Result.FAIL:
-            SubElement(case, "failure", message=text).text = text
+            SubElement(case, "failure", message=text.partition("\n")[0]).text = text
         else:
             SubElement(case, "system-out").text = f"{line.result}: {text}"
     indent(root)

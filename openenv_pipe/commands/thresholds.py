@@ -1,5 +1,6 @@
 """Thresholds for CI: `--fail-under success=0.8` of `eval` and `compare`, and `--fail-if-worse`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,11 +8,13 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.eval_difference import compare_reports
+from openenv_pipe.runs.eval_difference import ReportDifference, compare_reports
 from openenv_pipe.runs.evals import env_of
 from openenv_pipe.system.intervals import Interval
 
 METRICS = ("success", "reward")
+MANY_TASKS = 100_000  # more than anybody evaluates on
+MORE_TASKS = "evaluate on more tasks (eval.num_tasks)"
 Means = Mapping[str, Mapping[str, float]]  # by name and metric; what was not measured is missing
 
 
@@ -76,11 +79,11 @@ def compare_with_thresholds(means: Means, thresholds: Mapping[str, float]) -> li
     for name, seen in means.items():
         for metric, least in thresholds.items():
             if metric not in seen:
-                result, text = Result.FAIL, f"was not measured, so it is not {least:g}"
+                result, text = Result.FAIL, f"was not measured; it has to be {least:g}"
             elif seen[metric] < least:
-                result, text = Result.FAIL, f"{seen[metric]:.3f} is below {least:g}"
+                result, text = Result.FAIL, f"{seen[metric]:.3f} < {least:g}"
             else:
-                result, text = Result.OK, f"{seen[metric]:.3f} is at least {least:g}"
+                result, text = Result.OK, f"{seen[metric]:.3f} >= {least:g}"
             lines.append(Line(f"{name}: {metric}", result, text))
     return lines
 
@@ -91,7 +94,8 @@ def compare_with_first(
     """Return a line for each evaluation after the first, on the tasks that both have.
 
     It fails if its mean is lower by more than is allowed and the paired interval excludes 0, so
-    that the loss is no chance; and if it cannot be compared.
+    that the loss is no chance; and if it cannot be compared. It is a warning if the interval
+    includes a larger loss than is allowed.
 
     margins: how much lower a mean may be, by metric
     """
@@ -99,23 +103,38 @@ def compare_with_first(
     lines = []
     for row in own[1:]:
         for metric, margin in margins.items():
-            name = f"{row.name}: {metric} less {own[0].name}'s"
+            name = f"{row.name} against {own[0].name}: {metric}"
             try:
                 found = compare_reports(own[0].report, row.report, config, seed)
             except UserError as error:
                 lines.append(Line(name, Result.FAIL, str(error)))
                 continue
-            lines.append(_judged(name, getattr(found, metric), margin))
+            lines.append(_judged(name, found, getattr(found, metric), margin))
     return lines
 
 
-def _judged(name: str, change: Interval | None, margin: float) -> Line:
+def _judged(name: str, found: ReportDifference, change: Interval | None, margin: float) -> Line:
+    """Judge one difference; it is a warning if too few tasks could show a larger loss."""
     if change is None:
         return Line(name, Result.FAIL, "was not measured in both")
-    is_proven = change.high is not None and change.high < 0
     text = f"{change:+.3f}, may be {-margin:g}"
-    if change.mean >= -margin:
+    if change.low is None or change.high is None:
+        return Line(name, Result.WARN, f"{text}; {found.on_tasks} give no interval, {MORE_TASKS}")
+    if change.mean < -margin and change.high < 0:
+        return Line(name, Result.FAIL, text)
+    if change.low >= -margin:
         return Line(name, Result.OK, text)
-    if not is_proven:
-        return Line(name, Result.OK, f"{text}, but may be chance")
-    return Line(name, Result.FAIL, text)
+    how = "so it may be chance" if change.mean < -margin else "so a larger loss may be hidden"
+    advice = _tasks_for(change.mean - change.low, margin, found.num_scored_tasks)
+    return Line(
+        name, Result.WARN, f"{text}; the interval over {found.on_tasks} is wider, {how}: {advice}"
+    )
+
+
+def _tasks_for(half_width: float, margin: float, num_tasks: int) -> str:
+    """Say how many tasks give an interval of `margin` to each side; its width falls with the root
+    of their number."""
+    if margin == 0 or (num := num_tasks * (half_width / margin) ** 2) > MANY_TASKS:
+        return MORE_TASKS
+    digit = 10 ** (len(str(math.ceil(num))) - 2) if num > 10 else 1
+    return f"about {math.ceil(num / digit) * digit} tasks would show it (eval.num_tasks)"

@@ -215,7 +215,8 @@ def _changed_tasks(first: str, compared: Sequence[tuple[Row, ReportDifference | 
     )
     for row, change in compared:
         for kind, count, chance, names in changed_tasks(change) if change else ():
-            table.add_row(row.name, kind, str(count), f"{chance:.1f}", names)
+            if count:
+                table.add_row(row.name, kind, str(count), f"{chance:.1f}", names)
     return table
 
 

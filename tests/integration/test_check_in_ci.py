@@ -20,7 +20,9 @@ def test_the_file_has_a_failure_if_the_check_has_failed(tmp_path, override, code
 
 def test_an_error_before_there_are_results_is_listed_too(tmp_path):
     ended, _, err = run(tmp_path, "check", "conf=nothing", "--junit", "check.xml")
-    (failure,) = parse(tmp_path / "check.xml").findall(".//failure")
+    (case,) = parse(tmp_path / "check.xml").findall(".//testcase")
+    assert case.attrib == {"classname": "check conf=nothing", "name": "check conf=nothing"}
+    (failure,) = case
     assert ended == 2 and failure.text in err and "there is no such experiment" in failure.text
     ended, _, err = run(tmp_path, "check", "conf=smoke", "--junit", ".")
     assert ended == 2 and "is a folder; name a file" in err

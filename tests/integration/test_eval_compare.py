@@ -97,8 +97,14 @@ def test_an_evaluation_by_other_settings_than_the_runs_own_says_so(home):
 
 def test_thresholds_are_also_written_as_junit(home):
     thresholds = ("--fail-under", "success=0", "--fail-under", "reward=1000")
-    told(home, "eval", "runs/smoke/0001", *thresholds, "--junit", "eval.xml", code=3)
+    out = told(home, "eval", "runs/smoke/0001", *thresholds, "--junit", "eval.xml", code=3)
+    last = out.splitlines()[-2:]
+    assert last[0].startswith("OK smoke/0001 step_000002: success ") and last[0].endswith(" >= 0")
+    assert last[1].startswith("FAIL smoke/0001 step_000002: reward ")
+    assert last[1].endswith(" < 1000") and "baseline" not in out
+    assert "](eval/step_000002.md)" in (home / "runs/smoke/0001/report.md").read_text()
     (suite,) = parse(home / "eval.xml").getroot()
+    assert suite.attrib["name"] == "eval runs/smoke/0001"
     assert [(case.attrib["name"].split(": ")[1], case[0].tag) for case in suite] == [
         ("success", "system-out"),
         ("reward", "failure"),

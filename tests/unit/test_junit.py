@@ -3,6 +3,7 @@
 from xml.etree.ElementTree import parse
 
 import pytest
+import typer
 
 from openenv_pipe.cli.arguments import reject_existing
 from openenv_pipe.commands.findings import Line, Result, write_junit
@@ -13,6 +14,7 @@ def test_only_failed_lines_are_failures(tmp_path):
     path = tmp_path / "reports/check.xml"
     write_junit(
         path,
+        "env check wordle",
         [
             Line("seeds", Result.OK, "the same seed, the same task"),
             Line("speed", Result.WARN, "slow"),
@@ -21,7 +23,7 @@ def test_only_failed_lines_are_failures(tmp_path):
     )
     (suite,) = parse(path).getroot()
     assert (suite.attrib["name"], suite.attrib["tests"], suite.attrib["failures"]) == (
-        *("check", "3", "1"),
+        *("env check wordle", "3", "1"),
     )
     cases = {case.attrib["name"]: case[0] for case in suite}
     assert {name: found.tag for name, found in cases.items()} == {
@@ -36,8 +38,9 @@ def test_only_failed_lines_are_failures(tmp_path):
 def test_characters_that_xml_forbids_are_written_out(tmp_path):
     path = tmp_path / "check.xml"
     forbidden = [*map(chr, (0, 8, 11, 12, 14, 31, 0xD800, 0xDFFF, 0xFFFE, 0xFFFF))]
-    write_junit(path, [Line("".join(forbidden), Result.FAIL, "a\n" + "".join(forbidden))])
+    write_junit(path, "check", [Line("".join(forbidden), Result.FAIL, "a\n" + "".join(forbidden))])
     ((case,),) = parse(path).getroot()
+    assert case[0].attrib["message"] == "a"
     assert case[0].text == (r"a" "\n" r"\u0000\b\u000b\f\u000e\u001f\ud800\udfff\ufffe\uffff")
     assert case.attrib["name"] == case[0].text[2:]
 
@@ -45,8 +48,9 @@ def test_characters_that_xml_forbids_are_written_out(tmp_path):
 def test_an_existing_file_is_not_overwritten(tmp_path):
     path = tmp_path / "mine.xml"
     path.write_text("mine")
+    context = typer.Context(typer.core.TyperCommand("check"))
     with pytest.raises(UserError, match=r"--junit .*mine\.xml exists and is not overwritten"):
-        reject_existing(path)
+        reject_existing(context, path)
     with pytest.raises(UserError, match=r"--junit .*cannot be written"):
-        write_junit(path / "check.xml", [])
-    assert reject_existing(tmp_path / "new.xml") == tmp_path / "new.xml"
+        write_junit(path / "check.xml", "check", [])
+    assert reject_existing(context, tmp_path / "new.xml") == tmp_path / "new.xml"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import run_samples
 
-from openenv_pipe.commands.findings import Result
+from openenv_pipe.commands.findings import Result, verdict
 from openenv_pipe.commands.thresholds import (
     compare_with_first,
     compare_with_thresholds,
@@ -32,13 +32,13 @@ def test_means_below_their_thresholds_are_named():
     thresholds = parse_thresholds(["success=0.8", "reward=-1"])
     means = means_of([row("good", 0.8, 0.0), row("bad", 0.79, -2.0), row("unknown", None, 0.0)])
     lines = compare_with_thresholds(means, thresholds)
-    assert [f"{line.result} {line.name} {line.text}" for line in lines] == [
-        "ok good: success 0.800 is at least 0.8",
-        "ok good: reward 0.000 is at least -1",
-        "fail bad: success 0.790 is below 0.8",
-        "fail bad: reward -2.000 is below -1",
-        "fail unknown: success was not measured, so it is not 0.8",
-        "ok unknown: reward 0.000 is at least -1",
+    assert [*map(verdict, lines)] == [
+        "OK good: success 0.800 >= 0.8",
+        "OK good: reward 0.000 >= -1",
+        "FAIL bad: success 0.790 < 0.8",
+        "FAIL bad: reward -2.000 < -1",
+        "FAIL unknown: success was not measured; it has to be 0.8",
+        "OK unknown: reward 0.000 >= -1",
     ]
     assert compare_with_thresholds(means, {}) == []
 
@@ -58,9 +58,11 @@ def test_a_success_in_percent_is_rejected(text):
 @pytest.mark.parametrize(
     ("before", "after", "result", "text"),
     [
-        (0.9, 0.9, Result.OK, "+0.000 (-0.308..+0.308), may be -0.05"),
         (0.9, 0.1, Result.FAIL, "-0.800 (-1.000..-0.448), may be -0.05"),
-        (0.5, 0.4, Result.OK, "may be chance"),
+        (0.1, 0.9, Result.OK, "may be -0.05"),
+        # 10 * (0.3085 / 0.05)² = 381 tasks, rounded up
+        (0.0, 0.0, Result.WARN, "a larger loss may be hidden: about 390 tasks would show it"),
+        (0.5, 0.4, Result.WARN, "the interval over 10 tasks is wider, so it may be chance: about"),
     ],
 )
 def test_a_run_that_is_worse_than_the_first_and_not_by_chance_fails(
@@ -73,8 +75,19 @@ def test_a_run_that_is_worse_than_the_first_and_not_by_chance_fails(
         report = read_reports(folder.path)["trained"]
         rows.append(Row(name=name, report=report, folder=folder.path))
     (line,) = compare_with_first(rows, {"success": 0.05}, compose(["conf=smoke"]).config.eval, 0)
-    assert (line.name, line.result) == ("new: success less old's", result)
+    assert (line.name, line.result) == ("new against old: success", result)
     assert text in line.text
+
+
+def test_an_allowance_of_nothing_needs_more_tasks_than_can_be_said(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.evaluate(folder, "trained", 0.5)
+    rows = [
+        Row(name=name, report=read_reports(folder.path)["trained"], folder=folder.path)
+        for name in ("old", "new")
+    ]
+    (line,) = compare_with_first(rows, {"success": 0.0}, compose(["conf=smoke"]).config.eval, 0)
+    assert line.result is Result.WARN and line.text.endswith("on more tasks (eval.num_tasks)")
 
 
 @pytest.mark.parametrize(

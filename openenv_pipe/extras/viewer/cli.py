@@ -109,4 +109,5 @@ def compare(
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    end_if_below(thresholds.compare_with_thresholds(comparison.means, least), junit)
+    lines = thresholds.compare_with_thresholds(comparison.means, least)
+    end_if_below(lines, junit, to_stderr=form != "table")

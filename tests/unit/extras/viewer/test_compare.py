@@ -188,9 +188,13 @@ def test_a_setting_below_a_threshold_and_a_run_without_an_end_are_failures(tmp_p
     with pytest.raises(typer.Exit) as ended:
         cli.compare(names, fail_under=["success=0.85"], junit=junit)
     assert ended.value.exit_code == 3
-    told = capsys.readouterr().err
-    assert "smoke/0003: success 0.800 is below 0.85" in told
-    assert "smoke/0004: success was not measured" in told
+    told = capsys.readouterr().out
+    assert "FAIL smoke/0003: success 0.800 < 0.85\n" in told
+    assert "FAIL smoke/0004: success was not measured" in told
+    with pytest.raises(typer.Exit):
+        cli.compare(names, form="json", fail_under=["success=0.85"])
+    told = capsys.readouterr()
+    assert json.loads(told.out) and "FAIL smoke/0003: success 0.800 < 0.85\n" in told.err
     assert 'tests="3" failures="2"' in junit.read_text()
 
 
