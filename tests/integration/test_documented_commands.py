@@ -33,7 +33,7 @@ FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(openenv-pipe [^`]+)`")
 NAMED_FILE = re.compile(r"# (conf/(?:conf|env)/\w+\.yaml)\n")
 START = re.compile(r"(?:^|&& |-- |entry: |run: )openenv-pipe (.*)")
-ENDS = ("&&", ">")
+ENDS = ("&&", ">", "|")
 # These have effects when they are read, or exit.
 EAGER = ("--version", "--install-completion", "-v")
 VARIABLES = {
