@@ -33,6 +33,9 @@ TOKEN_VARIABLE = "OPENENV_PIPE_TOKEN"
 ASK_S = 20.0  # how long the server waits for an episode in one request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RETRY_S = 1.0  # between two tries
+WARN_S = 10.0  # without an episode, after which a client logs a warning
+WARN_EVERY_S = 60.0
+NO_TOKEN = 401
 TRAINING_ENDED = 410
 LATER = (429, 502, 503, 504)  # status codes after which an episode may come
 TIMEOUT = httpx.Timeout(60.0, read=900.0)  # of one request; a call may wait for others
@@ -128,6 +131,8 @@ class AsyncClient:
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
         """token: of the server; None: that in the environment variable OPENENV_PIPE_TOKEN."""
         self._token = token or os.environ.get(TOKEN_VARIABLE)
+        self._run: str | None = None  # the id of the run whose episodes it plays
+        self._next_warning = 0.0  # the earliest time of one, by time.monotonic
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         is_near = urlsplit(url).hostname in LOOPBACK  # which no proxy can reach
         self._http = httpx.AsyncClient(
@@ -163,9 +168,11 @@ class AsyncClient:
             TrainingEndedError: there are no more episodes.
             ClientError: the server rejects the request, or there is none within `timeout_s`.
         """
-        latest = time.monotonic() + timeout_s
+        began = time.monotonic()
+        latest = began + timeout_s
         async with AsyncExitStack() as connection:
-            while (rollout := await self._ask(task, latest, connection)) is None:
+            while isinstance(rollout := await self._ask(task, latest, connection), str):
+                self._warn(rollout, began, latest)
                 await asyncio.sleep(RETRY_S)
             try:
                 yield rollout
@@ -176,14 +183,15 @@ class AsyncClient:
 
     async def _ask(
         self, task: Mapping[str, Any] | None, latest: float, connection: AsyncExitStack
-    ) -> AsyncRollout | None:
-        """Ask for an episode once. None: there is none now, or the server ended; ask again later.
+    ) -> AsyncRollout | str:
+        """Ask for an episode once, or return why there is none now.
 
         connection: receives what closes the connection of the episode, which stays open.
 
         Raises TrainingEndedError and ClientError.
         """
-        body = {"task": task, "wait_s": max(0.0, min(ASK_S, latest - time.monotonic()))}
+        wait_s = max(0.0, min(ASK_S, latest - time.monotonic()))
+        body = {"task": task, "wait_s": wait_s, **({"run": self._run} if self._run else {})}
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         request = self._http.build_request("POST", "/rollouts", json=body, headers=headers)
         try:
@@ -191,20 +199,34 @@ class AsyncClient:
             await connection.enter_async_context(aclosing(response))
             if response.is_success:
                 lines = await connection.enter_async_context(aclosing(_lines(response)))
-                return AsyncRollout(self._http, json.loads(await anext(lines)))
+                opened = json.loads(await anext(lines))
+                self._run = opened["run"]
+                return AsyncRollout(self._http, opened)
             await response.aread()
         except (httpx.TransportError, StopAsyncIteration) as error:
-            problem = f"{self._http.base_url} does not answer: {error!r}"
+            problem = f"no server answers at {self._http.base_url}: {error!r}"
         else:
             problem = _problem(response)
             if response.status_code == TRAINING_ENDED:
                 raise TrainingEndedError(problem)
+            if response.status_code == NO_TOKEN:
+                sent = "the one that was sent is wrong" if self._token else "none was sent"
+                raise ClientError(f"{problem}; {sent}: set {TOKEN_VARIABLE}, or Client(url, token)")
             if response.status_code not in LATER:
                 raise ClientError(problem)
         await connection.aclose()
         if time.monotonic() + RETRY_S >= latest:
             raise ClientError(f"no episode within the time limit; the last answer: {problem}")
-        return None
+        return problem
+
+    def _warn(self, problem: str, began: float, latest: float) -> None:
+        """Log why there is no episode, if that lasts; not once for each that waits."""
+        now = time.monotonic()
+        if now < max(began + WARN_S, self._next_warning):
+            return
+        self._next_warning = now + WARN_EVERY_S
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + latest - now))
+        _log.warning("no episode for %.0f s: %s; trying until %s", now - began, problem, until)
 
 
 class Rollout:

@@ -20,6 +20,7 @@ from openenv_pipe.types import Group
 
 CHAT = ChatFormat(build_tokenizer())
 TOKEN = "the-token-of-the-tests"
+RUN = "echo/0001"
 
 
 def client_config(**changes: Any) -> ClientAgentConfig:
@@ -79,6 +80,7 @@ async def training_server(
     if scorer is not None:
         context = replace(context, scorer=scorer)
     agent_config = client_config(**agent)
-    async with serving_clients(context.loop, agent_config, config.reward, notify) as clients:
+    serving = serving_clients(context.loop, agent_config, config.reward, RUN, notify)
+    async with serving as clients:
         url = f"http://127.0.0.1:{agent_config.port}"
         yield Server(replace(context, agents=clients), url, engine)

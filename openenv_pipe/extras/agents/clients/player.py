@@ -29,16 +29,18 @@ async def serving_clients(
     loop: LocalRunner,
     config: ClientAgentConfig,
     reward: RewardConfig,
+    run: str,
     notify: Callable[[str], None],
 ) -> AsyncIterator["Clients"]:
     """Serve clients until the end of the block, and tell them of a regular end.
 
     loop: has the sessions of their episodes.
+    run: the run's id.
 
     Raises ConfigError if the address cannot be used.
     """
     needs_reward = not any(term.replaces_reward for term in reward.terms.values())
-    queue = RolloutQueue(config, needs_reward=needs_reward)
+    queue = RolloutQueue(config, run, needs_reward=needs_reward)
     token = config.token or secrets.token_urlsafe(16)
     try:
         gateway = Gateway(config.host, config.port, queue.routes, token=token)
@@ -50,12 +52,13 @@ async def serving_clients(
     async with gateway.serving():
         if config.token is None:
             notify(f"token of this server, for clients: {token} (or set {TOKEN_VARIABLE})")
-        notify(f"waiting for clients at {gateway.url}")
+        watching = asyncio.create_task(queue.watch(notify))
         try:
-            yield Clients(loop, config, gateway=gateway, queue=queue)
+            yield Clients(loop, config, gateway=gateway, queue=queue, notify=notify)
             queue.end()
             await asyncio.sleep(LAST_WORD_S)
         finally:
+            watching.cancel()
             queue.close()
 
 
@@ -64,22 +67,33 @@ def open_clients(
 ) -> AbstractAsyncContextManager["Clients"]:
     """Serve the clients of `agent=client`; see `rollout.episode.own_loop`."""
     assert isinstance(config.agent, ClientAgentConfig)
-    return serving_clients(loop, config.agent, config.reward, notify)
+    folder = logs.resolve().parents[1]
+    run = f"{folder.parent.name}/{folder.name}"
+    return serving_clients(loop, config.agent, config.reward, run, notify)
 
 
 class Clients(LocalRunner):
     """Plays episodes by clients."""
 
     def __init__(
-        self, loop: LocalRunner, config: ClientAgentConfig, *, gateway: Gateway, queue: RolloutQueue
+        self,
+        loop: LocalRunner,
+        config: ClientAgentConfig,
+        *,
+        gateway: Gateway,
+        queue: RolloutQueue,
+        notify: Callable[[str], None],
     ) -> None:
         """loop: has the sessions of the clients."""
         super().__init__(loop.host, loop.adapter)
         self.config = config
         self.gateway = gateway
         self.queue = queue
+        self._notify = notify
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
+        if not self.queue.has_begun:
+            self._notify(f"waiting for clients at {self.gateway.url}")
         return await ClientPlayer(self, context, spec).play(self.host)
 
 
@@ -125,7 +139,7 @@ class ClientPlayer(AgentPlayer):
             LOOK_S,
         )
         report = queued.report
-        if report is not None and report.reward is not None:
+        if report is not None and (report.reward is not None or report.metrics):
             steps.report(report.reward, report.metrics)
         await self._conclude(rollout)
         if report is None:

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from openenv_pipe.extras.agents.http.gate import PARSED
 from openenv_pipe.extras.agents.schema import ClientAgentConfig
 from openenv_pipe.extras.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.context import EpisodeSpec
+from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Task
 
@@ -31,6 +33,9 @@ MAX_WAIT_S = 30.0  # for one, in one request
 RETRY_AFTER_S = 1  # what a client is told that found none
 KEEP_ALIVE_S = 10.0  # between the bytes that keep an answer open through proxies
 MAX_METRICS = 64
+STALL_S = 30.0  # without a client that plays, after which unfinished groups are logged
+MAX_STALLED = 4  # groups that a message names
+MAX_TASK_LENGTH = 80  # characters of a task in a message
 HEADERS = [
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-store"),
@@ -103,12 +108,18 @@ class _GroupState:
 class RolloutQueue:
     """Gives each client that asks the next episode that waits for one."""
 
-    def __init__(self, config: ClientAgentConfig, *, needs_reward: bool) -> None:
-        """needs_reward: no reward term replaces what clients report, so they have to report it."""
+    def __init__(self, config: ClientAgentConfig, run: str, *, needs_reward: bool) -> None:
+        """
+        run: its id, by which clients find out that another run has begun at the address.
+        needs_reward: no reward term replaces what clients report, so they have to report it.
+        """
+        self.run = run
         self._config = config
         self._needs_reward = needs_reward
         self._queued: list[QueuedEpisode] = []
         self._groups: dict[str, _GroupState] = {}
+        self._num_moves = 0  # episodes that were opened or have ended
+        self.has_begun = False  # there was an episode to open
         self._has_ended = False
         self._is_closed = False  # the server ends
         self.routes = [
@@ -118,6 +129,7 @@ class RolloutQueue:
 
     def add(self, spec: EpisodeSpec) -> QueuedEpisode:
         """Let a client have the episode."""
+        self.has_begun = True
         queued = QueuedEpisode(spec=spec, task=spec.task)
         if (state := self._groups.get(spec.group)) is not None:
             queued.task, queued.is_late = state.task, state.is_late
@@ -127,6 +139,7 @@ class RolloutQueue:
     def remove(self, queued: QueuedEpisode, episode: Episode) -> None:
         """Take an episode that is over out of the queue."""
         self._queued.remove(queued)
+        self._num_moves += 1
         queued.change(episode=episode)
         state = self._groups.get(queued.spec.group)
         if state is None:
@@ -165,8 +178,51 @@ class RolloutQueue:
             return None
         if queued.spec.group not in self._groups:
             self._begin(queued.spec, own)
+        self._num_moves += 1
         queued.change(is_claimed=True)
         return queued
+
+    async def watch(self, notify: Callable[[str], None]) -> None:
+        """Report groups that nobody plays to the end, after STALL_S and then ever more rarely."""
+        pause_s = STALL_S
+        while True:
+            num_moves = self._num_moves
+            await asyncio.sleep(pause_s)
+            is_played = any(queued.is_claimed for queued in self._queued)
+            unfinished = self._unfinished()
+            if is_played or unfinished is None or num_moves != self._num_moves:
+                pause_s = STALL_S
+            else:
+                notify(unfinished)
+                pause_s *= 2
+
+    def _unfinished(self) -> str | None:
+        """Say for which tasks begun groups lack episodes, and until when; None if none does."""
+        claimed = Counter(each.spec.group for each in self._queued if each.is_claimed)
+        now, lacking = asyncio.get_running_loop().time(), []
+        for group, state in self._groups.items():
+            if (num_lacking := state.num_left - claimed[group]) and not state.is_late:
+                task = state.task.id + (f" {json.dumps(state.task.reset)}" if state.own else "")
+                left_s = max(0.0, state.timer.when() - now)
+                lacking.append(
+                    f"{num_lacking} more of the task {shortened(task, MAX_TASK_LENGTH)} "
+                    f"(ends in {left_s:.0f} s)"
+                )
+        if not lacking:
+            return None
+        if len(lacking) > MAX_STALLED:
+            lacking[MAX_STALLED:] = [f"those of {len(lacking) - MAX_STALLED} more groups"]
+        return (
+            f"the step waits for episodes of groups that clients have begun: {'; '.join(lacking)}. "
+            f"agent.group_timeout_s={self._config.group_timeout_s:g} ends a group that nobody plays"
+        )
+
+    def _why_none(self) -> str:
+        """Say why there is no episode for a client."""
+        if not self.has_begun:
+            return "no episode waits for a client yet, because the server has not begun to play"
+        reason = "all are being played, or the policy is being updated"
+        return f"no episode waits for a client now: {self._unfinished() or reason}"
 
     def _begin(self, spec: EpisodeSpec, own: tuple[str, Mapping[str, Any]] | None) -> None:
         """Start the time of the episode's group, and give the group the client's task."""
@@ -197,6 +253,9 @@ class RolloutQueue:
             own, wait_s = _read_request(request.scope[PARSED])
         except ValueError as error:
             return error_response(422, str(error))
+        if (run := request.scope[PARSED].get("run", self.run)) != self.run:
+            text = f"the server is now that of {self.run}, and this client plays for {run!r:.80}"
+            return error_response(409, f"{text}; start it again to play for the other run")
         latest = time.monotonic() + wait_s
         while not (self._has_ended or self._is_closed):
             if await request.is_disconnected():
@@ -206,13 +265,13 @@ class RolloutQueue:
                     lambda: bool(queued.rollout or queued.episode or self._is_closed)
                 )
                 if queued.rollout is not None:
-                    return _Presence(queued, queued.rollout)
+                    return _Presence(self.run, queued, queued.rollout)
                 if queued.episode is None:
                     break
                 message = f"the environment has failed: {queued.episode.error}"
                 return _later(503, message)
             if time.monotonic() >= latest:
-                return _later(429, "no episode waits for a client now")
+                return _later(429, self._why_none())
             await asyncio.sleep(POLL_S)
         return error_response(410, "training has ended") if self._has_ended else _server_ends()
 
@@ -243,14 +302,16 @@ class RolloutQueue:
 class _Presence(Response):
     """An answer that stays open until its rollout is over or its client is gone."""
 
-    def __init__(self, queued: QueuedEpisode, rollout: OpenRollout) -> None:
+    def __init__(self, run: str, queued: QueuedEpisode, rollout: OpenRollout) -> None:
         super().__init__()
+        self._run = run
         self._queued = queued
         self._rollout = rollout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         queued = self._queued
         opened = {
+            "run": self._run,
             "key": self._rollout.key,
             "task": self._rollout.task,
             "group": queued.spec.group,
