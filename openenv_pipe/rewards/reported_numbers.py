@@ -1,4 +1,5 @@
-"""Read the numbers that an environment reports in its observations, for metrics and reward terms.
+"""Read the numbers that an environment reports in its observations, for metrics and reward terms,
+and those that clients report of their episodes.
 
 A path names a field, from the outside in: `score`, `metadata.rubric_scores.style`, `cells.0` for
 the first item of a list. A field's name may contain dots itself, as that of a nested rubric does.
@@ -10,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.system.user_numbers import MAX_REWARD
-from openenv_pipe.types import Group, Observation
+from openenv_pipe.types import Episode, Group, Observation
 
 RUBRIC_SCORES = "metadata.rubric_scores"  # where environments with OpenEnv's rubrics report them
 MAX_SCORES = 64  # of one observation, or of one step; each becomes a metric
-RUBRIC_NAME = re.compile(r"[\w./ -]{1,80}", re.ASCII)  # others would not fit into a metric's name
+METRIC_NAME = re.compile(r"[\w./ -]{1,80}", re.ASCII)  # others would not fit into a metric's name
 
 
 def number_at(observation: Observation, path: str) -> float | None:
@@ -57,23 +58,44 @@ def number_paths(observations: Sequence[Observation]) -> list[str]:
 
 
 def summarise_reported(groups: Sequence[Group], fields: Mapping[str, str]) -> dict[str, float]:
-    """Return the means of what the environment reported of itself, over the scored episodes.
+    """Return the means of what the environment and clients reported, over the scored episodes.
 
     The latest value of an episode counts; episodes that have none are left out. `env/NAME` is the
-    field that `fields` (`env.metrics`) names by its path, `rubric/NAME` the score of a rubric.
+    field that `fields` (`env.metrics`) names by its path, `rubric/NAME` the score of a rubric,
+    `reported/NAME` what a client reported.
     """
     values: dict[str, list[float]] = {}
     rubrics: dict[str, list[float]] = {}
+    reported: dict[str, list[float]] = {}
     for episode in (episode for group in groups for episode in group.scored):
         observations = episode.observations
         for name, path in fields.items():
             if (number := last_number(observations, path)) is not None:
                 values.setdefault(f"env/{name}", []).append(number)
-        for name, number in last_rubric_scores(observations).items():
-            if name in rubrics or (len(rubrics) < MAX_SCORES and RUBRIC_NAME.fullmatch(name)):
-                rubrics.setdefault(name, []).append(number)
-    values |= {f"rubric/{name}": rubrics[name] for name in sorted(rubrics)}
+        for found, numbers in (
+            (rubrics, last_rubric_scores(observations)),
+            (reported, client_metrics(episode)),
+        ):
+            for name, number in numbers.items():
+                if name in found or (len(found) < MAX_SCORES and METRIC_NAME.fullmatch(name)):
+                    found.setdefault(name, []).append(number)
+    for prefix, named in (("rubric", rubrics), ("reported", reported)):
+        values |= {f"{prefix}/{name}": named[name] for name in sorted(named)}
     return {name: fmean(numbers) for name, numbers in values.items()}
+
+
+def client_metrics(episode: Episode) -> dict[str, float]:
+    """Return the metrics that a client reported of its episode; empty if there are none."""
+    steps = [step for turn in episode.turns for step in turn.steps if step.is_report]
+    reports = [step.observation["reported"] for step in steps]
+    metrics = [each.get("metrics") for each in reports if isinstance(each, Mapping)]
+    return {
+        name: number
+        for each in metrics
+        if isinstance(each, Mapping)
+        for name, value in each.items()
+        if (number := _number(value)) is not None
+    }
 
 
 def _values_at(value: Any, path: str) -> Iterator[Any]:

@@ -179,6 +179,8 @@ def test_a_server_that_was_ended_goes_on_with_the_same_clients(how, code, tmp_pa
     assert all(each in played for each in rewards)
     assert {each.task.split for each in episodes[4:]} == {"client"}
     assert "1 were lost with their clients" in (folder / "report.md").read_text()
+    metrics = [each for each in read_metrics(folder / "metrics.jsonl") if each["step"]]
+    assert all(each["reported/length"] >= 0 for each in metrics)
 
 
 def test_ctrl_c_ends_a_server_that_waits_for_clients(tmp_path):

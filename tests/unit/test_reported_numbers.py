@@ -92,6 +92,19 @@ def test_fields_become_metrics_and_rubrics_by_themselves() -> None:
     assert summarise_reported([], fields) == {}
 
 
+def test_what_clients_report_becomes_metrics() -> None:
+    group = group_of(
+        {"reported": {"reward": 1.0, "metrics": {"called": 1, "moves": 4}}},
+        {"reported": {"reward": None, "metrics": {"called": 0, "bad\nname": 3}}},
+        {"text": "of the environment", "reported": {"metrics": {"called": 9}}},
+        {"reported": {"reward": 1.0, "metrics": {"called": 99}}},
+        failed=3,
+    )
+    assert summarise_reported([group], {}) == {"reported/called": 0.5, "reported/moves": 4.0}
+    many = [{"reported": {"metrics": {f"{n}/{m}": 1.0 for m in range(40)}}} for n in range(9)]
+    assert len(summarise_reported([group_of(*many)], {})) == MAX_SCORES
+
+
 def test_names_of_rubrics_that_are_no_names_become_no_metrics() -> None:
     names = ["good", "a\x1b[2J", "x" * 500, "two\nlines"]
     group = group_of({"metadata": {"rubric_scores": dict.fromkeys(names, 1.0)}})

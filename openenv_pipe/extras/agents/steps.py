@@ -68,10 +68,10 @@ class EnvironmentSteps:
             self.is_done = result.done
             return result
 
-    def report(self, reward: float, metrics: Mapping[str, float]) -> None:
+    def report(self, reward: float | None, metrics: Mapping[str, float]) -> None:
         """Record what a client reports at its end, as a last step."""
         reported = {"reported": {"reward": reward, "metrics": dict(metrics)}}
-        step = Step(action={}, observation=reported, reward=reward)
+        step = Step(action={}, observation=reported, reward=reward or 0.0)
         self.taken.append((self._last_call(), step, time.time()))
 
     async def state(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from openenv_pipe.client import (
 from openenv_pipe.extras.agents.clients import player as client_player
 from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.rewards.reported_numbers import client_metrics
 from openenv_pipe.types import Status
 from tests.judge_server import JudgeServer
 from tests.judged_groups import composed
@@ -275,9 +276,10 @@ async def test_an_episode_without_a_reward_is_judged(tmp_path):
                 for _ in range(2):
                     async with client.rollout() as rollout:
                         await rollout.chat([{"role": "user", "content": "b"}])
-                        assert await rollout.finish() == "answered"
+                        assert await rollout.finish(metrics={"moves": 3}) == "answered"
                 (group,) = await collecting
     assert [episode.reward for episode in group.episodes] == [1.0, 0.0]
+    assert [client_metrics(episode) for episode in group.episodes] == [{"moves": 3.0}] * 2
 
 
 @pytest.mark.parametrize(
