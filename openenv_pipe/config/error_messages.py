@@ -120,7 +120,9 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
 
 
 def _loss_of_trl(name: str) -> str:
-    return f"TRL's loss_type={name} is {LOSS_TYPES[name]} (docs/coming_from.md)"
+    keys = LOSS_TYPES[name]
+    answer = f"is {keys}" if keys else "has no equivalent here"
+    return f"TRL's loss_type={name} {answer} (docs/coming_from.md)"
 
 
 def _shown(value: Any, key: str = "", *, exists: bool = True) -> str:

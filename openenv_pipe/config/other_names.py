@@ -72,8 +72,9 @@ NOTES: Mapping[str, str] = {
     "episode, with its prompts and observations",
 }
 
-# TRL's loss_type by our keys, and what else a preset of that name changes in trainer=grpo.
-LOSS_TYPES: Mapping[str, str] = {
+# TRL's loss_type by our keys, and what else a preset of that name changes in trainer=grpo. None: it
+# has no equivalent here.
+LOSS_TYPES: Mapping[str, str | None] = {
     "grpo": "trainer=grpo",
     "dr_grpo": "trainer=grpo trainer.loss.normalise=constant; trainer=dr_grpo also has "
     "trainer.advantage.scale=none, TRL's scale_rewards=False",
@@ -83,8 +84,8 @@ LOSS_TYPES: Mapping[str, str] = {
     "bnpo": "trainer=grpo trainer.loss.normalise=token, over the tokens of an update",
     "cispo": "trainer=cispo, with trainer.loss.clip_high=4.0, TRL's epsilon_high=5",
     "sapo": "trainer=sapo",
-    "luspo": "not here: this loss has no equivalent",
-    "vespo": "not here: this loss has no equivalent",
+    "luspo": None,
+    "vespo": None,
 }
 
 EPOCHS = (

@@ -308,7 +308,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"q": "2?"}, "line 3 has no 'answer', which env.tasks.train.required asks for; it has q"),
+        ({"q": "2?"}, "line 3 gives no 'answer', which env.tasks.train.required asks for; its col"),
         ({"q": "2?", "answer": None}, "line 3: 'answer' is None"),
         ({"q": "", "answer": 2}, "line 3: 'q' is ''"),
         ({"q": "2?", "answer": " \t"}, r"line 3: 'answer' is ' \t'"),
@@ -321,12 +321,36 @@ def test_a_row_without_a_required_value_is_named(tmp_path, row, message):
     assert message in rejection(configured(block, RANGE.model_dump()))
 
 
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        (None, "its columns are prompt, a; env.tasks.train.columns={COLUMN: answer} names the col"),
+        ({"prompt": "question"}, "only what it lists; set it to {prompt: question, COLUMN: answer}"),
+        ({"prompt": "q", "a": "b"}, "set it to {prompt: q, a: b, COLUMN: answer}"),
+    ],
+)
+def test_columns_that_leave_out_a_required_keyword_are_completed(tmp_path, columns, advice):
+    path = write(tmp_path / "a.jsonl", {"prompt": "1?", "a": "1"})
+    block = file_block(path, required=["answer"], columns=columns)
+    assert advice in rejection(configured(block, RANGE.model_dump()))
+
+
+def test_columns_that_leave_out_a_column_of_the_required_name_name_it(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"prompt": "1?", "answer": "1"})
+    block = file_block(path, required=["question", "answer"], columns={"prompt": "question"})
+    message = rejection(configured(block, RANGE.model_dump()))
+    assert "passes on only what it lists; set it to {prompt: question, answer: answer}" in message
+
+
 def test_a_row_of_a_data_set_without_a_required_value_is_named(tmp_path, monkeypatch):
     pytest.importorskip("datasets", exc_type=ImportError)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = write(tmp_path / "a.jsonl", {"q": "1?", "a": "1"}, {"q": "2?", "a": ""})
     block = dataset_block(path="json", data_files=str(path), required=["question", "answer"])
-    assert "row 1 has no 'question'" in rejection(configured(block, RANGE.model_dump()))
+    assert "row 1 gives no 'question'" in rejection(configured(block, RANGE.model_dump()))
+    block["columns"] = {"q": "question"}
+    message = rejection(configured(block, RANGE.model_dump()))
+    assert "its columns are q, a; env.tasks.train.columns passes on only what it lists" in message
     block["columns"] = {"q": "question", "a": "answer"}
     assert "row 2: 'answer' is ''" in rejection(configured(block, RANGE.model_dump()))
 

@@ -53,7 +53,7 @@ def read_file(config: TaskFile, key: str) -> Rows:
             where = f"{key}: {path}, line {number}"
             labels.append(_labels(row, config.labels, where, key))
             rows.append(_chosen(row, config, where))
-            _require_values(rows[-1], config.required, row, where, key)
+            _require_values(rows[-1], config, row, where, key)
             require_sendable(rows[-1], where, key)
         return Rows(rows, labels)
     except FileNotFoundError as error:
@@ -229,17 +229,23 @@ def _labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
     return found
 
 
-def _require_values(row: Row, required: Sequence[str], read: Row, where: str, key: str) -> None:
+def _require_values(
+    row: Row, config: TaskFile | TaskDataset, read: Row, where: str, key: str
+) -> None:
     """Raise ConfigError for a reset keyword without a value.
 
     read: the row under the names of its columns.
     """
-    for keyword in required:
+    for keyword in config.required:
         if keyword not in row:
+            columns = {**(config.columns or {}), keyword if keyword in read else "COLUMN": keyword}
+            shown = f"{{{', '.join(f'{name}: {own}' for name, own in columns.items())}}}"
+            advice = f"{key}.columns={shown} names the column"
+            if config.columns:
+                advice = f"{key}.columns passes on only what it lists; set it to {shown}"
             raise ConfigError(
-                f"{where} has no {keyword!r}, which {key}.required asks for; it has "
-                f"{', '.join(read) or 'nothing'}; {key}.columns={{COLUMN: {keyword}}} names the "
-                "column"
+                f"{where} gives no {keyword!r}, which {key}.required asks for; its columns are "
+                f"{', '.join(read) or 'none'}; {advice}"
             )
         value = row[keyword]
         if value is None or value in ([], {}) or (isinstance(value, str) and not value.strip()):
@@ -326,6 +332,7 @@ def read_dataset(config: TaskDataset, key: str) -> Rows:
         if column not in rows.column_names:
             names = ", ".join(rows.column_names)
             raise ConfigError(f"{key}: {config.path!r} has no column {column!r}; it has {names}")
+    read: Row = dict.fromkeys(rows.column_names)
     labels: list[Labels] = []
     if config.labels:
         labels = [
@@ -343,7 +350,7 @@ def read_dataset(config: TaskDataset, key: str) -> Rows:
         known = [name for name in config.required if name in names]
         for number, row in enumerate(rows.select_columns(known or names[:1]), start=1):
             where = f"{key}: {config.path}, row {number}"
-            _require_values(row, config.required, dict.fromkeys(names), where, key)
+            _require_values(row, config, read, where, key)
     return Rows(rows, labels)
 
 
