@@ -34,6 +34,7 @@ from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import EXPERIMENTS
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.resources import did_you_mean
 from openenv_pipe.system.untrusted_text import visible
 
 if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
 
 NO_EXPERIMENT = "conf=_none"  # composes the groups alone
 
+TERMS = ["reward", "terms"]
 _CORRECTION = "trainer.loss.correction.type"
 _MAX_MISMATCH = "trainer.max_mismatch"
 
@@ -126,6 +128,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 )
             if override.key_or_group not in groups:
                 assign(values, override.key_or_group, override.value())
+        _remove_terms(values["reward"], config.reward.terms)
         if groups:
             lines = [
                 _as_assignment(loader, each)
@@ -252,10 +255,12 @@ def _values(
 ) -> dict[str, Any]:
     """Return what `load_values` describes.
 
-    change: of all values, before they are resolved. origins: gets those of keys in `beside`.
+    change: of all values, before they are resolved. origins: those of the files, if they are known;
+    gets those of keys in `beside`.
     """
     from omegaconf import OmegaConf, flag_override
 
+    origins = find_origins(files) if origins is None else origins
     tree = files.merged()
     others = set(tree) - set(only) if only else set()
     with flag_override(tree, ["struct", "readonly"], [False, False]):
@@ -271,7 +276,21 @@ def _values(
     values: Any = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
     kept = {key: value for key, value in values.items() if key not in others}
-    return _with_experiments(files.loader, kept, {} if origins is None else origins)
+    keys = [key.split(".") for key in origins]
+    _remove_terms(kept.get("reward"), {key[2] for key in keys if key[:2] == TERMS and key[3:]})
+    return _with_experiments(files.loader, kept, origins)
+
+
+def _remove_terms(reward: Any, known: Collection[str]) -> None:
+    """Remove the terms that are null. Raises ConfigError for one that is not among the known."""
+    terms = reward.get("terms") if isinstance(reward, dict) else None
+    for name in [name for name, term in terms.items() if term is None] if terms else ():
+        if name not in known:
+            raise ConfigError(
+                f"reward.terms.{name}=null removes a term, and there is none of that name; "
+                f"expected one of {', '.join(sorted(known))}{did_you_mean(name, [*known])}"
+            )
+        del terms[name]
 
 
 def _with_experiments(

@@ -83,7 +83,12 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
             elif key == "trainer.loss" and tag in group_options("trainer"):
                 near = f"; trainer={tag} chooses it, with its normalisation and advantages"
             return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
-    value = detail["input"]
+    value, group = detail["input"], key.replace(".", "/")
+    if isinstance(value, str) and value in group_options(group):
+        return (
+            f"{key}={_shown(value)}: expected a block, of which a file chooses one by name in its "
+            f"defaults list: defaults: [override /{group}: {value}, _self_]"
+        )
     near = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
     return f"{key}={_shown(value, key)}: expected {expectation(annotation)}{near}"
 

@@ -100,7 +100,8 @@ def _stages(config: "RunConfig", fit: Fit) -> Iterator[tuple[str, "OptimizerConf
 
 
 def _fit(model: Mapping[str, Any]) -> Fit:
-    if model.get("type") != "hub":
+    # A model that is no block yet is rejected later, by the schema.
+    if not isinstance(model, Mapping) or model.get("type") != "hub":
         return RANDOM
     rates = LORA if (model.get("lora") or {}).get("rank") else FULL
     size = _size(str(model.get("path"))) or UNKNOWN_SIZE

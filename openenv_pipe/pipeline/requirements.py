@@ -312,7 +312,8 @@ def _tasks(config: RunConfig) -> str:
 
 def _rewards(config: RunConfig) -> str:
     Scorer(config.reward, config.env.success_reward)
-    return f"terms: {', '.join(config.reward.terms)}"
+    terms = [f"{term.weight:g} × {name}" for name, term in config.reward.terms.items()]
+    return f"terms: {', '.join(terms)}"
 
 
 def _policies(config: RunConfig) -> str:

@@ -316,6 +316,55 @@ def test_known_keys_reach_into_every_type_of_a_block():
     assert len(keys) == len(set(keys))
 
 
+GLOBAL = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *[("trainer", "dr_grpo"), ("trainer.loss", "sapo"), ("model", "smollm2_135m")],
+        *[("env", "wordle"), ("reward", "catch"), ("host", "docker")],
+    ],
+)
+def test_a_block_that_is_the_name_of_a_file_is_answered_with_the_line_that_chooses_it(
+    folder, key, name
+):
+    path = write(folder / "conf/conf/mine.yaml", f"{GLOBAL}defaults: [echo, _self_]\n")
+    parents = "".join(f"{' ' * depth}{each}:\n" for depth, each in enumerate(key.split(".")))
+    path.write_text(f"{path.read_text()}{parents.rstrip()} {name}\n")
+    line = rejection("conf=mine").partition("defaults: ")[2].partition("]")[0]
+    write(path, f"{GLOBAL}defaults: {line.replace('[', '[echo, ')}]\n")
+    file = shipped_dir("conf") / key.replace(".", "/") / f"{name}.yaml"
+    assert file in compose(["conf=mine"]).origins.values()
+
+
+def test_null_removes_a_term_of_the_reward(folder):
+    own = "{env: null, good: {type: success, weight: 1.0, per_turn: false}}"
+    write(
+        folder / "conf/conf/mine.yaml",
+        f"{GLOBAL}defaults: [echo, _self_]\nreward: {{terms: {own}}}\n",
+    )
+    config = compose(["conf=wordle", "beside.mine.conf=mine"]).config
+    beside, config = config.beside["mine"], compose(["conf=mine"]).config
+    assert [*config.reward.terms] == ["good"]
+    assert [*beside.reward.terms] == ["good"]
+    saved = compose(["conf=echo", "reward=catch"]).config
+    assert [*amend(saved, ["reward.terms.env=null"]).reward.terms] == ["closer", "legal"]
+
+
+def test_null_for_a_term_that_is_not_there_is_rejected(folder):
+    message = rejection("conf=echo", "reward.terms.evn=null")
+    assert "reward.terms.evn=null" in message
+    assert "expected one of env (did you mean env?)" in message
+    saved = compose(["conf=echo"]).config
+    with pytest.raises(ConfigError, match=r"reward\.terms\.evn=null"):
+        amend(saved, ["reward.terms.evn=null"])
+
+
+def test_the_last_term_of_the_reward_cannot_be_removed(folder):
+    assert "expected a mapping" in rejection("conf=echo", "reward.terms.env=null")
+
+
 def test_null_evaluates_never_during_training():
     assert compose(["conf=echo", "eval.during.every=null"]).config.eval.during.every == 0
     with pytest.raises(ConfigError, match=r"eval\.during\.every=-1: expected a whole number"):

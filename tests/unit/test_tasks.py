@@ -325,7 +325,10 @@ def test_a_row_without_a_required_value_is_named(tmp_path, row, message):
     ("columns", "advice"),
     [
         (None, "its columns are prompt, a; env.tasks.train.columns={COLUMN: answer} names the col"),
-        ({"prompt": "question"}, "only what it lists; set it to {prompt: question, COLUMN: answer}"),
+        (
+            {"prompt": "question"},
+            "only what it lists; set it to {prompt: question, COLUMN: answer}",
+        ),
         ({"prompt": "q", "a": "b"}, "set it to {prompt: q, a: b, COLUMN: answer}"),
     ],
 )
