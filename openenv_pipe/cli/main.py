@@ -117,7 +117,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Resume a run: its folder, its id, or latest. With -m: a sweep's folder.",
+            help="Resume a run: its folder, its id, or latest. With -m: a sweep, likewise.",
             autocompletion=complete_run,
         ),
     ] = None,

@@ -135,9 +135,11 @@ class RunFolder:
         if not path.is_dir():
             raise RunFolderError(f"no folder {path}; `openenv-pipe runs` lists the run folders")
         if not (path / "run.json").is_file():
-            hint = (
-                f"try {path / 'latest'}" if (path / "latest").exists() else "name one of its runs"
-            )
+            hint = "name one of its runs"
+            if (path / "latest").exists():
+                hint = f"try {path / 'latest'}"
+            elif (path / "sweep.json").is_file():
+                hint += f", or continue the sweep with: openenv-pipe train -m --resume {path}"
             raise RunFolderError(f"{path} is not a run folder: it has no run.json; {hint}")
         return cls(path, _read_record(path))
 

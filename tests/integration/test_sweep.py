@@ -140,7 +140,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes")
     assert [record["step"] for record in read_metrics(metrics)][num_begun] == num_begun + 1
 
-    code, _, err = run(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
+    code, _, err = run(tmp_path, "train", "-m", "--resume", "latest")
     assert code == 0, err
     assert [job["status"] for job in sweep_of(tmp_path)["jobs"]] == ["finished", "finished"]
     assert [run_folder.record.id for run_folder in runs_of(tmp_path)] == ["echo/0001", "echo/0002"]

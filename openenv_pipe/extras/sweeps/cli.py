@@ -17,7 +17,9 @@ from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps import command
+from openenv_pipe.extras.sweeps.folder import find_newest_sweep
 from openenv_pipe.runs.find import find_folder
+from openenv_pipe.runs.places import runs_folders
 from openenv_pipe.system.tables import Table
 from openenv_pipe.system.untrusted_text import for_people
 
@@ -44,7 +46,13 @@ def multirun(
     progress = SweepTable()
     stopping = SweepSignals(progress.note)
     if resume:
-        result = command.resume(find_folder(resume, runs_dir), progress, stopping, trust=trust)
+        is_newest = resume == "latest"
+        path = (
+            find_newest_sweep(runs_folders(runs_dir))
+            if is_newest
+            else find_folder(resume, runs_dir)
+        )
+        result = command.resume(path, progress, stopping, trust=trust)
     else:
         words = with_runs_dir(overrides, runs_dir)
         result = command.sweep(words, command_line(), progress, stopping)

@@ -221,6 +221,20 @@ class SweepFolder:
         return None if folder is None else RunFolder.open(self.path / folder)
 
 
+def find_newest_sweep(runs_dirs: Sequence[Path]) -> Path:
+    """Return the folder of the newest sweep in these folders of runs.
+
+    Raises RunFolderError if there is none, or one is damaged, which may be the newest.
+    """
+    paths = [path.parent for each in runs_dirs for path in each.glob(f"{SWEEPS}/*/sweep.json")]
+    if not paths:
+        raise RunFolderError(
+            f"there is no sweep in {' or '.join(str(each / SWEEPS) for each in runs_dirs)}; name a "
+            "sweep's folder, or the folder of all runs with --runs-dir"
+        )
+    return max(paths, key=lambda path: SweepFolder.open(path).record.created)
+
+
 def _signed_text(overrides: Sequence[str]) -> str:
     return json.dumps(["sweep", str(Path.cwd()), *overrides])
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rich.text import Text
 
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.sweeps.folder import Job, SweepFolder
 from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
@@ -137,6 +138,11 @@ class Watch:
         return " ".join(filter(None, words)) + (f": {cause}" if cause else "")
 
     def _numbers(self, job: Job) -> str:
+        if job.index not in self._last:  # It has ended before this process began.
+            with suppress(RunFolderError):  # Its run may have been removed since.
+                run = self._folder.run_folder(job.index)
+                records = [] if run is None else read_metrics(run.metrics_path)
+                self._last[job.index] = records[-1] if records else {}
         record = self._last.get(job.index, {})
         numbers = [f"{name} {record[key]:.3f}" for name, key in NUMBERS.items() if key in record]
         return " ".join([record["stage"], str(record["step"]), *numbers]) if record else ""

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import pickle
+import shutil
 import uuid
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +25,7 @@ from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable
 from openenv_pipe.extras.sweeps.folder import (
     JobFile,
     SweepFolder,
+    find_newest_sweep,
     job_file,
     stop_all_mark,
     stop_mark,
@@ -83,6 +86,23 @@ def test_secrets_are_not_written_and_come_back(tmp_path, monkeypatch):
 def test_a_folder_that_is_no_sweep_is_rejected(tmp_path):
     with pytest.raises(RunFolderError, match="it has no sweep"):
         SweepFolder.open(tmp_path)
+
+
+def test_the_newest_of_all_folders_of_runs_is_found(tmp_path):
+    first, second = tmp_path / "runs", tmp_path / "other"
+    with pytest.raises(
+        RunFolderError, match=r"there is no sweep in .*runs/sweeps or .*other/sweeps"
+    ):
+        find_newest_sweep([first, second])
+    old, new = (SweepFolder.create(each, [], []) for each in (second, first))
+    assert find_newest_sweep([first, second]) == new.path
+    old.write(created=old.record.created + timedelta(days=1))
+    assert find_newest_sweep([first, second]) == old.path
+
+
+def test_as_a_run_a_sweep_names_the_command_that_continues_it(sweep):
+    with pytest.raises(RunFolderError, match=f"train -m --resume {sweep.path}"):
+        RunFolder.open(sweep.path)
 
 
 def test_a_job_has_the_status_of_its_run(sweep):
@@ -566,3 +586,17 @@ def test_the_watch_tells_each_change_once(sweep):
     ]
     written = json.loads((sweep.path / "sweep.json").read_text())
     assert [job["status"] for job in written["jobs"]] == ["finished", "waiting"]
+
+
+def test_the_table_has_the_last_step_of_jobs_that_ended_before(sweep):
+    run = begin_run(sweep, 0)
+    metrics = MetricsFile(run.metrics_path)
+    metrics.append({"stage": "grpo", "step": 3, "reward/mean": 0.25})
+    metrics.close()
+    run.finish("finished")
+    sweep.refresh(0)
+    shown = [[str(cell) for cell in row] for row in Watch(sweep, SweepTable()).table().rows]
+    assert shown[0][4] == "grpo 3 reward 0.250"
+    assert shown[1][4] == ""
+    shutil.rmtree(run.path)
+    assert str(Watch(sweep, SweepTable()).table().rows[0][4]) == ""
