@@ -39,6 +39,9 @@ def runs(
 ) -> None:
     """List the runs, with their status, results and tags.
 
+    The reward is the mean over the last step's training episodes; `eval` stands before that of an
+    evaluation of a model that no run has trained. Long causes are cut; report.md has all of one.
+
     \b
     openenv-pipe runs
     openenv-pipe runs --tag baseline

@@ -26,6 +26,7 @@ STATUS_STYLES = {
     "unreadable": "magenta",
 }
 UNKNOWN = "–"
+MAX_CAUSE = 80  # characters; report.md and run.json have all of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class RunRow:
     step: int = 0  # steps of GRPO done, or of a supervised run
     num_steps: int | None = None  # also None: an evaluation of a model that no run has trained
     success: str = UNKNOWN  # of an evaluation, or before and after training
-    reward: float | None = None  # of the last step, or of an evaluation
+    reward: float | None = None  # of the last step, or of an evaluation without steps
     tags: tuple[str, ...] = ()
 
 
@@ -69,7 +70,7 @@ def runs_table(rows: list[RunRow]) -> Table:
         Column("took", drop=3, justify="right"),
         Column("steps", justify="right"),
         Column("success", justify="right"),
-        Column("reward", drop=1, justify="right"),
+        Column("reward (last step)", drop=1, justify="right"),
         *([Column("tags", drop=2, fit=Fit.FOLD)] if has_tags else []),
         Column("", drop=2, fit=Fit.CUT, style="dim"),
     )
@@ -129,6 +130,10 @@ def _success(report: EvalReport | None) -> str:
 
 def _cells(row: RunRow) -> list[str | Text]:
     style = STATUS_STYLES[row.status]
+    cause = (row.problem or "").partition("\n")[0]
+    if len(cause) > MAX_CAUSE and row.status != "unreadable":  # Only here is why it cannot be read.
+        cause = f"{cause[:MAX_CAUSE]}…"
+    evaluation = "eval " if row.num_steps is None else ""
     return [
         row.id,
         Text(row.status, style),
@@ -136,6 +141,6 @@ def _cells(row: RunRow) -> list[str | Text]:
         UNKNOWN if row.duration_s is None else clock(row.duration_s),
         UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",
         row.success,
-        UNKNOWN if row.reward is None else f"{row.reward:.3f}",
-        "; ".join(filter(None, (row.origin, (row.problem or "").partition("\n")[0]))),
+        UNKNOWN if row.reward is None else f"{evaluation}{row.reward:.3f}",
+        "; ".join(filter(None, (row.origin, cause))),
     ]

@@ -452,6 +452,22 @@ def test_a_transcript_cuts_long_replies_and_survives_backticks():
     assert code_block(text).startswith("````text\n") and code_block(text).endswith("\n````")
 
 
+def test_the_list_says_of_what_a_reward_is_and_cuts_a_long_cause(tmp_path):
+    trained = run_samples.create(tmp_path)
+    run_samples.train(trained)
+    trained.finish("failed", cause="why " * 50)
+    measured = run_samples.create(tmp_path, purpose="evaluation")
+    run_samples.evaluate(measured, "start", 0.2)
+    reward = read_reports(measured.path)["start"].reward.mean
+    console = Console(file=StringIO(), width=300)
+    console.print(runs_table(list_runs([tmp_path])))
+    titles, first, second = console.file.getvalue().splitlines()
+    assert "reward (last step)" in titles
+    assert f" {run_samples.record(2)['reward/mean']:.3f} " in first
+    assert f" eval {reward:.3f}" in second
+    assert first.count("why") == 20 and first.rstrip().endswith("…")
+
+
 def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     done = run_samples.create(tmp_path)
     run_samples.train(done)
