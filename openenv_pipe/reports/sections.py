@@ -190,12 +190,12 @@ def signal_text(records: Records) -> str:
 def _costs(steps: Records) -> str:
     num_signals = _sum(steps, "groups/trained")
     num_groups = num_signals + _sum(steps, "groups/skipped")
-    text = f"{num_signals:,} of {num_groups:,} groups had one"
+    text = f"{num_signals:,} of {num_groups:,} groups had a signal"
     if not num_signals:
         return text
     num_episodes, num_tokens = _sum(steps, "episodes/count"), _sum(steps, "tokens/sampled")
     return (
-        f"{text}, each for {num_episodes / num_signals:.1f} episodes and "
+        f"{text}, one per {num_episodes / num_signals:.1f} sampled episodes, or per "
         f"{num_tokens / num_signals:,.0f} sampled tokens"
     )
 

@@ -192,12 +192,12 @@ def test_the_report_says_what_a_signal_costs():
     warm = {"stage": "warm_start", **first}
     assert signal_text([warm]) == ""
     assert signal_text([warm, steps[0]]) == (
-        "**Learning signal:** 3 of 4 groups had one, each for 5.3 episodes and 1,000 sampled "
-        "tokens."
+        "**Learning signal:** 3 of 4 groups had a signal, one per 5.3 sampled episodes, or per "
+        "1,000 sampled tokens."
     )
     assert signal_text([warm, *steps]) == (
-        "**Learning signal:** 54 of 80 groups had one, each for 5.9 episodes and 1,111 sampled "
-        "tokens; in the last 2 steps, 0 of 8 groups had one."
+        "**Learning signal:** 54 of 80 groups had a signal, one per 5.9 sampled episodes, or per "
+        "1,111 sampled tokens; in the last 2 steps, 0 of 8 groups had a signal."
     )
 
 
