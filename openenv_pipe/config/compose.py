@@ -284,7 +284,9 @@ def _values(
 def _remove_terms(reward: Any, known: Collection[str]) -> None:
     """Remove the terms that are null. Raises ConfigError for one that is not among the known."""
     terms = reward.get("terms") if isinstance(reward, dict) else None
-    for name in [name for name, term in terms.items() if term is None] if terms else ():
+    if not isinstance(terms, dict):  # The schema rejects it.
+        return
+    for name in [name for name, term in terms.items() if term is None]:
         if name not in known:
             raise ConfigError(
                 f"reward.terms.{name}=null removes a term, and there is none of that name; "
