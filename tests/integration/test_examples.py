@@ -13,6 +13,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import Group, TurnRole
 from tests.commands import Command, run
 from tests.ports import lasting_port
@@ -26,7 +27,7 @@ SMALL = (
 LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
     *("evaluate_checkpoint.py", "notebook.ipynb"),
-    *("agents", "game2048_client.py", "langgraph_client.py"),
+    *("agents", "dictionary_client.py", "game2048_client.py", "langgraph_client.py"),
 }
 NOTEBOOK = """
 import sys
@@ -121,6 +122,26 @@ def test_game2048_client(tmp_path, monkeypatch):
         assert (out, server.wait()) == ("played 4 games\n", 0), server.err
     finally:
         server.kill()
+
+
+def test_dictionary_client(tmp_path, monkeypatch):
+    """The warm start on its conversations, too."""
+    monkeypatch.setenv("OPENENV_PIPE_TOKEN", "a-token-of-the-tests")
+    run_example(tmp_path, "dictionary_client.py", "write", "talks.jsonl")
+    source = (
+        "trainer/warm_start/source=conversations",
+        "trainer.warm_start.source.path=talks.jsonl",
+    )
+    warm = (*source, "trainer.warm_start.steps=1", "trainer.warm_start.episodes_per_step=2")
+    port = lasting_port()
+    server = Command(tmp_path, "serve", "--train", f"--port={port}", "conf=client", *warm, *SMALL)
+    try:
+        out = run_example(tmp_path, "dictionary_client.py", f"http://127.0.0.1:{port}")
+        assert (out, server.wait()) == ("played 4 episodes\n", 0), server.err
+    finally:
+        server.kill()
+    metrics = read_metrics(tmp_path / "runs" / "client" / "0001" / "metrics.jsonl")
+    assert "reported/lookups" in metrics[-1]
 
 
 def test_read_episodes(trained):
