@@ -99,6 +99,12 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
             "replies, so the means are about these few; use tasks that differ (env.tasks.eval), or "
             "sample the replies (eval.temperature=1)"
         )
+    if report.collapse is not None:
+        warnings.append(
+            f"{report.collapse}: the model answers all tasks alike, and a change of the success "
+            "may only be a change to another reply; show it one example of each answer "
+            "(env.adapter.examples), and look at the success by answer (env.tasks.eval.labels)"
+        )
     return warnings
 
 

@@ -43,6 +43,8 @@ def _figures(report: EvalReport) -> str:
     text = f"{report.on_tasks}, {report.samples_per_task} episodes each, {how}."
     if report.unusable:
         text += f" {report.unusable:.0%} of the replies could not be turned into an action."
+    if report.collapse is not None:
+        text += f" {report.collapse}."
     if report.num_unscored:
         text += f" {report.num_unscored} episodes have no reward, and count in no mean."
     return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"

@@ -23,7 +23,11 @@ from openenv_pipe.system.intervals import (
     bootstrap_interval,
     pass_at_k,
 )
+from openenv_pipe.system.untrusted_text import code_span
 from openenv_pipe.types import Episode
+
+MAX_SHORT_REPLY = 80  # characters: a label, a letter or a number
+COLLAPSED = 0.8  # share of the replies; if more are one, the model hardly looks at its tasks
 
 
 class FrozenModel(BaseModel):
@@ -74,6 +78,14 @@ class LabelScores(FrozenModel):
     reward: FiniteInterval | None
 
 
+class CommonReply(FrozenModel):
+    """The most frequent reply to tasks that differ, in an evaluation of single short replies."""
+
+    text: str
+    num_episodes: int
+    num_successes: int
+
+
 class EvalReport(FrozenModel):
     """One model on the eval tasks. An interval is None if every episode failed, and has no
     limits if too few tasks were scored (`eval.min_scored_share`)."""
@@ -100,6 +112,7 @@ class EvalReport(FrozenModel):
     unusable: float | None = None  # fraction of the replies that could not become an action
     # scored episodes that differ from each other in an observation or a reply
     num_distinct: int | None = None
+    common_reply: CommonReply | None = None
     error: str | None = None  # why nothing could be played; of baselines only
     # Settings of the environment and the reward that the run has otherwise: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
@@ -128,6 +141,19 @@ class EvalReport(FrozenModel):
         if self.success is None:
             return False
         return self.success.low is not None or self.num_tasks == 1
+
+    @property
+    def collapse(self) -> str | None:
+        """A sentence about a model that gives most tasks one reply, which is not right for all."""
+        common, num_scored = self.common_reply, self.num_scored_episodes
+        if common is None or common.num_episodes <= COLLAPSED * num_scored:
+            return None
+        if common.num_successes == common.num_episodes:
+            return None
+        return (
+            f"{common.num_episodes} of {num_scored} replies are {code_span(common.text)}, "
+            f"successful in {common.num_successes}"
+        )
 
     @property
     def on_tasks(self) -> str:
@@ -200,6 +226,7 @@ def summarise(
         by_label=_by_label(tasks, interval),
         unusable=_unusable_share(episodes),
         num_distinct=len({_conversation_digest(each) for each in episodes if each.is_scored}),
+        common_reply=_common_reply([each for each in episodes if each.is_scored]),
     )
 
 
@@ -278,6 +305,17 @@ def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
 def _unusable_share(episodes: Sequence[Episode]) -> float | None:
     turns = [turn for episode in episodes if episode.is_scored for turn in episode.turns]
     return sum(turn.unusable is not None for turn in turns) / len(turns) if turns else None
+
+
+def _common_reply(scored: Sequence[Episode]) -> CommonReply | None:
+    """Return the most frequent reply, None unless all are single, short, and to several tasks."""
+    replies = [episode.turns[0].reply.strip() for episode in scored if len(episode.turns) == 1]
+    firsts = {json.dumps(each.first_observation, sort_keys=True, default=str) for each in scored}
+    if len(replies) < len(scored) or len(firsts) < 2 or max(map(len, replies)) > MAX_SHORT_REPLY:
+        return None
+    text, num_episodes = Counter(replies).most_common(1)[0]
+    successes = [e.success for e, reply in zip(scored, replies, strict=True) if reply == text]
+    return CommonReply(text=text, num_episodes=num_episodes, num_successes=sum(successes))
 
 
 def _conversation_digest(episode: Episode) -> bytes:

@@ -82,6 +82,43 @@ def test_equal_episodes_are_no_evidence_of_many_tasks(tmp_path, num_distinct, is
     assert [each[:24] for each in warnings] == ["only 1 of 20 scored epis"] * is_said
 
 
+@pytest.mark.parametrize(
+    ("num_alike", "successes", "is_said"), [(18, 8, True), (16, 8, False), (20, 20, False)]
+)
+def test_one_reply_to_most_tasks_is_a_warning_unless_it_is_always_right(
+    tmp_path, num_alike, successes, is_said
+):
+    folder = run_samples.create(tmp_path)
+    episodes = [run_samples.episode(Random(0), i, 0, success=i < successes) for i in range(20)]
+    for number, each in enumerate(episodes):
+        each.first_observation = {"question": f"message {number}"}
+        each.turns = each.turns[:1]
+        each.turns[0].reply = " account\n" if number < num_alike else "billing"
+    evaluation = run_samples.evaluation(folder, "start", episodes)
+    save_evaluation(folder.path, evaluation)
+    report = evaluation.report
+    assert report.common_reply.text == "account"
+    told = f"{num_alike} of 20 replies are `account`, successful in {successes}"
+    assert any(told in each for each in eval_warnings(report, folder.path)) is is_said
+    assert (report.collapse == told) is is_said
+    assert (told in (folder.path / "eval" / "start.md").read_text()) is is_said
+    assert (told in write_report(folder).read_text()) is is_said
+
+
+def test_single_replies_are_compared_only_if_all_are_short_and_tasks_differ(tmp_path):
+    folder = run_samples.create(tmp_path)
+    episodes = [run_samples.episode(Random(0), i, 0, success=False) for i in range(4)]
+    for each in episodes:
+        each.first_observation, each.turns = {"question": "the only one"}, each.turns[:1]
+        each.turns[0].reply = "account"
+    assert run_samples.evaluation(folder, "start", episodes).report.collapse is None
+    for number, each in enumerate(episodes):
+        each.first_observation = {"question": number}
+    assert run_samples.evaluation(folder, "during_000001", episodes).report.collapse
+    episodes[0].turns[0].reply = "a long thought " * 10
+    assert run_samples.evaluation(folder, "during_000002", episodes).report.collapse is None
+
+
 def test_the_viewer_shows_no_interval_of_one_task(folder):
     app = server.build_app(RunStore(folder.path.parent.parent))
     client = TestClient(app, base_url="http://127.0.0.1")
