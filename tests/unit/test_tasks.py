@@ -206,8 +206,20 @@ def test_a_file_that_is_missing_is_answered_with_the_nearest_name(tmp_path, monk
 
 
 def test_two_columns_cannot_become_one_keyword(tmp_path):
-    with pytest.raises(ValidationError, match="maps a and b to the reset keyword 'x'"):
-        configured(file_block("a.csv", columns={"a": "x", "b": "x"}), RANGE.model_dump())
+    path = write(tmp_path / "a.csv", "a,b", "1,2")
+    message = rejection(
+        configured(file_block(path, columns={"a": "x", "b": "x"}), RANGE.model_dump())
+    )
+    assert "maps a and b to the reset keyword 'x'" in message and "line 2 has no" not in message
+
+
+def test_a_misspelt_column_is_named_before_the_keyword_that_two_columns_become(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label", "hello,billing")
+    columns = {"text": "question", "label": "answer", "txt": "question"}
+    message = rejection(configured(file_block(path, columns=columns), RANGE.model_dump()))
+    missing, _, merged = message.partition("; env.tasks.train.columns")
+    assert missing.endswith("line 2 has no column 'txt'; it has text, label")
+    assert "'~env.tasks.train.columns.text' takes a column away" in merged
 
 
 def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
@@ -225,7 +237,7 @@ def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
         ("a.jsonl", ["{"], ["env.tasks.train.path", "line 1 is not JSON"]),
         ("a.jsonl", [{"q": 1}, "[1]"], ["line 2 is [1], expected a JSON object"]),
         ("a.jsonl", [], ["has no rows"]),
-        ("a.jsonl", [{"q": 1}, {"r": 1}], ["line 2 has no 'q'; it has r"]),
+        ("a.jsonl", [{"q": 1}, {"r": 1}], ["line 2 has no column 'q'; it has r"]),
         ("a.csv", ["q,r", "1"], ["line 2 has more or fewer cells"]),
         ("a.csv", ["q", "1,2"], ["line 2 has more or fewer cells"]),
         ("none.jsonl", None, ["there is no file none.jsonl in"]),

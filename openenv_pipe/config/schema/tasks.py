@@ -48,16 +48,7 @@ class TaskRows(ListedTasks):
     )
 
     @model_validator(mode="after")
-    def _keywords_differ(self) -> Self:
-        columns = self.columns or {}
-        for keyword in columns.values():
-            both = [name for name, other in columns.items() if other == keyword]
-            if len(both) > 1:
-                raise ValueError(
-                    f"columns maps {' and '.join(both)} to the reset keyword {keyword!r}; name "
-                    "another one. An override of columns is merged with the file's, from which "
-                    f"'~env.tasks.SPLIT.columns.{both[0]}' takes a column away"
-                )
+    def _labels_are_no_keys_of_tasks(self) -> Self:
         if "seed" in self.labels and self.columns is None:
             raise ValueError(
                 "labels names the column 'seed', which is each task's seed; remove it from labels"

@@ -52,7 +52,7 @@ def read_file(config: TaskFile, key: str) -> Rows:
         for number, row in read(read_text(path), config.columns):
             where = f"{key}: {path}, line {number}"
             labels.append(_labels(row, config.labels, where, key))
-            rows.append(_chosen(row, config, where))
+            rows.append(_chosen(row, config, where, key))
             _require_values(rows[-1], config, row, where, key)
             require_sendable(rows[-1], where, key)
         return Rows(rows, labels)
@@ -197,13 +197,37 @@ def _check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> N
         raise ValueError(f"line 1 is separated by {other!r}, expected commas: {header[0][:60]!r}")
 
 
-def _chosen(row: Row, config: TaskFile, where: str) -> Row:
+def _chosen(row: Row, config: TaskFile, where: str, key: str) -> Row:
     columns = config.columns
     if columns is None:
         return {name: value for name, value in row.items() if name not in config.labels}
-    if missing := [column for column in columns if column not in row]:
-        raise ConfigError(f"{where} has no {missing[0]!r}; it has {', '.join(row) or 'nothing'}")
+    _check_columns(columns, [*row], where, key)
     return {keyword: row[column] for column, keyword in columns.items()}
+
+
+def _check_columns(columns: Mapping[str, str], names: Sequence[str], where: str, key: str) -> None:
+    """Raise ConfigError for a column that is not there, or two that become one reset keyword.
+
+    names: the columns that are there.
+    """
+    missing = [column for column in columns if column not in names]
+    twice = [
+        column for column, keyword in columns.items() if [*columns.values()].count(keyword) > 1
+    ]
+    problems = []
+    if missing:
+        there = ", ".join(names) or "nothing"
+        problems.append(f"{where} has no column {missing[0]!r}; it has {there}")
+    if twice:
+        keyword = columns[twice[0]]
+        of_it = [column for column in twice if columns[column] == keyword]
+        problems.append(
+            f"{key}.columns maps {' and '.join(of_it)} to the reset keyword {keyword!r}; name "
+            "another one. An override of columns is merged with the file's, from which "
+            f"'~{key}.columns.{of_it[0]}' takes a column away"
+        )
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def _labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
@@ -328,10 +352,8 @@ def read_dataset(config: TaskDataset, key: str) -> Rows:
     except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
-    for column in [*(config.columns or ()), *config.labels]:
-        if column not in rows.column_names:
-            names = ", ".join(rows.column_names)
-            raise ConfigError(f"{key}: {config.path!r} has no column {column!r}; it has {names}")
+    for columns in (config.columns or {}, {column: column for column in config.labels}):
+        _check_columns(columns, rows.column_names, f"{key}: {config.path!r}", key)
     read: Row = dict.fromkeys(rows.column_names)
     labels: list[Labels] = []
     if config.labels:
