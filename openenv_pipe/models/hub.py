@@ -24,6 +24,10 @@ from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 HUB_TIMEOUT_S = 10.0
 Notify = Callable[[str], None]
+ADVICE = (
+    "set it to a folder with config.json and safetensors weights, or to an id on a hub that this "
+    "machine can reach; model=tiny needs neither"
+)
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
 
 
@@ -127,23 +131,27 @@ def reject_unreachable(config: HubModelConfig) -> None:
 
 
 async def provide_model(config: ModelConfig, notify: Notify) -> None:
-    """Let an extra make a model that it makes, unless the hub has it.
+    """Let an extra make a model that it makes, unless it is here or the hub has it.
 
     Raises:
-        ConfigError: what it is made of cannot be had or read, or the cache cannot be written.
+        ConfigError: the hub does not give it, or what it is made of cannot be had or read, or the
+            cache cannot be written.
     """
     if not isinstance(config, HubModelConfig):
         return
     folder, made = find_model_folder(config), find_made_model(config)
-    if made is None or (made.is_on_hub and folder is not None):
+    if made is not None and not made.is_on_hub:
+        await made.make(notify)
         return
-    if made.is_on_hub:
-        try:
-            await asyncio.to_thread(reject_unreachable, config)
-            return
-        except ConfigError as error:
-            notify(f"{error}\ntaking {made.about}, in its place")
-    await made.make(notify)
+    if folder is not None:
+        return
+    try:
+        await asyncio.to_thread(reject_unreachable, config)
+    except ConfigError as error:
+        if made is None:
+            raise ConfigError(f"{error}; {ADVICE}") from error
+        notify(f"{error}\ntaking {made.about}, in its place")
+        await made.make(notify)
 
 
 def download_missing(config: ModelConfig) -> None:
@@ -177,7 +185,5 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
                 f"vision-language model that can be trained ({trained}); choose one of these"
             ) from None
         raise ConfigError(
-            f"model.path={config.path!r} cannot be loaded: {first_line.rstrip('.')}; set it to a "
-            "folder with config.json and safetensors weights, or to an id on a hub that this "
-            "machine can reach; model=tiny needs neither"
+            f"model.path={config.path!r} cannot be loaded: {first_line.rstrip('.')}; {ADVICE}"
         ) from None
