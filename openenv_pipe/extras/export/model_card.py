@@ -37,7 +37,7 @@ def model_card(
         _metadata(config, sees_images),
         f"# {target.name}",
         _origin(folder, config, checkpoint),
-        _results(folder, step),
+        _results(folder, checkpoint, step),
         _use(config, target, prompt, sees_images),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -78,8 +78,12 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
     )
 
 
-def _results(folder: RunFolder, step: int | None) -> str:
+def _results(folder: RunFolder, checkpoint: Path, step: int | None) -> str:
     """Return what was measured of these weights, and of those before training."""
+    missing = (
+        "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+        f"{folder.record.id}@{checkpoint.name}`."
+    )
     during = {report.label: report for report in read_during(folder.path)}
     reports = {
         name: report
@@ -87,10 +91,10 @@ def _results(folder: RunFolder, step: int | None) -> str:
         if name == "start" or report.step == step
     }
     if not reports:
-        return ""
+        return missing
     rows = [
         [
-            name,
+            "before training (`start`)" if name == "start" else name,
             interval_text(report.success, percent=True),
             interval_text(report.reward),
             f"{report.num_scored_tasks} of {report.num_tasks}",
@@ -101,7 +105,8 @@ def _results(folder: RunFolder, step: int | None) -> str:
     ]
     titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
     confidence = folder.written_config.eval.confidence
-    return f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
+    text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
+    return f"{text} {missing}" if [*reports] == ["start"] else text
 
 
 def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool) -> str:

@@ -1,0 +1,22 @@
+"""What a model card says of the evaluations of its checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import run_samples
+
+from openenv_pipe.extras.export.model_card import model_card
+
+
+@pytest.mark.parametrize(("evaluated", "is_missing"), [((), True), ((2,), True), ((2, 5), False)])
+def test_a_card_says_that_its_checkpoint_was_not_evaluated(tmp_path, evaluated, is_missing):
+    folder = run_samples.create(tmp_path)
+    if evaluated:
+        run_samples.evaluate(folder, "start", 0.2)
+    for step in evaluated:
+        run_samples.evaluate(folder, f"during_{step:06d}", 0.5, step=step)
+    card = model_card(folder, folder.path / "checkpoints" / "step_000005", Path("it"), step=5)
+    assert ("| before training (`start`) |" in card) is bool(evaluated)
+    assert "during_000002" not in card and ("during_000005" in card) is not is_missing
+    command = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+    assert (f"{command}smoke/0001@step_000005`" in card) is is_missing
