@@ -61,7 +61,7 @@ def describe(
     write_config(folder / "config.json", values, secrets)
     lines = [hide_assignments(override, secrets) + "\n" for override in overrides]
     write_text(folder / "overrides.txt", "".join(lines))
-    diffs = find_checkouts()
+    diffs = find_checkouts(local_code(config))
     diff_text = "".join(diff.text for diff in diffs)
     if diff_text:
         write_text(folder / "dirty.diff", hide_in_code(diff_text, secrets))

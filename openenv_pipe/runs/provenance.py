@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -39,7 +40,10 @@ class Record(BaseModel):
 
 
 class Checkout(Record):
-    """One git checkout. `diff_digest` is the sha256 of `git diff HEAD`, None without changes."""
+    """One git checkout. `diff_digest` is the sha256 of `git diff HEAD`, None without changes.
+
+    Untracked files count if they are code of the run: of this program, or what it loads itself.
+    """
 
     folder: str
     sha: str | None
@@ -66,13 +70,17 @@ class Diff(NamedTuple):
     text: str
 
 
-def find_checkouts() -> list[Diff]:
-    """Return the git checkouts of the tool's code and of the working directory, each once."""
+def find_checkouts(code: Sequence[str]) -> list[Diff]:
+    """Return the git checkouts of the tool's code and of the working directory, each once.
+
+    code: files and folders with code that the run loads beside the tool's.
+    """
     found = []
     if _git(TOOL_FOLDER, "ls-files", "--error-unmatch", "errors.py") is not None:
         found.append(_toplevel(TOOL_FOLDER))  # An installed tool may lie in another checkout.
     found.append(_toplevel(Path.cwd()))
-    return [_look_at_checkout(folder) for folder in dict.fromkeys(found) if folder is not None]
+    paths = [TOOL_FOLDER, *map(Path, code)]
+    return [_look_at_checkout(each, paths) for each in dict.fromkeys(found) if each is not None]
 
 
 def find_code_digest() -> str:
@@ -128,10 +136,12 @@ def _toplevel(folder: Path) -> Path | None:
     return Path(answer.strip()) if answer else None
 
 
-def _look_at_checkout(folder: Path) -> Diff:
+def _look_at_checkout(folder: Path, code: Sequence[Path]) -> Diff:
     sha = _git(folder, "rev-parse", "--verify", "HEAD")
     diff = (_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or "") if sha else ""
-    untracked = _git(folder, "ls-files", "--others", "--exclude-standard") or ""
+    inside = [str(path) for path in code if path.resolve().is_relative_to(folder.resolve())]
+    listing = ("ls-files", "--others", "--exclude-standard", "--", *inside)
+    untracked = (_git(folder, *listing) or "") if inside else ""
     checkout = Checkout(
         folder=str(folder),
         sha=sha.strip() if sha else None,

@@ -11,6 +11,7 @@ import pytest
 import run_samples
 
 from openenv_pipe import __version__
+from openenv_pipe.config.compose import amend
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import RESUME, StageStep, checkpoint_path, new_checkpoint
@@ -107,9 +108,16 @@ def test_changes_of_the_checkout_are_kept(tmp_path, monkeypatch):
     password, token = "hunter" + "2hunter2", "ghs_" + "plain0123456789abcdef"
     index = f"https://ci:{password}@index.corp/simple"
     (checkout / "code.py").write_text(f"a = 2\ntoken = 'b'  # {index} {token} task-{token[4:]}\n")
-    (checkout / "new.py").write_text("")
+    for name in ("rewards", "unrelated"):
+        (checkout / f"{name}.py").write_text("def usable(episode): return 1.0\n")
     monkeypatch.chdir(checkout)
-    folder = run_samples.create(tmp_path / "runs")
+    used = [
+        "+reward.terms.mine={type: python, target: 'rewards:usable', keywords: {}, use: sum, "
+        "weight: 1, per_turn: false}"
+    ]
+    folder = run_samples.create(
+        tmp_path / "runs", amend(run_samples.config(tmp_path / "runs"), used)
+    )
     seen = next(c for c in folder.record.checkouts if c.folder == str(checkout.resolve()))
     assert len(seen.sha) == 40 and seen.dirty and seen.num_untracked == 1
     diff = (folder.path / "dirty.diff").read_text()

@@ -23,6 +23,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.provenance import find_checkouts
 from openenv_pipe.runs.run import Run
+from openenv_pipe.runs.trust import local_code
 from openenv_pipe.system.progress import Progress
 
 
@@ -92,7 +93,7 @@ def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
     """
     values = config.model_dump(mode="json")
     wanted = hide_in_config(values, known_secrets(values))
-    found, checkouts = {}, [diff.checkout for diff in find_checkouts()]
+    found, checkouts = {}, [diff.checkout for diff in find_checkouts(local_code(config))]
     for path in sorted((Path(config.runs_dir) / config.name).glob("[0-9]*/run.json")):
         try:
             folder = RunFolder.open(path.parent)
