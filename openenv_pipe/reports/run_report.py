@@ -36,7 +36,7 @@ from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
-from openenv_pipe.runs.record import RunRecord
+from openenv_pipe.runs.record import AttemptRecord, RunRecord
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.intervals import Interval
@@ -330,11 +330,15 @@ def _history(record: RunRecord) -> dict[str, str]:
         )
         rows[lineage.kind] = f"of {lineage.run}{at}{f', with {changes}' if changes else ''}"
     if len(record.attempts) > 1:
-        rows["attempts"] = ", ".join(
-            f"{attempt.status} (from {attempt.checkpoint or 'the beginning'})"
-            for attempt in record.attempts
-        )
+        rows["attempts"] = ", ".join(map(_attempt, record.attempts))
     return rows
+
+
+def _attempt(attempt: AttemptRecord) -> str:
+    """Say where an attempt began, how it ended, and which keys it changed."""
+    begin = f"from {attempt.checkpoint or 'the beginning'}"
+    keys = (code_span(f"{key}={values[1]}") for key, values in attempt.changed.items())
+    return f"{attempt.status} ({', '.join([begin, *keys])})"
 
 
 def _code(folder: RunFolder) -> str:

@@ -493,6 +493,24 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     assert "20% → 60%" in shown and "smoke/0009" in shown
 
 
+def test_the_keys_that_an_attempt_changed_are_in_the_report(tmp_path):
+    folder = run_samples.create(tmp_path)
+    folder.finish("interrupted", cause="interrupted")
+    folder.begin_attempt(
+        folder.written_config,
+        command=["openenv-pipe"],
+        checkpoint="step_000002",
+        changed={"trainer.steps": [2, 5]},
+        differences=[],
+    )
+    text = write_report(folder).read_text()
+    first, second = (
+        "interrupted (from the beginning)",
+        "running (from step_000002, `trainer.steps=5`)",
+    )
+    assert f"| attempts | {first}, {second} |" in text
+
+
 def test_a_fork_is_called_one_in_its_report_and_in_the_list(tmp_path):
     lineage = Lineage(
         kind="fork", run="larger/0001", path="/x", checkpoint="step_000004", changed={}
