@@ -32,6 +32,13 @@ class Rescored:
     output: Path  # has episodes/step_*.jsonl.gz, in the format of the run's own
     changes: Changes
 
+    def __repr__(self) -> str:
+        rows = (
+            f"{name}: {_shown(before)} in the run, {_shown(now)} now"
+            for name, before, now in self.changes.means
+        )
+        return "\n".join([*rows, str(self.output)])
+
 
 async def rescore_run(
     words: Sequence[str],
@@ -87,6 +94,10 @@ async def rescore_run(
                 found.add(old, new)
             notify(f"step {number}: {sum(len(group.episodes) for group in now)} episodes")
     return Rescored(output=output, changes=found)
+
+
+def _shown(mean: float | None) -> str:
+    return "–" if mean is None else f"{mean:.4g}"
 
 
 def _reject_others(overrides: Sequence[str]) -> None:

@@ -1,7 +1,9 @@
 """What `rescore` reports about two rewards of the same episodes."""
 
 import pytest
+import run_samples
 
+from openenv_pipe import Run, rescore
 from openenv_pipe.extras.rescore.changes import Changes
 from openenv_pipe.types import Episode, Group, Status, Task
 
@@ -54,3 +56,13 @@ def test_a_constant_reward_has_no_correlation():
     assert changes.agreement["correlation"] is None
     changes.add(group(0.0, 1.0), group(1.0, 1.0))
     assert changes.agreement["correlation"] is None
+
+
+def test_the_function_scores_a_run_again_and_shows_the_means(tmp_path):
+    folder = run_samples.create(tmp_path / "runs")
+    run_samples.train(folder)
+    found = rescore(Run(folder.path), "reward=usable", output=tmp_path / "again", step=2)
+    assert [path.name for path in (found.output / "episodes").iterdir()] == ["step_000002.jsonl.gz"]
+    first, *_, last = repr(found).splitlines()
+    before, now = (f"{mean:.4g}" for mean in found.changes.means[0][1:])
+    assert first == f"reward: {before} in the run, {now} now" and last == str(tmp_path / "again")
