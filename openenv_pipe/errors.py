@@ -19,6 +19,8 @@ PipeError
     ├── SessionTimeoutError  no answer within the message's time limit
     └── SessionClosedError   the connection was closed
 
+`Interrupted` is the KeyboardInterrupt of the Python API, and no PipeError.
+
 A message says what was wrong, the value seen, the value expected, and the next action.
 Bugs of the package are AssertionErrors and other exceptions, which keep their traceback.
 """
@@ -51,6 +53,14 @@ class UserError(PipeError):
     def _render_traceback_(self) -> list[str]:
         """Return what notebooks show: the message, for no line of this package is at fault."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A keyboard interrupt of the Python API, whose message says how to continue."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what notebooks show: the message."""
+        return [f"KeyboardInterrupt: {self}".removesuffix(": ")]
 
 
 class ConfigError(UserError):

@@ -173,9 +173,11 @@ class Turn:
     logprobs are empty, and it cannot be trained on.
     """
 
-    prompt_ids: list[int]  # what is new since the parent; of a root the whole prompt
-    completion_ids: list[int]  # exactly as sampled, the end token included if there was one
-    logprobs: list[float]  # of completion_ids, at the sampling temperature
+    # What is new since the parent; of a root the whole prompt.
+    prompt_ids: list[int] = field(repr=False)
+    # Exactly as sampled, the end token included if there was one.
+    completion_ids: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)  # of completion_ids, at the sampling temperature
     finish: Finish
     policy_versions: list[int]  # those that sampled it, in order
     reply: str  # completion_ids as text, without the end token

@@ -9,15 +9,16 @@ import contextvars
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.errors import ConfigError, Interrupted, PipeError
 from openenv_pipe.runs.evals import env_of, label_in
-from openenv_pipe.runs.run import EvalReports, Run
+from openenv_pipe.runs.notebook import EvalReports
+from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_settings import set_library_defaults
 from openenv_pipe.system.secrets import redact
 
@@ -31,12 +32,15 @@ RunName = Run | str | os.PathLike[str]
 set_library_defaults()  # before one of the API's functions imports torch
 
 
-def compose(*overrides: str) -> RunConfig:
+def compose(*overrides: str, **keys: Never) -> RunConfig:
     """Return the validated configuration for overrides such as "conf=wordle".
 
+    keys: none; keys of the configuration are written as texts.
     Raises ConfigError.
     """
     from openenv_pipe.config import compose as composing
+
+    _reject_keywords("compose", overrides, keys)
 
     return composing.compose([run_name(each) for each in overrides]).config
 
@@ -48,6 +52,7 @@ def train(
     trust: bool = False,
     callbacks: Sequence["Callback"] = (),
     on_progress: Callable[[str], object] | None = None,
+    **keys: Never,
 ) -> Run:
     """Train until the run ends: `train("conf=wordle", "trainer.steps=10")`.
 
@@ -57,11 +62,13 @@ def train(
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
     on_progress: receives each line of progress; default: `print` in a notebook, else the log, at
     level INFO.
+    keys: none; keys of the configuration are written as texts.
     Raises ConfigError and RunFolderError for what the caller has to correct, before there is a run
     folder if it can be known by then, FailureError if the run fails, and KeyboardInterrupt if it
     was interrupted, whose message is the call that continues it. The run folder, once there is one,
     says why.
     """
+    _reject_keywords("train", overrides, keys)
     if resume is not None and fork is not None:
         raise ConfigError("resume continues a run, fork starts a new one; give one of them")
     from openenv_pipe import pipeline
@@ -88,18 +95,22 @@ def evaluate(
     *subjects: RunName,
     trust: bool = False,
     on_progress: Callable[[str], object] | None = None,
+    **keys: Never,
 ) -> EvalReports:
     """Evaluate runs side by side on the same tasks, or a model that no run has trained.
 
     subjects: runs, or their checkpoints as "RUN@40" and "RUN@best", and overrides such as
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
     trust: run what the runs' folders name, also if another user made them or they were changed.
-    on_progress: as in `train`.
+    on_progress, keys: as in `train`.
     Returns the new reports by the subjects' names: the text that was given, or a run's id, or its
-    folder if two have one id. They are kept in the run folders.
+    folder if two have one id. Their `differences` to the first are paired by task. The reports are
+    kept in the run folders.
     Raises ConfigError, RunFolderError and FailureError.
     """
+    _reject_keywords("evaluate", subjects, keys)
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
+    from openenv_pipe.reports.eval_table import paired_with_first
 
     control = run_control(on_progress)
     words = [run_name(subject) for subject in subjects]
@@ -116,7 +127,29 @@ def evaluate(
             return row.name
         return label_in(ids.get(row.word, row.word), env_of(row.report.label))
 
-    return EvalReports((name_of(row), row.report) for row in result.played)
+    paired = paired_with_first(result.played, result.config.eval, result.config.seed)
+    return EvalReports(
+        ((name_of(row), row.report) for row in result.played),
+        {name_of(row): change for _, compared in paired for row, change in compared if change},
+    )
+
+
+def _reject_keywords(function: str, words: Sequence[RunName], keys: Mapping[str, object]) -> None:
+    """Raise ConfigError for keys of the configuration that are given as Python's keywords."""
+    if not keys:
+        return
+    from openenv_pipe.config.schema_keys import known_keys
+
+    known = sorted(known_keys(), key=lambda key: key.count("."))
+    texts = [run_name(word) for word in words]
+    for name, value in keys.items():
+        named = (key for key in known if key == name or key.endswith(f".{name}"))
+        texts.append(f"{next(named, name)}={value}")
+    call = redact(", ".join(f'"{text:.80}"' for text in texts))
+    raise ConfigError(
+        f"{function} has no argument {next(iter(keys))!r}: keys of the configuration are texts, as "
+        f"on the command line; write {function}({call})"
+    )
 
 
 def run_name(run: RunName) -> str:
@@ -174,10 +207,10 @@ def _in_notebook() -> bool:
 def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     """Do the work in a new thread and wait, because the caller's may run an event loop.
 
-    Raises KeyboardInterrupt after the work where it was interrupted, also if it came too late to
-    stop anything.
+    Raises KeyboardInterrupt, without the traceback of the threads, after the work where it was
+    interrupted, also if it came too late to stop anything.
     """
-    interrupt: KeyboardInterrupt | None = None
+    is_interrupted = False
     with ThreadPoolExecutor(1, "openenv_pipe") as executor:
         future = executor.submit(contextvars.copy_context().run, work)
         while True:
@@ -186,12 +219,13 @@ def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
                 break
             except KeyboardInterrupt as error:
                 if future.done():
-                    raise
-                interrupt = error
+                    raise Interrupted(*error.args) from None
+                is_interrupted = True
                 control.stop.make()
+                control.progress.note("stopping and saving; repeat to stop without saving")
             except PipeError as error:
                 error.args = (redact(str(error)),)  # a notebook is a file too
                 raise
-    if interrupt is not None:
-        raise interrupt
+    if is_interrupted:
+        raise Interrupted("the work had ended when it was interrupted")
     return result

@@ -40,16 +40,31 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
     """
     columns = dict.fromkeys(column for row in rows for column in row.report.by_label)
     tables = [_scores(rows), *(_by_label(rows, column) for column in columns)]
-    for env in dict.fromkeys(env_of(row.report.label) for row in rows):
-        own = [row for row in rows if env_of(row.report.label) == env]
-        tables += _comparisons(own, config, seed)
+    for first, compared in paired_with_first(rows, config, seed):
+        tables += _comparisons(first, compared, config)
     return tables
 
 
-def _comparisons(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
-    first, *others = rows
+Compared = Sequence[tuple[Row, ReportDifference | None]]
+
+
+def paired_with_first(
+    rows: Sequence[Row], config: EvalConfig, seed: int
+) -> Sequence[tuple[Row, Compared]]:
+    """Return the first report of each environment, and how each of its others differs from it.
+
+    The difference is None where the two have no task in common, or another opponent.
+    """
+    found = []
+    for env in dict.fromkeys(env_of(row.report.label) for row in rows):
+        first, *others = [row for row in rows if env_of(row.report.label) == env]
+        compared = [(row, _difference(first.report, row.report, config, seed)) for row in others]
+        found.append((first, compared))
+    return found
+
+
+def _comparisons(first: Row, compared: Compared, config: EvalConfig) -> list[Table]:
     tables = []
-    compared = [(row, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
         tables.append(_differences(first, compared, config))
     if any(change and (change.fixed or change.regressed) for _, change in compared):
@@ -172,9 +187,7 @@ def _failed(report: EvalReport) -> str:
     return f"{report.num_failed} of {sum(report.statuses.values())}"
 
 
-def _differences(
-    first: Row, compared: Sequence[tuple[Row, ReportDifference | None]], config: EvalConfig
-) -> Table:
+def _differences(first: Row, compared: Compared, config: EvalConfig) -> Table:
     table = Table(
         Column(f"less {first.name}"),
         Column("tasks scored", drop=2),
@@ -210,7 +223,7 @@ def _names(changes: Sequence[TaskChange]) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-def _changed_tasks(first: str, compared: Sequence[tuple[Row, ReportDifference | None]]) -> Table:
+def _changed_tasks(first: str, compared: Compared) -> Table:
     table = Table(
         Column(f"after {first}"),
         Column("success"),

@@ -4,64 +4,25 @@ import os
 from base64 import b64encode
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
-from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
 from openenv_pipe.system.files import read_bytes
-from openenv_pipe.system.intervals import Interval
-from openenv_pipe.types import Group
+from openenv_pipe.types import Message, Observation
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from openenv_pipe.models.policy import Policy
 
 
 MAX_PLOT_MB = 20
-
-
-class Metrics(list[dict[str, Any]]):
-    """The records of metrics.jsonl, one a step; docs/metrics.md says what each key means."""
-
-    def to_pandas(self) -> "DataFrame":
-        """A data frame with one row a step. Raises ModuleNotFoundError without pandas."""
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "to_pandas needs the package pandas: pip install pandas; "
-                "without it, the metrics are a list of dictionaries",
-                name="pandas",
-            ) from error
-        return pandas.DataFrame.from_records(list(self))
-
-
-class EvalReports(dict[str, EvalReport]):
-    """Evaluations by name. They are shown as one line each, and in a notebook as a table."""
-
-    def __repr__(self) -> str:
-        return "\n".join(
-            f"{name}: success {_shown(report.success, '.0%')}, reward "
-            f"{_shown(report.reward, '.3f')}"
-            for name, report in self.items()
-        )
-
-    def _repr_html_(self) -> str:
-        rows = [
-            f"<tr><td>{escape(name)}</td><td>{_shown(report.success, '.0%')}</td>"
-            f"<td>{_shown(report.reward, '.3f')}</td></tr>"
-            for name, report in self.items()
-        ]
-        heads = "<tr><th>evaluation</th><th>success</th><th>reward</th></tr>"
-        return f"<table>{heads}{''.join(rows)}</table>" if rows else ""
 
 
 class Run:
@@ -123,7 +84,7 @@ class Run:
             raise RunFolderError(f"{path} does not exist yet: it is written when the run ends")
         return path
 
-    def episodes(self, of: int | str) -> list[Group]:
+    def episodes(self, of: int | str) -> Episodes:
         """The groups of episodes that a GRPO step learned from, or those of an evaluation.
 
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
@@ -140,7 +101,20 @@ class Run:
                 f"{self.path} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
                 f"demonstrations, or the label of an evaluation: {labels}"
             )
-        return read_episodes(path)
+        return Episodes(read_episodes(path))
+
+    def messages(self, observation: Observation, *, trust: bool = False) -> list[Message]:
+        """The messages that the run's adapter begins an episode with: `{"question": "5 + 7 ="}`.
+
+        observation: what the reset of the environment returns; that of an episode is its
+            `first_observation`.
+        trust: as of `load_policy`.
+        Raises RunFolderError, and ConfigError if a template needs another field, or the adapter has
+        to ask an environment.
+        """
+        from openenv_pipe.environments.adapters import opening_messages
+
+        return opening_messages(self._folder.config_to_run(trust=trust).env.adapter, observation)
 
     def checkpoint(self, which: str | int = "last") -> Path:
         """The folder of a checkpoint: `last`, `best`, or that of a GRPO step.
@@ -171,14 +145,6 @@ class Run:
     @property
     def _folder(self) -> RunFolder:
         return RunFolder.open(self.path)
-
-
-def _shown(interval: Interval | None, form: str) -> str:
-    if interval is None:
-        return "–"
-    if interval.low is None or interval.high is None:
-        return format(interval.mean, form)
-    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
 def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:

@@ -1,24 +1,31 @@
 """The Python API without training: imports, reading a run, callbacks, and requests to stop."""
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import run_samples
+from IPython.core.interactiveshell import InteractiveShell
 
 import openenv_pipe
-from openenv_pipe import Run, compose, open_run, train
+from openenv_pipe import Run, compose, evaluate, open_run, train
 from openenv_pipe.commands.api import in_thread
+from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.stop_request import StopRequest
+from openenv_pipe.types import Status
 
 
 @pytest.fixture
@@ -124,6 +131,92 @@ def test_episodes_are_those_of_a_step_or_of_an_evaluation(folder):
     for wrong in ("train", 7, 2.5):
         with pytest.raises(RunFolderError, match=f"no episodes of {wrong!r}; .* trained"):
             run.episodes(wrong)
+
+
+def test_an_evaluation_that_is_not_there_names_those_that_are(folder):
+    run_samples.evaluate(folder, "trained", 0.5)
+    with pytest.raises(KeyError, match=r"no evaluation 'train'; there is: trained"):
+        Run(folder.path).evals["train"]
+
+
+def test_episodes_are_shown_by_their_questions_and_replies_and_not_by_token_ids(folder):
+    groups = run_samples.groups(num_groups=9, size=3)
+    for group in groups:
+        group.task = replace(group.task, reset={"question": "<b>2+2</b>", "reward": "r" * 90})
+        for each in group.episodes:
+            each.task = group.task
+    groups[0].episodes[0].status = Status.ERROR
+    write_episodes(episodes_path(folder.path, 1), groups)
+    episodes = Run(folder.path).episodes(1)
+    frame = episodes.to_pandas()
+    assert [*frame] == ["task", "question", "reset.reward", "reply", "reward", "success", "status"]
+    assert len(frame) == 27 and math.isnan(frame["reward"][0])
+    wrong = frame[~frame["success"]]
+    assert 0 < len(wrong) < 27 and set(wrong["question"]) == {"<b>2+2</b>"}
+    lines = repr(episodes).splitlines()
+    assert len(lines) == 21 and lines[-1] == "and 7 more; to_pandas() has all"
+    assert lines[1].startswith("eval/0 | <b>2+2</b> | rrr") and len(lines[1]) < 250
+    html = episodes._repr_html_()
+    assert html.startswith("<table><tr><th>task</th>") and html.count("<tr>") == 21
+    assert "&lt;b&gt;2+2" in html and "<b>" not in html
+    assert "prompt_ids" not in repr(episodes[0]) and "question" in repr(episodes[0])
+
+
+def test_the_first_messages_are_those_of_the_adapter(tmp_path):
+    system = "Answer with one word."
+    changed = amend(
+        run_samples.config(tmp_path),
+        [
+            f"env.adapter.system={system}",
+            "env.adapter.first='Message: {{ question }}'",
+            "env.adapter.examples=[{user: 'Message: hello', reply: greeting}]",
+        ],
+    )
+    run = Run(run_samples.create(tmp_path, changed).path)
+    assert run.messages({"question": "I paid twice"}) == [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "Message: hello"},
+        {"role": "assistant", "content": "greeting"},
+        {"role": "user", "content": "Message: I paid twice"},
+    ]
+    with pytest.raises(ConfigError, match="'question' is undefined; it has text"):
+        asyncio.run(_in_a_loop(lambda: run.messages({"text": "I paid twice"})))
+
+
+async def _in_a_loop(call):
+    return call()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["conf=email_search"], ["conf=echo", "env/adapter=json", "~env.adapter.pattern"]],
+)
+def test_adapters_that_ask_the_server_make_no_messages_without_it(tmp_path, words):
+    changed = compose(*words, f"runs_dir={tmp_path}", "env.name=echo")
+    with pytest.raises(ConfigError, match=r"env.adapter.type=\w+ makes its first messages of what"):
+        Run(run_samples.create(tmp_path, changed).path).messages(
+            {"question": "Who?", "instructions": "Find it."}
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "keys", "call"),
+    [
+        (train, [], {"conf": "messages"}, 'train("conf=messages")'),
+        (train, ["conf=echo"], {"steps": 10}, 'train("conf=echo", "trainer.steps=10")'),
+        (
+            evaluate,
+            ["wordle/0007"],
+            {"num_tasks": 5},
+            'evaluate("wordle/0007", "eval.num_tasks=5")',
+        ),
+        (compose, ["conf=echo"], {"nonsense": 1}, 'compose("conf=echo", "nonsense=1")'),
+    ],
+)
+def test_keys_as_keywords_are_rejected_with_the_call_to_write(function, words, keys, call):
+    with pytest.raises(ConfigError) as caught:
+        function(*words, **keys)
+    assert str(caught.value).endswith(f"write {call}")
 
 
 @pytest.mark.parametrize(
@@ -248,8 +341,8 @@ def test_an_error_in_the_configuration_is_raised_as_it_is(tmp_path, monkeypatch)
 
 def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_raised_after_it():
     """A loop over several trainings ends where a person interrupts it."""
-    control = SimpleNamespace(stop=StopRequest())
-    finished = []
+    notes, finished = [], []
+    control = SimpleNamespace(stop=StopRequest(), progress=LineProgress(notes.append))
 
     def is_waiting_for_the_result():
         frame = sys._current_frames()[threading.main_thread().ident]
@@ -266,7 +359,21 @@ def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_raised_after_it():
 
     with pytest.raises(KeyboardInterrupt):
         in_thread(work, control)
-    assert finished
+    assert finished and notes == ["stopping and saving; repeat to stop without saving"]
+
+
+def test_a_notebook_shows_an_interrupt_as_one_line():
+    def work():
+        raise KeyboardInterrupt('wordle/0007 was interrupted; to continue: train(resume="wordle")')
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        in_thread(work, SimpleNamespace(stop=StopRequest()))
+    shell = InteractiveShell.instance()
+    shown = []
+    shell._showtraceback = lambda kind, value, lines: shown.extend(lines)
+    shell.showtraceback((caught.type, caught.value, caught.tb))
+    assert shown == [f"KeyboardInterrupt: {caught.value}"]
+    assert "train(resume=" in shown[0]
 
 
 def test_an_error_of_the_api_has_no_secret(monkeypatch):

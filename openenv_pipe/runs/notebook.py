@@ -1,0 +1,156 @@
+"""What a notebook shows of a run: metrics, evaluations and episodes as tables and data frames."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from openenv_pipe.runs.eval_difference import ReportDifference
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.intervals import Interval
+from openenv_pipe.system.untrusted_text import for_people, shortened
+from openenv_pipe.types import Episode, Group
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MAX_SHOWN = 20  # episodes; the data frame has all
+MAX_TEXT = 60  # characters of a cell
+
+
+class Metrics(list[dict[str, Any]]):
+    """The records of metrics.jsonl, one a step; docs/metrics.md says what each key means."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A data frame with one row a step. Raises ModuleNotFoundError without pandas."""
+        return _frame(self)
+
+
+class Episodes(list[Group]):
+    """Groups of episodes. They are shown as one line for each episode."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A data frame with one row an episode. Raises ModuleNotFoundError without pandas.
+
+        Columns: `task`, the reset keywords, `reply` (the last one), `reward`, `success`, `status`.
+        The reward is missing where an episode failed or has none.
+        """
+        return _frame(_cells(each) for group in self for each in group.episodes)
+
+    def __repr__(self) -> str:
+        rows = [" | ".join(row.values()) for row in self._rows()]
+        return "\n".join([*rows, *self._more()])
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        titles = list(dict.fromkeys(title for row in rows for title in row))
+        cells = [[row.get(title, "") for title in titles] for row in rows]
+        return "".join([_table(titles, cells), *(f"<p>{more}</p>" for more in self._more())])
+
+    def _rows(self) -> list[dict[str, str]]:
+        episodes = [each for group in self for each in group.episodes]
+        return [
+            {title: _text(value) for title, value in _cells(each).items()}
+            for each in episodes[:MAX_SHOWN]
+        ]
+
+    def _more(self) -> list[str]:
+        num_more = sum(len(group.episodes) for group in self) - MAX_SHOWN
+        return [f"and {num_more} more; to_pandas() has all"] if num_more > 0 else []
+
+
+class EvalReports(dict[str, EvalReport]):
+    """Evaluations by name. They are shown as one line each, and in a notebook as a table."""
+
+    def __init__(
+        self,
+        reports: Iterable[tuple[str, EvalReport]] = (),
+        differences: Mapping[str, ReportDifference] | None = None,
+    ) -> None:
+        """differences: by name, how reports differ from the first one, paired by task."""
+        super().__init__(reports)
+        self.differences = dict(differences or {})
+
+    def __missing__(self, name: str) -> EvalReport:
+        raise KeyError(f"no evaluation {name!r}; there is: {', '.join(self) or 'none yet'}")
+
+    def __repr__(self) -> str:
+        lines = []
+        for name, report in self.items():
+            success, reward = _intervals(report, "")
+            line = f"{name}: success {success}, reward {reward}"
+            if name in self.differences:
+                success, reward = _intervals(self.differences[name], "+")
+                line += f"; paired with the first, success {success}, reward {reward}"
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return ""
+        titles = ["evaluation", "success", "reward"]
+        if self.differences:
+            titles += ["success, less the first's", "reward, less the first's"]
+        rows = [
+            [
+                name,
+                *_intervals(report, ""),
+                *(_intervals(self.differences.get(name), "+") if self.differences else ()),
+            ]
+            for name, report in self.items()
+        ]
+        return _table(titles, rows)
+
+
+def _frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_pandas needs the package pandas: pip install pandas; "
+            "without it, this is a list of Python objects",
+            name="pandas",
+        ) from error
+    return pandas.DataFrame.from_records(list(records))
+
+
+def _cells(episode: Episode) -> dict[str, Any]:
+    """Return what a table has of an episode, by the titles of its columns."""
+    cells = {
+        "reply": episode.turns[-1].reply if episode.turns else "",
+        "reward": episode.reward if episode.is_scored else None,
+        "success": episode.success,
+        "status": str(episode.status),
+    }
+    own = {"task", *cells}
+    keywords = {
+        f"reset.{name}" if name in own else name: value
+        for name, value in episode.task.reset.items()
+    }
+    return {"task": episode.task.id, **keywords, **cells}
+
+
+def _text(value: Any) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return " ".join(for_people(shortened(text.strip(), MAX_TEXT)).split())
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in HTML."""
+    lines = [("th", titles), *(("td", row) for row in rows)]
+    shown = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in lines)
+    return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in shown)}</table>"
+
+
+def _intervals(of: EvalReport | ReportDifference | None, sign: str) -> tuple[str, str]:
+    """Return the success and the reward. sign: "+" shows that of a positive number, too."""
+    if of is None:
+        return "", ""
+    return _shown(of.success, f"{sign}.0%"), _shown(of.reward, f"{sign}.3f")
+
+
+def _shown(interval: Interval | None, form: str) -> str:
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return format(interval.mean, form)
+    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
