@@ -10,10 +10,12 @@ import pytest
 from fakes import run_config
 from pydantic import ValidationError
 
+from openenv_pipe.commands.findings import Result
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import PythonOrderConfig
 from openenv_pipe.environments.tasks import (
     RangeTasks,
+    Splits,
     build_order,
     known_splits,
     open_splits,
@@ -21,6 +23,7 @@ from openenv_pipe.environments.tasks import (
     shared_values,
 )
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.check.environment import label_lines
 from openenv_pipe.system.http import OPEN
 from openenv_pipe.types import Episode, Finish, Group, Status, Turn
 
@@ -95,6 +98,19 @@ def test_labels_are_columns_that_reset_does_not_get(tmp_path):
     share = {"type": "share", "share": 0.5, "by": None}
     known = read_known_sets(configured(block, share).env.tasks)
     assert {task.labels["topic"] for tasks in known.values() for task in tasks} == {"sums", "other"}
+
+
+def test_check_counts_the_tasks_of_each_label_in_both_splits(tmp_path):
+    rows = [{"q": number, "topic": "ab"[number % 5 == 0]} for number in range(20)]
+    block = file_block(write(tmp_path / "a.jsonl", *rows), labels=["topic"])
+    config = configured(block, {"type": "share", "share": 0.25, "by": None})
+    known = read_known_sets(config.env.tasks)
+    num_b = sum(task.labels["topic"] == "b" for task in known["eval"])
+    (line,) = label_lines(config, Splits(**known))
+    assert (line.name, line.result) == ("tasks by topic", Result.OK)
+    assert line.text.startswith(f"training: a {11 + num_b}, b {4 - num_b}; evaluation: ")
+    unlabelled = configured(block | {"labels": []}, {"type": "share", "share": 0.25, "by": None})
+    assert [*label_lines(unlabelled, Splits(**known))] == []
 
 
 def test_a_label_that_columns_names_is_also_a_reset_keyword(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode, play_scripted, reset
-from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskShare
+from openenv_pipe.config.schema import EnvConfig, RunConfig, TaskDataset, TaskFile, TaskShare
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
@@ -32,6 +33,7 @@ from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Observation, Opening, Task
 
+MAX_LABELS = 10  # of a column, the most frequent first
 MAX_ROUNDS = 4  # in which the episodes of a step are played one after the other, without a warning
 Trajectory = list[tuple[Any, ...]]
 
@@ -102,6 +104,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         _sessions_line(config, host.capacity),
         _seed_line(*(played[number].trajectory for number in (0, 2, 3))),
         *_held_out_lines(config, splits),
+        *label_lines(config, splits),
         *_tasks_lines(len(tasks), differ=differ, is_played=is_played),
         *measured,
     ]
@@ -163,6 +166,24 @@ def _held_out_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
         yield Line("tasks", Result.OK, f"{text}{splits.train.source}")
     if (shared := shared_values(config.env.tasks, splits)) is not None:
         yield Line("tasks", Result.WARN, shared)
+
+
+def label_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
+    """Count the tasks of each label of a file's or a data set's rows, in both splits."""
+    rows = config.env.tasks.train
+    if not isinstance(rows, TaskFile | TaskDataset) or not rows.labels:
+        return
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for split, tasks in (("training", splits.train), ("evaluation", splits.eval)):
+        for task in map(tasks.__getitem__, range(len(tasks))):
+            for column, label in task.labels.items():
+                counts.setdefault(column, {}).setdefault(split, Counter())[label] += 1
+    for column, by_split in counts.items():
+        texts = (
+            f"{split}: {', '.join(f'{label} {n}' for label, n in found.most_common(MAX_LABELS))}"
+            for split, found in by_split.items()
+        )
+        yield Line(f"tasks by {column}", Result.OK, "; ".join(texts))
 
 
 async def _baselines_differ(
