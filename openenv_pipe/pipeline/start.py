@@ -30,6 +30,7 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER
 from openenv_pipe.runs.checkpoints import (
     RESUME,
+    WARM_START_END,
     StageStep,
     all_checkpoints,
     find_checkpoint,
@@ -188,7 +189,8 @@ def _continued(
     weights_only = [each.name for each in all_checkpoints(folder.path) if not is_resumable(each)]
     for damage in rewind(folder, place):
         progress.note(damage)
-    progress.note(f"resuming from {checkpoint.name if checkpoint else 'the beginning'}")
+    where = ", the end of the warm start" if place == WARM_START_END else ""
+    progress.note(f"resuming from {checkpoint.name if checkpoint else 'the beginning'}{where}")
     if checkpoint is None and weights_only:
         progress.note(
             f"{weights_only[-1]} was kept as the best, without the state to resume from; a smaller "

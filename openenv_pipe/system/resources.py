@@ -158,6 +158,9 @@ def _module_below(module_name: str) -> str:
         parts = found.relative_to(Path.cwd()).with_suffix("").parts
         if all(map(str.isidentifier, parts)):
             return f"did you mean {'.'.join(parts)}?"
+    own = [each.stem for each in Path.cwd().glob("*.py")]
+    if near := did_you_mean(module_name, own):
+        return near.strip(" ()")
     return "expected module:name, such as wordle.rewards:consistent_guess"
 
 
