@@ -290,7 +290,7 @@ def test_callables_load_from_envs_and_from_the_current_folder(tmp_path, monkeypa
         ("no_such_module:name", "no module 'no_such_module'"),
         ("wordle.nothing:name", "no module 'wordle.nothing'"),
         ("sort_of_this_test.policies:expert", "did you mean mine.sort_of_this_test.policies?"),
-        ("needi_of_this_test:name", "did you mean needy_of_this_test?"),
+        ("needi_of_this_test:name", "did you mean needy_of_this_test"),
         ("wordle.policies:consistnt", "did you mean consistent"),
         ("wordle.rules:LENGTH", "is a int"),
         ("broken_of_this_test:name", "raised ZeroDivisionError"),

@@ -87,10 +87,9 @@ def show(
     """Show recorded episodes, what the environment and the model wrote.
 
     \b
-    openenv-pipe episodes latest --step 40 --worst 3
+    openenv-pipe episodes latest --step 40 --worst 3 --full
     openenv-pipe episodes wordle/0007 --task train/17 --no-success
     openenv-pipe episodes wordle/0007 --eval trained --best 5 --format md
-    openenv-pipe episodes latest --step 40 --worst 1 --full
     """
     from openenv_pipe.extras.viewer.episodes.listing import (
         Selection,
