@@ -22,7 +22,9 @@ from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.stop_request import StopRequest
 from openenv_pipe.types import Status
@@ -106,6 +108,22 @@ def test_a_notebook_shows_evaluations_and_curves(folder):
     success = run.evals["trained"].success
     assert f"<td>trained</td><td>{success.mean:.0%} ({success.low:.0%} to" in shown
     assert 'src="data:image/png;base64,cG5n"' in shown
+
+
+def test_evaluations_are_shown_with_their_paired_differences_to_the_first(folder):
+    for label, mean in (("start", 0.2), ("trained", 0.6)):
+        run_samples.evaluate(folder, label, mean)
+    found = Run(folder.path).evals
+    config = folder.written_config
+    change = compare_reports(found["start"], found["trained"], config.eval, config.seed)
+    shown = EvalReports(found.items(), {"trained": change})
+    first, second = repr(shown).splitlines()
+    success = change.success
+    expected = f"success +40% ({success.low:+.0%} to {success.high:+.0%})"
+    assert "paired" not in first and f"; paired with the first, {expected}, reward +" in second
+    html = shown._repr_html_()
+    assert "<th>success, less the first&#x27;s</th>" in html and f"<td>{expected[8:]}</td>" in html
+    assert "less the first" not in found._repr_html_()
 
 
 def test_evaluations_are_in_the_order_of_their_steps(folder):
