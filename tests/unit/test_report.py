@@ -557,9 +557,13 @@ def test_the_folder_of_each_checkout_is_named(tmp_path, monkeypatch):
     repository = tmp_path / "my_envs"
     repository.mkdir()
     monkeypatch.chdir(repository)
-    subprocess.run(["git", "init", "--quiet"], check=True)
     (repository / "new.py").touch()
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init"], ["add", "new.py"], [*author, "commit", "--message=new"]):
+        subprocess.run(["git", *words], check=True, capture_output=True)
+    (repository / "new.py").write_text("1\n")
     folder = run_samples.create(tmp_path / "runs")
     checkouts = folder.record.checkouts
     assert checkouts[-1].folder == str(repository)
-    assert "`my_envs` at no commit with changes |" in write_report(folder).read_text()
+    sha = checkouts[-1].sha[:10]
+    assert f"`my_envs` at {sha} with changes |" in write_report(folder).read_text()
