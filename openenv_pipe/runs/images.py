@@ -37,11 +37,12 @@ def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
 def open_images(episode: Episode, folder: Path) -> None:
     """Make the references of an episode that was read images of a run's folder, in place."""
 
-    def known(observation: Mapping[str, Any]) -> Any:
-        return replace_references(observation, lambda reference: opened(reference, folder))
+    def known(value: Any) -> Any:
+        return replace_references(value, lambda reference: opened(reference, folder))
 
     episode.first_observation = known(episode.first_observation)
     for turn in episode.turns:
+        turn.messages = known(turn.messages)
         turn.steps = [replace(step, observation=known(step.observation)) for step in turn.steps]
 
 

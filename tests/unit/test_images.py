@@ -207,6 +207,7 @@ async def episodes_with_images() -> list[Group]:
             finish=Finish.STOP,
             policy_versions=[0],
             reply="up",
+            messages=[observation_message("user", None, first, observation_text)],
             steps=[Step(action={"move": "up"}, observation=second, reward=1.0)],
         )
         members.append(
@@ -239,7 +240,9 @@ async def test_episode_files_name_images_which_are_stored_once(tmp_path):
         path.read_bytes(),
         [(tmp_path / "images" / each).stat() for each in files],
     )
-    assert read[0].episodes[0].first_observation["screen"].png == screen.png
+    episode = read[0].episodes[0]
+    (shown,) = episode.turns[0].messages[0]["images"].values()
+    assert episode.first_observation["screen"].png == shown.png == screen.png
 
 
 async def test_another_run_gets_the_images_that_its_episodes_name(tmp_path):
