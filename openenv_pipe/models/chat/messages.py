@@ -4,6 +4,7 @@ one message for several of one role in a row."""
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from openenv_pipe.types import Message, Tool
@@ -21,14 +22,16 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
 
 
 def split_tools(recorded: Sequence[Message]) -> tuple[list[Tool], list[Message]]:
-    """Return the tools of recorded messages, and the messages that the model was shown."""
-    tools, messages = list[Tool](), list[Message]()
-    for message in recorded:
-        if message["role"] == "tools":
-            tools = json.loads(message["content"])
-        else:
-            messages.append(message)
-    return tools, messages
+    """Return the tools of recorded messages, and the messages that the model was shown.
+
+    A message of a client that has this role, and no list of tools, is one like others.
+    """
+    if recorded and recorded[0]["role"] == "tools":
+        with suppress(ValueError):
+            tools = json.loads(recorded[0]["content"])
+            if isinstance(tools, list):
+                return tools, [*recorded[1:]]
+    return [], [*recorded]
 
 
 def calls_in_text(message: Message) -> Message:

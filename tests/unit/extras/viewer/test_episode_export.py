@@ -93,6 +93,18 @@ def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
     assert json.loads(row["tools"]) == tools
 
 
+@pytest.mark.parametrize("content", ["not JSON", "{}"])
+def test_a_message_of_a_client_with_the_role_of_tools_is_a_message(tmp_path, content):
+    folder = run_samples.create(tmp_path)
+    told = [{"role": "tools", "content": content}]
+    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    exported(folder, "trl", tmp_path / "all.jsonl")
+    (row,) = lines_of(tmp_path / "all.jsonl")
+    assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
+
+
 def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     assert exported(run, "parquet", tmp_path / "all.parquet") == 2
