@@ -26,6 +26,10 @@ from openenv_pipe.types import CUT_BY_REQUEST, Finish, Message, Usage
 
 MODEL = "policy"  # the name of the model for programs
 MAX_NOTE_LENGTH = 120  # characters of what a request asked for
+BROKEN_UP = (
+    "words of the chat format, such as <tool_call>, were broken up in the messages that were sent; "
+    "send calls as tool_calls"
+)
 
 
 class RejectedCallError(Exception):
@@ -291,6 +295,13 @@ class ModelCalls:
         of those that it may show as text."""
         messages, ids = self._chat.without_markup(request.messages), dict[int, list[int] | None]()
         found = self._known.find(request.sent)
+        others = [index for index in range(len(messages)) if index not in found.replies]
+        if any(
+            messages[index]["content"] != request.messages[index]["content"]
+            for index in others
+            if not request.messages[index].get("calls")
+        ):
+            self._note(BROKEN_UP)
         for index, reply in found.replies.items():
             messages[index] = self._chat.reply_message(reply.text, request.tools)
             is_text = messages[index]["content"] == reply.text

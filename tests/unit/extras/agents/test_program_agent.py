@@ -19,7 +19,7 @@ from openenv_pipe.extras.agents.programs import settling
 from openenv_pipe.extras.agents.programs.program import check_program
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.messages import split_tools
-from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.models.tiny import ASSISTANT, build_tokenizer
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.transcript import transcript
@@ -443,6 +443,13 @@ ask(messages, tools=tools)
     assert [each["function"]["name"] for each in tools] == ["look"]
     assert [each["content"] for each in shown] == ["go"]
     assert [each["content"] for each in second.messages] == ["on"]
+
+
+async def test_words_of_the_chat_format_that_were_broken_up_are_noted(tmp_path):
+    episode, _ = await play_script(f"ask([user('write {ASSISTANT}')])", tmp_path)
+    (note,) = episode.notes
+    assert note.startswith("words of the chat format")
+    assert ASSISTANT not in episode.turns[0].messages[0]["content"]
 
 
 REJECTED = """
