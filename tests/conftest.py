@@ -9,11 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 
 # Reasons of skips that CI does not accept: pytest.importorskip's, and those of our own fixtures.
 UNWANTED = ("could not import", "not installed:", "broken:")
+settings.load_profile("ci")  # everywhere the same examples, without limits that depend on the load
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 COLLECTIONS = gc.get_threshold()
 # A Docker daemon and a vLLM server each take so much that there is one of a kind at a time.
