@@ -23,6 +23,7 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     task_warnings,
 )
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
@@ -119,6 +120,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
     check_evaluation(config, makes_folder=True)
+    control.stop.run(prepare(config, control.progress.note))
     folder = RunFolder.create(
         config, overrides=composed.overrides, command=command, purpose="evaluation"
     )

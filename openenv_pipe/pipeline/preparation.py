@@ -11,11 +11,12 @@ from openenv_pipe.registry import extras, load
 
 
 async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
-    """Get the model, and let each extra get what the configuration needs of it.
+    """Get the model, if one is played, and let each extra get what the configuration needs of it.
 
     Raises ConfigError and HostError.
     """
-    await provide_model(config.model, notify)
+    if config.engine.capabilities.needs_tokenizer:
+        await provide_model(config.model, notify)
     for extra in extras():
         if extra.prepare:
             await load(extra.prepare)(config, notify)

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from openenv_pipe import train
+from openenv_pipe import evaluate, train
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
@@ -193,7 +193,8 @@ def test_the_hub_comes_first_where_it_has_the_model(package_index, monkeypatch):
     assert hub.model_source(hub_model(SMOLLM2)) == SMOLLM2
 
 
-def test_a_model_that_cannot_be_had_is_rejected_before_there_is_a_run(tmp_path):
+@pytest.mark.parametrize("work", [train, evaluate])
+def test_a_model_that_cannot_be_had_is_rejected_before_there_is_a_run(work, tmp_path):
     with pytest.raises(ConfigError, match=r"gpt2.*there is no hub; set it to a folder"):
-        train("conf=echo", "model=smollm2_135m", "model.path=gpt2", f"runs_dir={tmp_path}/runs")
+        work("conf=echo", "model=smollm2_135m", "model.path=gpt2", f"runs_dir={tmp_path}/runs")
     assert not (tmp_path / "runs").exists()
