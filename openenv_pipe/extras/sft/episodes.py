@@ -28,7 +28,7 @@ from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.find import find_folder
-from openenv_pipe.types import Episode, Group, Message, Tool, Turn
+from openenv_pipe.types import PREVIOUS, Episode, Group, Message, Tool, Turn, TurnRole
 
 
 async def read_recorded(source: EpisodesConfig, setup: SourceSetup) -> list[Group]:
@@ -151,7 +151,10 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
             raise BadRowError(f"it has more tokens than env.max_episode_tokens={max_tokens}")
         return turns
     if conversation is None:
-        raise BadRowError("its token ids are of another model, and its messages are not recorded")
+        raise BadRowError(
+            "its token ids are of another model, and its messages are not recorded, or several "
+            "turns continue one"
+        )
     num_first = len(split_tools(turns[0].messages)[1])
     new = turns_of(conversation, chat, max_tokens, num_first)
     return [
@@ -161,8 +164,10 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
 
 
 def _conversation_of(turns: Sequence[Turn]) -> Conversation | None:
-    """Return the messages of an episode; None if they are not recorded."""
-    if not all(turn.messages for turn in turns):
+    """Return the messages of an episode; None if they are not recorded, or branch."""
+    if not all(turn.messages for turn in turns) or any(
+        turn.parent != PREVIOUS or turn.role is not TurnRole.AGENT for turn in turns
+    ):
         return None
     tools, messages = list[Tool](), list[Message]()
     for turn in turns:

@@ -113,6 +113,17 @@ async def test_token_ids_of_another_model_are_not_taken(tmp_path):
     assert "1 of them: its token ids are of another model" in notes[0]
 
 
+async def test_turns_that_branch_are_no_conversation_for_another_model(tmp_path):
+    """A program may ask twice for one reply, or something else beside its task."""
+    asked = [{"role": "user", "content": "?"}]
+    turns = [hosted_turn("a", asked), replace(hosted_turn("b", asked), parent=None)]
+    own = group("step 2/0", (1.0, True, [own_turn("a")]))
+    notes = []
+    found = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns)), own], notes)
+    assert replies(found) == [["a"]]
+    assert "several turns continue one" in notes[0]
+
+
 async def test_prompts_of_another_chat_template_are_written_anew(tmp_path):
     asked = [{"role": "user", "content": "?"}]
     other = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=asked)
