@@ -349,8 +349,8 @@ def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
     config = compose(["conf=echo"]).config
     chat = load_chat(config.model)
     folder = SimpleNamespace(record=SimpleNamespace(id="echo/0001"))
-    subject = SimpleNamespace(config=config, folder=folder)
-    with _served(subject, tmp_path, chat, None) as served:
+    subject = SimpleNamespace(config=config, folder=folder, checkpoint=tmp_path)
+    with _served(subject, chat, None) as served:
         arguments = serving.serving_arguments(served, "cpu", "127.0.0.1", 8000, [])
         template = Path(arguments[arguments.index("--chat-template") + 1])
         assert template.read_text() == served_template(chat)
