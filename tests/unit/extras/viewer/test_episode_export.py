@@ -77,7 +77,10 @@ def test_an_episode_without_recorded_messages_is_not_given_invented_ones(tmp_pat
     group = Group(id="1/0", task=episode.task, episodes=[episode])
     write_episodes(episodes_path(folder.path, 1), [group])
     with pytest.raises(RunFolderError, match="without the messages that the model was shown"):
-        exported(folder, "trl", tmp_path / "all.jsonl")
+        exported(folder, "trl", tmp_path / "wins.jsonl")
+    exported(folder, "jsonl", tmp_path / "all.jsonl")
+    (row,) = lines_of(tmp_path / "all.jsonl")
+    assert (row["messages"], row["token_ids"]) == ([], [1, 2])
 
 
 def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
