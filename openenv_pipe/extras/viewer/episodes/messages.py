@@ -23,8 +23,8 @@ def messages_of(episode: Episode) -> Messages:
     if found and found[0][1] is not None:
         raise RunFolderError(
             f"an episode of {episode.task.id} was recorded without the messages that the model was "
-            "shown, as by older versions, so there is no conversation to export; --format jsonl has "
-            "its token ids"
+            "shown, as by older versions, so there is no conversation to export; its token ids are "
+            "exported with --format jsonl"
         )
     return found
 
