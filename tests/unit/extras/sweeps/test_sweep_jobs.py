@@ -268,6 +268,8 @@ class FakeServers:
         self.unclean = False
         self.num_clears = 0
         self.closed = False
+        self.may_be_clear = asyncio.Event()
+        self.may_be_clear.set()
         self.made.append(self)
 
     def facts(self):
@@ -279,6 +281,7 @@ class FakeServers:
     async def clear(self):
         self.num_clears += 1
         await asyncio.sleep(0.01)
+        await self.may_be_clear.wait()
         if self.unclean:
             raise HostError("sessions are left")
 
@@ -372,13 +375,16 @@ async def test_servers_that_have_failed_are_not_leased_again(shared):
 
 
 async def test_a_job_that_is_stopped_while_it_waits_leaves_the_servers_to_the_next(shared):
-    await lease_once(shared)
+    leased = await shared.lease(request_of())
+    leased.servers.may_be_clear.clear()
+    shared.take_back(leased)
     waiting = asyncio.create_task(shared.lease(request_of()))
-    while not shared._sets[0].is_leased:  # until it waits for the servers to be cleared
+    while not leased.is_leased:  # until it waits for the servers to be cleared
         await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    leased.servers.may_be_clear.set()
     assert await lease_once(shared) == "http://server/0"
 
 
