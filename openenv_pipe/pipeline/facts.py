@@ -22,12 +22,12 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.base import Block
-from openenv_pipe.environments.hosts.package import code_facts
+from openenv_pipe.environments.hosts.package import code_facts, package_of
 from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
-from openenv_pipe.system.resources import find_env, load_callable
+from openenv_pipe.system.resources import load_callable
 
 
 def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> dict[str, JsonValue]:
@@ -48,10 +48,7 @@ def facts_before(config: RunConfig) -> dict[str, JsonValue]:
     Raises ConfigError if a package or a function is gone.
     """
     packages = {
-        name: {}
-        if each.env.command or each.env.package is None
-        else code_facts(find_env(each.env.package))
-        for name, each in config.environments.items()
+        name: code_facts(package_of(each.env)) for name, each in config.environments.items()
     }
     first = packages.pop("")
     return {**first, "beside": {**packages}, "callables": _callables(config)}

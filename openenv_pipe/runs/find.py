@@ -141,8 +141,8 @@ def find_model(
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
     Without `@`, it is the newest sound checkpoint; `start` of a fork is the one that it began with.
-    `overrides` change the run's configuration. The
-    label names the agent if it is not the type of agent that the run was trained with.
+    `overrides` change the run's configuration. The label names the agent if it is not the type of
+    agent that the run was trained with.
     runs_dir: as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
     secrets_of: as for `RunFolder.config_to_run`.

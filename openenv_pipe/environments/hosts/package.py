@@ -3,13 +3,17 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import JsonValue
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.files import digest_of_file
+from openenv_pipe.system.resources import find_env
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
 USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name it
@@ -61,8 +65,16 @@ def _has_usual_app(package: Path) -> bool:
     return (package / "server" / "app.py").is_file()
 
 
-def code_facts(package: Path) -> dict[str, JsonValue]:
+def package_of(env: "EnvConfig") -> Path | None:
+    """Return the folder of the package that is served; None with `env.command`, whose code is not
+    known. Raises ConfigError if it is not found."""
+    return None if env.command or env.package is None else find_env(env.package)
+
+
+def code_facts(package: Path | None) -> dict[str, JsonValue]:
     """Return the sha256 of the package's code, and that of each file, by their keys in run.json."""
+    if package is None:
+        return {}
     files = code_files(package)
     return {"env_code": _digest_of(files), "env_files": dict(files)}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_error
-from openenv_pipe.environments.hosts.package import code_facts, manifest_app
+from openenv_pipe.environments.hosts.package import code_facts, manifest_app, package_of
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError, last_lines
 from openenv_pipe.system.child_environment import (
@@ -74,7 +74,7 @@ class ProcessHost(SupervisedHost):
         )
         self.key = key
         self._config = config
-        self._package = None if env.command or env.package is None else find_env(env.package)
+        self._package = package_of(env)
 
     async def start(self) -> None:
         """See `Host.start`. An environment that cannot be created says why."""
@@ -129,8 +129,8 @@ class ProcessHost(SupervisedHost):
         return [server.pid for server in self._processes if server.pid is not None]
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`. There are none of `env.command`, whose code is not known."""
-        return {} if self._package is None else code_facts(self._package)
+        """See `Host.facts`."""
+        return code_facts(self._package)
 
 
 class EnvProcess:

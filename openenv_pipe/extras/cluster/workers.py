@@ -45,7 +45,7 @@ class RolloutWorkers:
         self._cluster: Nodes | None = None
         self._listener: Listener | None = None
         self._workers: list[RemoteWorker] = []
-        self._chat: tuple[Chat | None] | None = None  # what `prepare` was called with
+        self._chat: Chat | None = None  # of all episodes
         self._num_lost = 0
         self._num_earlier_deaths = 0  # of the environment servers of workers that were replaced
         self._failure: PipeError | None = None
@@ -101,9 +101,9 @@ class RolloutWorkers:
 
     async def prepare(self, chat: Chat | None) -> None:
         """Send all workers what their episodes share. Call it once, before the first episode."""
-        self._chat = (chat,)
+        self._chat = chat
         workers = list(self._workers)
-        preparing = [worker.process.call("prepare", *self._chat) for worker in workers]
+        preparing = [worker.process.call("prepare", self._chat) for worker in workers]
         results = await asyncio.gather(*preparing, return_exceptions=True)
         for worker, result in zip(workers, results, strict=True):
             if isinstance(result, WorkerLostError):
@@ -175,7 +175,7 @@ class RolloutWorkers:
             )
             await worker.start()
             if self._chat is not None:
-                await worker.process.call("prepare", *self._chat)
+                await worker.process.call("prepare", self._chat)
         except BaseException:
             worker.end()
             raise

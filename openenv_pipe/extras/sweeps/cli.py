@@ -46,12 +46,10 @@ def multirun(
     progress = SweepTable()
     stopping = SweepSignals(progress.note)
     if resume:
-        is_newest = resume == "latest"
-        path = (
-            find_newest_sweep(runs_folders(runs_dir))
-            if is_newest
-            else find_folder(resume, runs_dir)
-        )
+        if resume == "latest":
+            path = find_newest_sweep(runs_folders(runs_dir))
+        else:
+            path = find_folder(resume, runs_dir)
         result = command.resume(path, progress, stopping, trust=trust)
     else:
         words = with_runs_dir(overrides, runs_dir)

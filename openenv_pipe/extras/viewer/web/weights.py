@@ -21,9 +21,8 @@ UNTRAINED = "start"  # as RUN@start names the weights that a run began with
 
 def first_step(folder: RunFolder) -> StageStep | None:
     """Return where a fork, or GRPO after a warm start, began; None: with the untrained weights."""
-    if origin := fork_origin(folder.record):
-        return origin
-    return WARM_START_END if folder.written_config.trainer.warm_start.steps else None
+    after_warm_start = WARM_START_END if folder.written_config.trainer.warm_start.steps else None
+    return fork_origin(folder.record) or after_warm_start
 
 
 def start_of_training(folder: RunFolder) -> Path | None:

@@ -48,6 +48,16 @@ def run(tmp_path):
     return folder
 
 
+def run_shown(tmp_path, messages):
+    """A run with one episode: the model is shown these messages, and replies "go"."""
+    folder = run_samples.create(tmp_path)
+    turn = made_up_turn([1], [2], reply="go", messages=messages)
+    episode = made_up_episode(0.5, turns=[turn])
+    group = Group(id="1/0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(folder.path, 1), [group])
+    return folder
+
+
 def exported(run, form, path, **limits):
     selection = Selection(wanted=EpisodeFilter(source=TRAIN, **limits), first=None)
     return export_episodes(run, find_episodes(run, selection), form, path)
@@ -72,10 +82,7 @@ def test_trl_takes_the_conversations_for_supervised_training(run, tmp_path):
 
 
 def test_an_episode_without_recorded_messages_is_not_given_invented_ones(tmp_path):
-    folder = run_samples.create(tmp_path)
-    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go")])
-    group = Group(id="1/0", task=episode.task, episodes=[episode])
-    write_episodes(episodes_path(folder.path, 1), [group])
+    folder = run_shown(tmp_path, [])
     with pytest.raises(RunFolderError, match="without the messages that the model was shown"):
         exported(folder, "trl", tmp_path / "wins.jsonl")
     exported(folder, "jsonl", tmp_path / "all.jsonl")
@@ -84,12 +91,9 @@ def test_an_episode_without_recorded_messages_is_not_given_invented_ones(tmp_pat
 
 
 def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
-    folder = run_samples.create(tmp_path)
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     told = with_tools([{"role": "user", "content": "begin"}], tools)
-    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
-    group = Group(id="1/0", task=episode.task, episodes=[episode])
-    write_episodes(episodes_path(folder.path, 1), [group])
+    folder = run_shown(tmp_path, told)
     exported(folder, "trl", tmp_path / "all.jsonl")
     (row,) = lines_of(tmp_path / "all.jsonl")
     assert [each["role"] for each in row["messages"]] == ["user", "assistant"]
@@ -98,11 +102,8 @@ def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
 
 @pytest.mark.parametrize("content", ["not JSON", "{}"])
 def test_a_message_of_a_client_with_the_role_of_tools_is_a_message(tmp_path, content):
-    folder = run_samples.create(tmp_path)
     told = [{"role": "tools", "content": content}]
-    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
-    group = Group(id="1/0", task=episode.task, episodes=[episode])
-    write_episodes(episodes_path(folder.path, 1), [group])
+    folder = run_shown(tmp_path, told)
     exported(folder, "trl", tmp_path / "all.jsonl")
     (row,) = lines_of(tmp_path / "all.jsonl")
     assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
@@ -263,23 +264,17 @@ def test_atif_files_follow_the_format(run, tmp_path):
 
 
 def test_recorded_messages_are_taken_as_they_are(tmp_path):
-    folder = run_samples.create(tmp_path)
     told = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "begin"}]
-    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
-    group = Group(id="1/0", task=episode.task, episodes=[episode])
-    write_episodes(episodes_path(folder.path, 1), [group])
+    folder = run_shown(tmp_path, told)
     exported(folder, "trl", tmp_path / "all.jsonl")
     (row,) = lines_of(tmp_path / "all.jsonl")
     assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
 
 
 def test_an_example_with_the_words_of_a_reply_has_none_of_its_tokens(tmp_path):
-    folder = run_samples.create(tmp_path)
     example = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "go"}]
     told = [*example, {"role": "user", "content": "begin"}]
-    episode = made_up_episode(0.5, turns=[made_up_turn([1], [2], reply="go", messages=told)])
-    group = Group(id="1/0", task=episode.task, episodes=[episode])
-    write_episodes(episodes_path(folder.path, 1), [group])
+    folder = run_shown(tmp_path, told)
     exported(folder, "verifiers", tmp_path / "verifiers")
     (row,) = lines_of(tmp_path / "verifiers" / "traces.jsonl")
     nodes = row["traces"][0]["nodes"]
