@@ -14,7 +14,7 @@ from openenv_pipe.system.markdown import table
 
 GB = 10**9
 WORKLOAD = (
-    *("conf=wordle_qwen3", "engine=vllm", "model.activation_checkpointing=true"),
+    *("conf=wordle_qwen3", "engine=vllm", "device=cuda", "model.activation_checkpointing=true"),
     *("trainer.tasks_per_step=64", "trainer.group_size=16", "trainer.max_staleness=1"),
     "trainer.tokens_per_batch=8192",
     *("env.max_turns=8", "env.max_reply_tokens=512", "env.max_episode_tokens=8192"),

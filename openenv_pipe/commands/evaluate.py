@@ -13,6 +13,7 @@ from pathlib import Path
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.diff import changed_keys
+from openenv_pipe.config.precision import warn_of_precision
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
@@ -223,6 +224,8 @@ async def _play(
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
     progress = control.progress
+    if warning := warn_of_precision(subject.config):
+        progress.note(f"eval: {warning}")
     async with assembled(
         subject.config,
         logs,

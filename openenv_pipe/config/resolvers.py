@@ -1,9 +1,10 @@
-"""Defaults in `conf/trainer/` that depend on the engine and the model."""
+"""Defaults in `conf/` that depend on the engine, the model and the machine."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from openenv_pipe.config.learning_rates import default_lr, default_supervised_lr
+from openenv_pipe.config.precision import fast_precision
 from openenv_pipe.config.schema.engine import capabilities_of
 
 
@@ -21,4 +22,10 @@ def default_max_mismatch(engine: Mapping[str, Any], model: Mapping[str, Any]) ->
 
 
 # By their names in YAML.
-RESOLVERS = (default_correction, default_max_mismatch, default_lr, default_supervised_lr)
+RESOLVERS = (
+    default_correction,
+    default_max_mismatch,
+    default_lr,
+    default_supervised_lr,
+    fast_precision,
+)

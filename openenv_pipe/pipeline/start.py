@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.learning_rates import warn_of_lr
+from openenv_pipe.config.precision import warn_of_precision
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.config.unused_keys import unused_keys
@@ -82,8 +83,9 @@ def train(
     """
     for text in unused_keys(composed):
         control.progress.note(text)
-    if warning := warn_of_lr(composed.config):
-        control.progress.note(warning)
+    for warning in (warn_of_lr(composed.config), warn_of_precision(composed.config)):
+        if warning:
+            control.progress.note(warning)
     with control.progress.phase("checking what the run needs"):
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))

@@ -13,7 +13,13 @@ from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.check.environment import check_environment
-from openenv_pipe.extras.check.model import check_hub, check_lr, check_memory, try_forward
+from openenv_pipe.extras.check.model import (
+    check_hub,
+    check_lr,
+    check_memory,
+    check_precision,
+    try_forward,
+)
 from openenv_pipe.pipeline.requirements import REQUIREMENTS, WARM_START
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.progress import LineProgress, Progress
@@ -89,6 +95,7 @@ TRIALS: dict[str, tuple[Check, set[str]]] = {
     "cluster": (_try_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"settings", "model"}),
     "learning rate": (check_lr, {"settings"}),
+    "precision": (check_precision, {"settings"}),
     "memory": (check_memory, {"settings", "model", "device", "run folder"}),
     "forward": (try_forward, {"settings", "model", "device"}),
     "engine": (_try_engine, {"engine"}),

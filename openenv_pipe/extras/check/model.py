@@ -11,6 +11,7 @@ import torch
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.machine import disk_line, find_shape, memory_line
 from openenv_pipe.config.learning_rates import describe_lr, warn_of_lr
+from openenv_pipe.config.precision import warn_of_precision
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward.forward_check import UNPROBED, check_forward
@@ -51,6 +52,12 @@ def check_lr(config: RunConfig) -> Iterator[Line]:
         yield Line("learning rate", Result.OK, text)
         if warning := warn_of_lr(config):
             yield Line("learning rate", Result.WARN, warning)
+
+
+def check_precision(config: RunConfig) -> Iterator[Line]:
+    """Warn of a precision that the processor computes slowly."""
+    if warning := warn_of_precision(config):
+        yield Line("precision", Result.WARN, warning)
 
 
 def try_forward(config: RunConfig) -> Iterator[Line]:

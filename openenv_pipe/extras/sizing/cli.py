@@ -25,7 +25,7 @@ def plan(overrides: Overrides) -> None:
     from openenv_pipe.extras.sizing.text import as_table, constants_table
 
     cluster, run = split_cluster(overrides)
-    config = compose(run).config
+    config = compose(["device=cuda", *run]).config  # with the defaults of a machine that has GPUs
     made = make_plan(config, shape_of(config.model), cluster)
     print_table(as_table(made))
     print()

@@ -49,7 +49,8 @@ def server_command(
         ConfigError: a server cannot load the configured model.
     """
     url = () if any(each.startswith("engine.url=") for each in overrides) else (DEFAULT_URL,)
-    config = compose([*overrides, *ATTACH, *url]).config
+    device = f"device={build}"  # with the defaults of a machine that the server is for
+    config = compose([device, *overrides, *ATTACH, *url]).config
     engine = config.engine
     assert isinstance(engine, VllmEngineConfig)
     spec = _spec(config, engine, build)

@@ -19,7 +19,7 @@ from openenv_pipe.models.memory_estimate import decoder_shape
 
 ROOT = Path(__file__).parents[4]
 MIB = 2**20
-BASE = ("conf=wordle_qwen3", "engine=vllm")
+BASE = ("conf=wordle_qwen3", "engine=vllm", "device=cuda")
 CHECKPOINTED = ("model.activation_checkpointing=true",)
 # Two heads of 4 and one of keys: attention 8, keys 4. 2 layers x 2 x 10 x (8 + 4) + 3 x 10 x 20.
 SMALL = decoder_shape(
@@ -211,7 +211,7 @@ def test_what_cannot_be_planned_is_rejected():
 def test_the_command(words, code, shown, capsys):
     ended = 0
     try:
-        cli.main(["plan", *BASE, *words])
+        cli.main(["plan", *BASE[:2], *words])  # `plan` adds the device
     except SystemExit as error:
         ended = error.code
     assert ended == code
