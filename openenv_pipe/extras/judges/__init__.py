@@ -9,8 +9,7 @@ answers       reads verdicts from answers
 trajectories  shows episodes to judges and verifiers
 verdicts      keeps answers on disk
 verifier      the term `verifier` (its keys: verifier_schema)
-cli           the commands `judge check` (check) and `judge score` (score), on recorded episodes
-              (subject)
+cli           the command `judge check` (check), on recorded episodes (subject)
 """
 
 from openenv_pipe.registry import BlockType, Command, Extra

@@ -1,7 +1,6 @@
-"""The commands of `openenv-pipe judge`: help and arguments. `commands/judge/` does the work."""
+"""The command `judge check`: help and arguments."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from openenv_pipe.cli.completion import complete_subject
 from openenv_pipe.cli.progress import notify_user
 
 app = typer.Typer(
-    help="Judges: measure how good one is, and score recorded episodes again.",
+    help="Judges: measure how good one is.",
     no_args_is_help=True,
 )
 
@@ -95,39 +94,3 @@ def check(
         recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
     )
     print_findings(asyncio.run(work), form)
-
-
-@app.command()
-def score(
-    words: Words,
-    step: Annotated[int, typer.Option(min=1, help="The step whose episodes are scored.")],
-    output: Output = None,
-    form: Form = "table",
-    runs_dir: RunsDir = None,
-    trust: Trust = False,
-) -> None:
-    """Score the recorded episodes of a step again, with another judge or another rubric.
-
-    The run's folder stays as it is: the episodes with their new rewards are written beside it.
-
-    \b
-    openenv-pipe judge score email_search_ruler/0007 --step 40 judge.model=gpt-5
-    openenv-pipe judge score wordle/0007 --step 40 reward=ruler judge=openai judge.model=gpt-5
-    """
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.extras.judges.score import score_step
-    from openenv_pipe.extras.judges.subject import find_recorded
-
-    recorded = find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
-    rescored = asyncio.run(score_step(recorded, step))
-    if form == "json":
-        values = {name: {"run": before, "now": now} for name, before, now in rescored.rows}
-        print(json.dumps({"episodes": str(rescored.path), "values": values}, indent=2))
-        return
-    from rich.table import Table
-
-    table = Table("value", "in the run", "now", box=None, header_style="bold")
-    for name, before, now in rescored.rows:
-        table.add_row(name, *("" if each is None else f"{each:.4g}" for each in (before, now)))
-    print_table(table)
-    print(rescored.path)

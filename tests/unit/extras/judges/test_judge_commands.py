@@ -1,4 +1,4 @@
-"""`judge check` and `judge score` on a recorded run, against a scripted judge over HTTP."""
+"""`judge check`, and `rescore` with a judge, on a recorded run, against a scripted judge over HTTP."""
 
 import json
 import random
@@ -60,10 +60,10 @@ def server():
         yield server
 
 
-def judge(capsys, command: str, *arguments: str) -> tuple[int, Any]:
-    """Run the command; return its exit code and the JSON that it printed."""
+def judge(capsys, *arguments: str) -> tuple[int, Any]:
+    """Check the judge; return its exit code and the JSON that it printed."""
     try:
-        cli.main(["judge", command, *arguments, "--format", "json"])
+        cli.main(["judge", "check", *arguments, "--format", "json"])
         code = 0
     except SystemExit as ended:
         code = int(ended.code or 0)
@@ -72,7 +72,7 @@ def judge(capsys, command: str, *arguments: str) -> tuple[int, Any]:
 
 def check(capsys, server: JudgeServer, run: Path, output: Path, *more: str) -> tuple[int, Any]:
     given = [str(run), "reward=ruler", *server.overrides, "--output", str(output), *more]
-    code, report = judge(capsys, "check", *given)
+    code, report = judge(capsys, *given)
     return code, {line["name"]: line for line in report["lines"]}
 
 
@@ -101,10 +101,9 @@ def test_the_runs_folder_stays_as_it_is(server, run, tmp_path, capsys):
         return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
     before = contents()
-    check(capsys, server, run, tmp_path / "out", "--groups", "2")
-    judge(capsys, "score", str(run), "--step", "2", "reward=ruler", *server.overrides)
+    judge(capsys, str(run), "--groups", "2", "reward=ruler", *server.overrides)
     assert contents() == before
-    assert (run.with_name(f"{run.name}_judged") / "step_000002.jsonl.gz").is_file()
+    assert (run.with_name(f"{run.name}_judged") / "verdicts").is_dir()
 
 
 def first_is_best(prompt: str) -> Any:
@@ -164,9 +163,9 @@ def test_limits_decide_the_exit_code_and_a_step_can_be_chosen(server, run, tmp_p
 
 def test_an_experiment_names_the_judge_and_its_newest_run(server, run, capsys):
     given = ["conf=echo", f"runs_dir={run.parents[1]}", "reward=ruler", *server.overrides]
-    code, report = judge(capsys, "score", *given, "--step", "4")
+    code, _ = judge(capsys, *given, "--step", "4", "--groups", "4")
     assert code == 0
-    assert Path(report["episodes"]).parent == run.with_name(f"{run.name}_judged")
+    assert len(server.prompts) == 4 * 3
 
 
 def test_the_newest_run_of_an_experiment_is_found_where_it_was_started(tmp_path, monkeypatch):
@@ -193,7 +192,7 @@ def test_a_judge_of_single_episodes_is_checked_too(server, run, tmp_path, capsys
     server.judge = by_rules
     given = [str(run), "reward=judge", f"reward.terms.judge.criteria={criteria}"]
     given += [*server.overrides, "--output", str(tmp_path), "--groups", "2"]
-    code, report = judge(capsys, "check", *given)
+    code, report = judge(capsys, *given)
     lines = {line["name"]: line for line in report["lines"]}
     assert code == 0
     assert lines["judge: agreement"]["measured"]["auc"] == 1.0
@@ -202,22 +201,17 @@ def test_a_judge_of_single_episodes_is_checked_too(server, run, tmp_path, capsys
     assert not {"judge: orders", "judge: position bias"} & set(lines)
 
 
-def test_a_step_is_scored_again_in_a_file_of_its_own(server, run, tmp_path, capsys):
-    given = [str(run), "reward=ruler", *server.overrides, "--output", str(tmp_path), "--step", "1"]
-    code, report = judge(capsys, "score", *given)
-    assert code == 0
-    path = Path(report["episodes"])
-    assert path == tmp_path / "step_000001.jsonl.gz"
-    before, after = read_episodes(episodes_path(run, 1)), read_episodes(path)
+def test_rescore_asks_the_judge_about_a_step(server, run, tmp_path, capsys):
+    output = tmp_path / "again"
+    given = [str(run), "reward=ruler", *server.overrides, "--output", str(output), "--step", "1"]
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["rescore", *given])
+    before, after = (read_episodes(episodes_path(folder, 1)) for folder in (run, output))
     assert [group.id for group in before] == [group.id for group in after]
     for group in after:
         for each in group.episodes:
             right = sum(turn.reward for turn in each.turns) / 4
             assert each.reward == pytest.approx(right, abs=0.021)
-    assert report["values"]["ruler: auc"]["now"] > 0.99
-    assert len(server.prompts) == 4
-    _, again = judge(capsys, "score", *given)
-    assert again["episodes"].endswith("step_000001_2.jsonl.gz")
     assert len(server.prompts) == 4
 
 
