@@ -1,10 +1,8 @@
 """Recorded episodes of training, as they were before they had a reward, to be scored again."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.rollout.context import PLAYER
@@ -50,18 +48,6 @@ def recorded_groups(folder: RunFolder, step: int) -> list[Group]:
         if place.isdecimal():
             group.seed = group_seed(seed, label, int(place))
     return groups
-
-
-def reject_unread(config: RunConfig, groups: Sequence[Group]) -> None:
-    """Raise RunFolderError if a judge could not read what a program or client told the model."""
-    turns = [turn for group in groups for each in group.episodes for turn in each.turns]
-    if config.agent.is_loop or not turns or any(turn.messages for turn in turns):
-        return
-    raise RunFolderError(
-        f"the episodes of agent={config.agent.type} were recorded without their messages, so a "
-        "judge would not see what the model was told, such as results of tools; they are kept in "
-        "a run whose reward asks a judge (reward=ruler), also one with the weight 0"
-    )
 
 
 def without_rewards(group: Group) -> Group:

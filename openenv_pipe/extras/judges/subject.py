@@ -7,7 +7,6 @@ from pathlib import Path
 from openenv_pipe.commands.recorded_groups import (
     recorded_groups,
     recorded_steps,
-    reject_unread,
     without_rewards,
 )
 from openenv_pipe.config.compose import amend, compose
@@ -95,11 +94,9 @@ async def score_again(
         repeat: 0; or a number, to ask the same once more.
 
     Raises:
-        RunFolderError: the episodes do not have what the model was told.
         JudgeError: the judge's budget is spent.
         ConfigError: the endpoint rejects every request, or no reward term asks a judge.
     """
-    reject_unread(recorded.config, groups)
     scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
     log = recorded.output / "judge.log"

@@ -18,19 +18,16 @@ def conversation_of(episode: Episode) -> Conversation:
     """Return what the agent read and wrote, and what the environment showed at the end.
 
     A reply that the agent was shown and did not write there, such as an example, has the role
-    `given reply`. Without recorded messages the observations stand for them. The reward that a
+    `given reply`. Of an episode without turns the first observation is shown. The reward that a
     program or client reports is left out.
     """
+    if not episode.turns:
+        return encodable_json([_from_environment(episode.first_observation)])
     shown: Conversation = []
-    has_messages = any(turn.messages for turn in episode.turns)
-    if not has_messages:
-        shown.append(_from_environment(episode.first_observation))
     for turn in episode.agent_turns:
         shown += map(_as_shown, turn.messages)
         shown.append({"role": "assistant", "content": turn.reply})
-        if not has_messages:
-            shown += [_from_environment(s.observation) for s in turn.steps if not s.is_report]
-    if episode.status is Status.DONE and episode.turns and episode.turns[0].messages:
+    if episode.status is Status.DONE:
         answered = [step for step in episode.turns[-1].steps if not step.is_report]
         shown.append(_from_environment(answered[-1].observation if answered else {}))
     return encodable_json(shown)

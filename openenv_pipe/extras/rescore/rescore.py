@@ -9,7 +9,6 @@ from pathlib import Path
 from openenv_pipe.commands.recorded_groups import (
     recorded_groups,
     recorded_steps,
-    reject_unread,
     without_rewards,
 )
 from openenv_pipe.config.compose import amend
@@ -84,8 +83,6 @@ async def rescore_run(
     ):
         for number in steps:
             before = recorded_groups(folder, number)
-            if scorer.reads_messages:
-                reject_unread(config, before)
             now = [without_rewards(group) for group in before]
             await run_all(scorer.score(group) for group in now)
             scorer.accept(now)

@@ -85,13 +85,10 @@ def episode_spans(origin: Origin, group: str, episode: Episode) -> list[Span]:
         events=list(_evaluations(episode)),
         error=_text(episode.error) if episode.error else None,
     )
-    spans, seen = [root], [_observed(episode.first_observation)]
+    spans = [root]
     for number, turn in enumerate(episode.turns):
-        spans.append(_model_call(origin, root, number, turn, seen))
+        spans.append(_model_call(origin, root, number, turn))
         spans += _tool_calls(origin, root, number, turn)
-        seen = [_observed(step.observation) for step in turn.steps]
-        if turn.unusable:
-            seen.append({"role": "user", "content": turn.unusable})
     return spans
 
 
@@ -160,7 +157,7 @@ def _evaluations(episode: Episode) -> Iterator[tuple[str, Attributes]]:
         yield "gen_ai.evaluation.result", attributes
 
 
-def _model_call(origin: Origin, root: Span, number: int, turn: Turn, seen: list[Message]) -> Span:
+def _model_call(origin: Origin, root: Span, number: int, turn: Turn) -> Span:
     asked_s, replied_s, *_ = turn.times_s or (origin.now_s, origin.now_s)
     return Span(
         id=_digest(64, root.id, number),
@@ -173,7 +170,7 @@ def _model_call(origin: Origin, root: Span, number: int, turn: Turn, seen: list[
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": origin.provider,
             "gen_ai.request.model": origin.model,
-            "gen_ai.input.messages": _messages(turn.messages or seen),
+            "gen_ai.input.messages": _messages(turn.messages),
             "gen_ai.output.messages": _messages([_reply(turn)]),
             "gen_ai.usage.input_tokens": turn.num_prompt_tokens,
             "gen_ai.usage.output_tokens": turn.num_completion_tokens,

@@ -97,14 +97,13 @@ class RowMaker:
     def _all_facts(self, found: FoundEpisode) -> Row:
         """Return what all samples of an episode share."""
         episode = found.recorded.episode
-        has_messages = any(turn.messages for turn in episode.turns)  # older versions kept none
         return {
             **self._facts(found),
             "seed": episode.task.seed,
             "reset": json.dumps(episode.task.reset),
             "error": episode.error,
             "advantages": found.recorded.advantages,
-            "messages": [message for message, _ in messages_of(episode)] if has_messages else [],
+            "messages": [message for message, _ in messages_of(episode)],
         }
 
     def _facts(self, found: FoundEpisode) -> Row:

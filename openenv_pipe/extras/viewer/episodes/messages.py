@@ -2,7 +2,6 @@
 
 import json
 
-from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.chat.messages import split_tools
 from openenv_pipe.types import Episode, Message, Tool, Turn
 
@@ -12,20 +11,11 @@ Messages = list[Shown]
 
 
 def messages_of(episode: Episode) -> Messages:
-    """Return what the model was shown and wrote, without the tools; it ends with the last reply.
-
-    Raises RunFolderError if an older version played the episode, and recorded no messages.
-    """
+    """Return what the model was shown and wrote, without the tools; it ends with the last reply."""
     found: Messages = []
     for turn in episode.agent_turns:
         found += [(_plain(each), None) for each in split_tools(turn.messages)[1]]
         found.append(({"role": "assistant", "content": turn.reply}, turn))
-    if found and found[0][1] is not None:
-        raise RunFolderError(
-            f"an episode of {episode.task.id} was recorded without the messages that the model was "
-            "shown, as by older versions, so there is no conversation to export; its token ids are "
-            "exported with --format jsonl"
-        )
     return found
 
 

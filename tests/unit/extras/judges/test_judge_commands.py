@@ -1,4 +1,4 @@
-"""`judge check`, and `rescore` with a judge, on a recorded run, against a scripted judge over HTTP."""
+"""`judge check`, and `rescore` with a judge, on a recorded run; the judge is a scripted server."""
 
 import json
 import random

@@ -24,6 +24,7 @@ from tests.fakes import all_episodes, collect, made_up_episode, made_up_turn, ti
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m [red] \ud800 "
 TIMES = [100.5, 101.0, 101.25, 102.0]
+ASKED = {"role": "user", "content": "find it"}
 
 
 @pytest.fixture
@@ -87,11 +88,14 @@ def played(reward=0.75, reply=HOSTILE):
         Step(action={"tool_name": "open"}, observation={"text": HOSTILE}, reward=0.25),
     ]
     turns = [
-        made_up_turn([1, 2, 3], [4, 5], reply="calls two", steps=steps, times_s=TIMES),
+        made_up_turn(
+            [1, 2, 3], [4, 5], reply="calls two", steps=steps, times_s=TIMES, messages=[ASKED]
+        ),
         made_up_turn(
             [6],
             [7, 8, 9],
             reply=reply,
+            messages=[{"role": "tool", "content": "3 hits"}, {"role": "tool", "content": HOSTILE}],
             steps=[],
             unusable="no call",
             finish=Finish.LENGTH,
@@ -159,10 +163,7 @@ def test_an_episode_is_a_tree_of_an_agent_model_calls_and_tool_calls(tmp_path, c
     assert call["gen_ai.response.finish_reasons"] == ["stop"]
     assert call["openenv_pipe.policy_versions"] == [0]
     (told,) = json.loads(call["gen_ai.input.messages"])
-    assert told == {
-        "role": "user",
-        "parts": [{"type": "text", "content": '{"prompt": "find it"}'}],
-    }
+    assert told == {"role": "user", "parts": [{"type": "text", "content": "find it"}]}
     tool = values(search.attributes)
     assert tool["gen_ai.operation.name"] == "execute_tool"
     assert tool["gen_ai.tool.name"] == "search"
@@ -190,7 +191,7 @@ def test_hostile_text_is_written_out_and_shortened(tmp_path, collector):
     assert len(text) < 21_000
     assert "more characters" in text
     heard = json.loads(second["gen_ai.input.messages"])
-    assert [each["role"] for each in heard] == ["user", "user"]
+    assert [each["role"] for each in heard] == ["tool", "tool"]
 
 
 def test_of_a_step_a_sample_up_to_the_cap_is_sent_and_always_the_same(tmp_path, collector):

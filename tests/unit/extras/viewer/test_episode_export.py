@@ -81,15 +81,6 @@ def test_trl_takes_the_conversations_for_supervised_training(run, tmp_path):
     ]
 
 
-def test_an_episode_without_recorded_messages_is_not_given_invented_ones(tmp_path):
-    folder = run_shown(tmp_path, [])
-    with pytest.raises(RunFolderError, match="without the messages that the model was shown"):
-        exported(folder, "trl", tmp_path / "wins.jsonl")
-    exported(folder, "jsonl", tmp_path / "all.jsonl")
-    (row,) = lines_of(tmp_path / "all.jsonl")
-    assert (row["messages"], row["token_ids"]) == ([], [1, 2])
-
-
 def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     told = with_tools([{"role": "user", "content": "begin"}], tools)
