@@ -1,8 +1,6 @@
 """The programs and the notebook of examples/ do what they say."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.models.replies.reader import PLAIN_READER
-from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.types import Group, TurnRole
-from tests.commands import Command, run
+from tests.commands import Command
 from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
@@ -87,30 +81,6 @@ def test_train_echo(trained):
     folder, out = trained
     assert "grpo 2/2" in out
     assert (folder / out.splitlines()[-1]).is_file()
-
-
-def test_two_roles(tmp_path):
-    """Both roles call the tool, as the warm start has shown them, and both are trained."""
-    agents = tmp_path / "agents"
-    shutil.copytree(AGENTS, agents)
-    warm = ("steps=60", "source.num_episodes=256", "episodes_per_step=32")
-    shorter = (f"trainer.warm_start.{each}" for each in warm)
-    likely = "trainer.temperature=0.3"
-    code, _, err = run(agents, "train", "conf=two_roles", *shorter, likely, *SMALL)
-    assert code == 0, err
-    groups = read_episodes(episodes_path(agents / "runs" / "two_roles" / "0001", 1))
-    assert roles_that_called(groups) == {"plan", "write"}
-
-
-def roles_that_called(groups: list[Group]) -> set[str]:
-    """Return the roles of two_roles.py that have called its tool. All turns have to be theirs."""
-    turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
-    assert {turn.role for turn in turns} == {TurnRole.AGENT}
-    tokenizer, called = build_tokenizer(), set()
-    for turn in turns:
-        if any(call.name == "say" for call in PLAIN_READER.read(turn.reply).made_calls):
-            called.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
-    return called
 
 
 def test_game2048_client(tmp_path, monkeypatch):

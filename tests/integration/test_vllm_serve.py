@@ -4,6 +4,7 @@ The model is that of examples/agents, which the first test trains with engine=vl
 """
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import anthropic
 import openai
 import pytest
 
+from openenv_pipe.models.replies.reader import PLAIN_READER
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.types import Group, TurnRole
 from tests.commands import Command, wait_until
-from tests.integration.test_examples import AGENTS, SMALL, roles_that_called
+from tests.integration.test_examples import AGENTS, SMALL
 from tests.ports import lasting_port
 from tests.vllm_runs import BOUND, LIMIT_S
 from tests.vllm_server import installed_vllm
@@ -76,7 +80,19 @@ def assert_a_call(name: str, arguments: dict[str, str]) -> None:
     assert letter.islower()
 
 
+def roles_that_called(groups: list[Group]) -> set[str]:
+    """Return the roles of two_roles.py that have called its tool. All turns have to be theirs."""
+    turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+    assert {turn.role for turn in turns} == {TurnRole.AGENT}
+    tokenizer, called = build_tokenizer(), set()
+    for turn in turns:
+        if any(call.name == "say" for call in PLAIN_READER.read(turn.reply).made_calls):
+            called.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
+    return called
+
+
 def test_the_example_trains_on_vllm_by_its_own_yaml(trained):
+    """Both roles call the tool, as the warm start has shown them, and both are trained."""
     records = read_metrics(trained / "metrics.jsonl")
     played = [each for each in records if "groups/trained" in each]
     assert [each["step"] for each in played] == [1, 2]
