@@ -48,7 +48,7 @@ OF_THE_MACHINE = (
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
     *("train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
-    *("show", "check", "lr", "models", "plan", "profile", "runs", "tag", "hosts", "prune"),
+    *("show", "check", "lr", "models", "plan", "profile", "runs", "tag", "prune"),
     *("plugins", "env", "engine", "judge", "episodes"),
 )
 

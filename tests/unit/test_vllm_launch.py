@@ -219,8 +219,8 @@ def test_a_container_sees_the_weights_under_their_own_name():
     assert command[image + 1 : image + 3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert command[command.index("--env-file") + 1] == "/guard/variables"
     assert "--gpus=all" in command
-    # `openenv-pipe hosts` reads the owner from the label; the guard of the environments' containers
-    # does not take it for one of its own.
+    # `prune` reads the owner from the label; the guard of the environments' containers does not
+    # take it for one of its own.
     assert ProcessId.model_validate_json(label) == ProcessId.of_this_process()
     assert label != ProcessId.of_this_process().model_dump_json() != owner_label()
 

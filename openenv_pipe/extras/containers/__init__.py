@@ -4,17 +4,14 @@ schema        the keys of the hosts and of the sandbox
 docker        host, sandbox of programs, and launch of vLLM servers
 kubernetes    host
 preparation   gets the images before a run has a folder
-cli, prune    the commands `hosts` and `prune`
+cli, prune    the command `prune`
 """
 
 from openenv_pipe.registry import BlockType, Command, Extra
 
 EXTRA = Extra(
     name="containers",
-    commands=(
-        Command(name="hosts", target="openenv_pipe.extras.containers.cli:hosts"),
-        Command(name="prune", target="openenv_pipe.extras.containers.cli:prune"),
-    ),
+    commands=(Command(name="prune", target="openenv_pipe.extras.containers.cli:prune"),),
     blocks=(
         BlockType(
             block="host",

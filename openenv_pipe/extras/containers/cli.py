@@ -1,23 +1,8 @@
-"""The commands for what runs start outside of their own process: `hosts` and `prune`."""
+"""The command `prune`: help and arguments."""
 
 from typing import Annotated
 
 import typer
-
-
-def hosts() -> None:
-    """List the containers of runs with host=docker; `prune` removes those of dead runs.
-
-    \b
-    openenv-pipe hosts
-    """
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.extras.containers.docker import daemon as docker_daemon
-    from openenv_pipe.extras.containers.docker.listing import containers_table
-
-    with docker_daemon.connected() as client:
-        containers = docker_daemon.owned_containers(client)
-    print_table(containers_table(containers))
 
 
 def prune(

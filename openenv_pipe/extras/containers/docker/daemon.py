@@ -37,7 +37,6 @@ class Owned:
 
     container: Container
     owner: ProcessId
-    logs: str
 
 
 def daemon_address() -> str:
@@ -117,7 +116,7 @@ def owned_containers(client: docker.DockerClient) -> list[Owned]:
     ):
         with suppress(ValueError):
             owner = ProcessId.model_validate_json(container.labels[OWNER])
-            found.append(Owned(container, owner, container.labels.get(LOGS, "")))
+            found.append(Owned(container, owner))
     return found
 
 

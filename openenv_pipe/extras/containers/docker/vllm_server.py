@@ -37,8 +37,7 @@ CONTAINER_PORT = 8000
 class VllmContainer:
     """A container of the official image, run by the `docker` command.
 
-    A guard process removes the container when this process ends or dies. `openenv-pipe hosts` lists
-    such containers.
+    A guard process removes the container when this process ends or dies.
     """
 
     files: Files | None = None
