@@ -11,7 +11,7 @@ from functools import partial
 
 from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.environments.client.session import step_aside
-from openenv_pipe.environments.tasks import shared_values
+from openenv_pipe.environments.tasks import split_warnings
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError, SessionError
 from openenv_pipe.pipeline.components import build_roles, with_scripted_policy
 from openenv_pipe.pipeline.opponents import find_opponent, opponent_label
@@ -77,16 +77,18 @@ async def evaluate_during(
 async def task_warnings(rollout: RolloutContext) -> list[str]:
     """Return warnings about the tasks of each environment.
 
-    They begin differently with equal seeds, or those of the evaluation repeat training tasks.
+    They begin differently with equal seeds, or those of the evaluation repeat training tasks or
+    lack labels of theirs.
 
     Raises:
         ConfigError, HostError: as any evaluation.
     """
-    warnings = []
+    warnings: list[str] = []
     for each in rollout.environments.values():
-        warnings.append(await asyncio.to_thread(shared_values, each.env.tasks, each.splits))
-        warnings.append(await _seed_warning(each))
-    return [each for each in warnings if each is not None]
+        warnings += await asyncio.to_thread(split_warnings, each.env.tasks, each.splits)
+        if (text := await _seed_warning(each)) is not None:
+            warnings.append(text)
+    return warnings
 
 
 async def _seed_warning(rollout: RolloutContext) -> str | None:

@@ -20,7 +20,7 @@ from openenv_pipe.environments.tasks import (
     known_splits,
     open_splits,
     read_known_sets,
-    shared_values,
+    split_warnings,
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.check.environment import label_lines
@@ -489,7 +489,7 @@ async def test_eval_tasks_with_the_question_of_a_training_task_are_counted(tmp_p
 
     async def shared(train, held_out):
         config = configured(train, held_out)
-        return shared_values(config.env.tasks, await splits(config))
+        return next(iter(split_warnings(config.env.tasks, await splits(config))), None)
 
     required = ["q", "answer"]
     text = await shared(file_block(train, required=required), file_block(held_out))
@@ -504,6 +504,27 @@ async def test_eval_tasks_with_the_question_of_a_training_task_are_counted(tmp_p
     text = await shared(file_block(train, required=required), SHARE)
     assert text.endswith("set env.tasks.eval.by=q")
     assert await shared(file_block(train, required=["answer", "q"]), SHARE) is None
+
+
+def test_labels_that_no_eval_task_has_are_named(tmp_path):
+    topics = ["sums"] * 3 + ["shapes"] * 2 + ["time"]
+    rows = [{"q": number, "topic": topic} for number, topic in enumerate(topics)]
+    train = file_block(write(tmp_path / "a.jsonl", *rows), labels=["topic"])
+
+    def warnings(held_out):
+        config = configured(train, held_out)
+        known = Splits(**read_known_sets(config.env.tasks))
+        return split_warnings(config.env.tasks, known)
+
+    held_out = write(tmp_path / "b.jsonl", {"q": 7, "topic": "sums"}, {"q": 8, "topic": "new"})
+    (text,) = warnings(file_block(held_out, labels=["topic"]))
+    assert text.startswith("no eval task has the topic 'shapes', 'time', which 3 of 6 training ")
+    assert text.endswith(f"add rows of it to {held_out}")
+    assert warnings(file_block(held_out)) == [], "the eval tasks have no labels"
+    (text,) = warnings(SHARE | {"share": 0.17})
+    assert text.endswith("raise env.tasks.eval.share=0.17")
+    write(held_out, *({"q": 9 + number, "topic": each} for number, each in enumerate(topics)))
+    assert warnings(file_block(held_out, labels=["topic"])) == []
 
 
 async def test_more_tasks_than_the_evaluation_has_are_rejected(tmp_path):

@@ -4,10 +4,11 @@ from openenv_pipe.environments.tasks.order import TaskOrder, build_order
 from openenv_pipe.environments.tasks.sets import RangeTasks, TaskSet
 from openenv_pipe.environments.tasks.splits import (
     Splits,
+    count_labels,
     known_splits,
     open_splits,
     read_known_sets,
-    shared_values,
+    split_warnings,
 )
 
 __all__ = [
@@ -16,8 +17,9 @@ __all__ = [
     "TaskOrder",
     "TaskSet",
     "build_order",
+    "count_labels",
     "known_splits",
     "open_splits",
     "read_known_sets",
-    "shared_values",
+    "split_warnings",
 ]

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from openenv_pipe.system.http import Access
 from openenv_pipe.types import Task
 
 KnownSets = Mapping[str, TaskSet]
+
+MAX_LABELS = 10  # that a warning names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +183,45 @@ def _reject_shared_tasks(splits: Splits) -> None:
                 f"{splits.train.source} and row {twin.index + 1} of {splits.eval.source} are both "
                 f"reset with seed {task.seed} and {json.dumps(task.reset)[:200]}; remove it from "
                 "one of them"
+            )
+
+
+def split_warnings(config: TasksConfig, splits: Splits) -> list[str]:
+    """Return what makes the eval split measure training badly: shared questions, missing labels."""
+    shared = shared_values(config, splits)
+    return [*([shared] if shared is not None else []), *missing_labels(config, splits)]
+
+
+def count_labels(tasks: TaskSet) -> dict[str, Counter[str]]:
+    """Count the tasks of each label, by its column."""
+    counts: dict[str, Counter[str]] = {}
+    for index in range(len(tasks)):
+        for column, label in tasks.labels(index).items():
+            counts.setdefault(column, Counter())[label] += 1
+    return counts
+
+
+def missing_labels(config: TasksConfig, splits: Splits) -> Iterator[str]:
+    """Name the labels of training tasks that no eval task has, for each column.
+
+    A column without any label in the eval split was not named for it, and is left out.
+    """
+    if not isinstance(config.train, TaskFile | TaskDataset) or not config.train.labels:
+        return
+    trained, held_out = count_labels(splits.train), count_labels(splits.eval)
+    advice = f"add rows of it to {splits.eval.source}"
+    if isinstance(config.eval, TaskShare):
+        advice = f"raise env.tasks.eval.share={config.eval.share:g}"
+    for column, counts in trained.items():
+        missing = [label for label in counts if label not in held_out.get(column, counts)]
+        if missing:
+            shown = ", ".join(f"{label!r:.60}" for label in missing[:MAX_LABELS])
+            if len(missing) > MAX_LABELS:
+                shown += f" and {len(missing) - MAX_LABELS} more"
+            yield (
+                f"no eval task has the {column} {shown}, which "
+                f"{sum(counts[label] for label in missing)} of {len(splits.train)} training tasks "
+                f"have, so no evaluation shows what the model does with it; {advice}"
             )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +19,10 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import (
     Splits,
     build_order,
+    count_labels,
     known_splits,
     open_splits,
-    shared_values,
+    split_warnings,
 )
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
@@ -164,8 +164,8 @@ def _held_out_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
     if isinstance(config.env.tasks.eval, TaskShare):
         text = f"{len(splits.train)} to train on and {len(splits.eval)} held out, of "
         yield Line("tasks", Result.OK, f"{text}{splits.train.source}")
-    if (shared := shared_values(config.env.tasks, splits)) is not None:
-        yield Line("tasks", Result.WARN, shared)
+    for warning in split_warnings(config.env.tasks, splits):
+        yield Line("tasks", Result.WARN, warning)
 
 
 def label_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
@@ -173,15 +173,12 @@ def label_lines(config: RunConfig, splits: Splits) -> Iterator[Line]:
     rows = config.env.tasks.train
     if not isinstance(rows, TaskFile | TaskDataset) or not rows.labels:
         return
-    counts: dict[str, dict[str, Counter[str]]] = {}
-    for split, tasks in (("training", splits.train), ("evaluation", splits.eval)):
-        for task in map(tasks.__getitem__, range(len(tasks))):
-            for column, label in task.labels.items():
-                counts.setdefault(column, {}).setdefault(split, Counter())[label] += 1
-    for column, by_split in counts.items():
+    counts = {"training": count_labels(splits.train), "evaluation": count_labels(splits.eval)}
+    for column in {column: None for found in counts.values() for column in found}:
         texts = (
-            f"{split}: {', '.join(f'{label} {n}' for label, n in found.most_common(MAX_LABELS))}"
-            for split, found in by_split.items()
+            f"{split}: {', '.join(f'{label} {n}' for label, n in of.most_common(MAX_LABELS))}"
+            for split, found in counts.items()
+            if (of := found.get(column))
         )
         yield Line(f"tasks by {column}", Result.OK, "; ".join(texts))
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode
-from openenv_pipe.environments.tasks import Splits, TaskSet, shared_values
+from openenv_pipe.environments.tasks import Splits, TaskSet, split_warnings
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.check.seeds import are_alike
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
@@ -21,7 +21,7 @@ async def probe_tasks(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     The first policies that tell all training tasks apart suffice.
     """
     splits = Splits(train=subject.tasks, eval=subject.eval_tasks)
-    if (text := shared_values(subject.env.tasks, splits)) is not None:
+    for text in split_warnings(subject.env.tasks, splits):
         yield Line("tasks", Result.WARN, text)
     tasks, held_out = _first_tasks(subject.tasks), _first_tasks(subject.eval_tasks)
     if len(tasks) < 2:
