@@ -1,6 +1,7 @@
 """How a package's manifest names its app."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -44,12 +45,38 @@ def package(tmp_path):
         ("name: an older manifest", "server.app:app"),
         ("app: my_env.server.app:app", "server.app:app"),
         ("app: envs.my_env.server.app:app", "server.app:app"),
-        ("app: nowhere:app", "nowhere:app"),  # Python's own error says what is missing
     ],
 )
 def test_the_app_is_found_from_inside_the_package(package, manifest, app):
     (package / "openenv.yaml").write_text(manifest)
     assert manifest_app(package) == app
+
+
+@pytest.mark.parametrize(
+    ("manifest", "error"),
+    [
+        ("app: {", r"{path}, line 1, column 7: .*; indent with spaces"),
+        ("name: x\n- app: server.app:app", r"{path}, line 2, column 1: "),
+        ("- app", r"{path}: expected keys and values"),
+        (b"name: caf\xe9", r"{path}, line 1: not UTF-8"),
+        ("version: 2026-13-40", r"{path}: month must be in 1\.\.12.*between quotes"),
+        ("app: server.app", r"{path}: app is 'server\.app', expected a text like"),
+        ("app: [server]", r"{path}: app is \['server'\], expected a text like"),
+        ("app: 'server.app:'", r"{path}: app is 'server\.app:', expected a text like"),
+        ("app: server.main:app", r"{path}: app is 'server\.main:app', and there is no .*/main\.py"),
+        ("app: nowhere:app", r"{path}: app is 'nowhere:app', and there is no .*/nowhere\.py"),
+    ],
+)
+def test_a_damaged_manifest_names_its_file_the_key_and_what_is_expected(package, manifest, error):
+    path = package / "openenv.yaml"
+    path.write_bytes(manifest if isinstance(manifest, bytes) else manifest.encode())
+    with pytest.raises(ConfigError, match=f"^{error.replace('{path}', re.escape(str(path)))}"):
+        manifest_app(package)
+
+
+def test_an_empty_manifest_means_the_usual_app(package):
+    (package / "openenv.yaml").write_text("# nothing\n")
+    assert manifest_app(package) == "server.app:app"
 
 
 def test_a_package_without_a_manifest_is_served_if_it_has_the_usual_app(package):
@@ -75,5 +102,5 @@ def test_an_app_that_is_none_is_explained(package):
         manifest_app(package)
     (package / "server" / "app.py").unlink()
     (package / "openenv.yaml").write_text("name: an older manifest")
-    with pytest.raises(ConfigError, match="app is None"):
+    with pytest.raises(ConfigError, match=r"has no key app, and there is no server/app\.py"):
         manifest_app(package)

@@ -1,6 +1,8 @@
 """An environment package in OpenEnv's layout: its manifest and the digest of its code."""
 
+import glob
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import JsonValue
 
+from openenv_pipe.config.error_messages import explain_yaml
+from openenv_pipe.config.yaml_files import check_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.resources import find_env
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
+MANIFEST = "openenv.yaml"
+# A module and an attribute of it, both dotted names.
+APP = re.compile(r"[^\s:./]+(\.[^\s:./]+)*:[^\s:./]+(\.[^\s:./]+)*")
 USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name it
 
 
@@ -25,18 +32,22 @@ def manifest(package: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The folder is not a package of OpenEnv's layout, or the file is damaged.
     """
-    path = package / "openenv.yaml"
-    if not path.exists() and _has_usual_app(package):
-        return {}
-    try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    path = package / MANIFEST
+    if not path.exists():
+        if _has_usual_app(package):
+            return {}
         raise ConfigError(
             f"env.package={package} is no OpenEnv package, which has an openenv.yaml or a "
-            f"server/app.py: {error}"
-        ) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} contains {values!r:.80}, expected keys and values")
+            "server/app.py"
+        )
+    check_file(path, is_experiment=False)
+    try:
+        with path.open(encoding="utf-8") as file:  # YAML's errors name an open file
+            values: dict[str, Any] = yaml.safe_load(file) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(explain_yaml(error)) from None
+    except ValueError as error:  # of a value that looks like a date
+        raise ConfigError(f"{path}: {error}; put it between quotes if it is a text") from None
     return values
 
 
@@ -46,19 +57,29 @@ def manifest_app(package: Path) -> str:
     The key may be left out, or be relative to a folder above ('envs.my_env.server.app:app').
 
     Raises:
-        ConfigError: the key has another form.
+        ConfigError: the key has another form, or names a module that is not there.
     """
-    app = manifest(package).get("app")
+    path, app = package / MANIFEST, manifest(package).get("app")
     if app is None and _has_usual_app(package):
         return USUAL_APP
-    if not isinstance(app, str) or ":" not in app:
-        raise ConfigError(
-            f"{package / 'openenv.yaml'}: app is {app!r}, expected a text like {USUAL_APP!r}"
-        )
-    first = package / app.partition(".")[0].partition(":")[0]
-    if not first.exists() and not first.with_suffix(".py").exists():
-        return app.rpartition(f"{package.name}.")[2]
+    expected = f"expected a text like {USUAL_APP!r}, which is `app` in server/app.py"
+    if app is None:
+        raise ConfigError(f"{path} has no key app, and there is no server/app.py; {expected}")
+    if not isinstance(app, str) or not APP.fullmatch(app):
+        raise ConfigError(f"{path}: app is {app!r:.80}, {expected}")
+    if not _has_module(package, app.partition(".")[0].partition(":")[0]):
+        app = app.rpartition(f"{package.name}.")[2]
+    module = app.partition(":")[0]
+    if not _has_module(package, module):
+        file = f"{module.replace('.', '/')}.py"
+        raise ConfigError(f"{path}: app is {app!r}, and there is no {package / file}; {expected}")
     return app
+
+
+def _has_module(package: Path, module: str) -> bool:
+    """Whether the package has a Python module of this name: a folder, or a file of any kind."""
+    path = package.joinpath(*module.split("."))
+    return path.is_dir() or any(path.parent.glob(f"{glob.escape(path.name)}.*"))
 
 
 def _has_usual_app(package: Path) -> bool:
