@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openenv_pipe.environments.hosts.package import check_variables
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.resources import find_env, short_path
 
@@ -19,6 +20,7 @@ def check_host(config: "RunConfig") -> str:
     host. A type without it is checked by a call of `build`. Raises ConfigError.
     """
     env, host = config.env, config.host
+    check_variables(env)
     if check := block_types("host")[host.type].check:
         return str(load(check)(env, host))
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
@@ -40,5 +42,6 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
     Raises:
         ConfigError: the environment cannot be run by this host.
     """
+    check_variables(config.env)
     host: Host = load(block_types("host")[config.host.type].build)(config.env, config.host, logs)
     return host

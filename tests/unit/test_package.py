@@ -3,14 +3,19 @@
 import os
 import re
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.build import build_host, check_host
 from openenv_pipe.environments.hosts.factory import creation_error
-from openenv_pipe.environments.hosts.package import manifest_app
+from openenv_pipe.environments.hosts.package import check_variables, manifest_app
 from openenv_pipe.errors import ConfigError
 
 pytestmark = pytest.mark.slow
+
+SMOKE = compose(["conf=smoke"]).config
 
 APP = """
 import os
@@ -72,6 +77,48 @@ def test_a_damaged_manifest_names_its_file_the_key_and_what_is_expected(package,
     path.write_bytes(manifest if isinstance(manifest, bytes) else manifest.encode())
     with pytest.raises(ConfigError, match=f"^{error.replace('{path}', re.escape(str(path)))}"):
         manifest_app(package)
+
+
+SCORES = "variables: {SCORE: [exact, number, '*:*']}"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "variables", "error"),
+    [
+        (SCORES, {"SCORE": "exact", "FOLDER": "x"}, None),
+        (SCORES, {"SCORE": "mine:score"}, None),
+        (SCORES, {"FOLDER": "x"}, None),
+        ("name: x", {"SCORE": "any"}, None),
+        (
+            SCORES,
+            {"SCORE": "nubmer"},
+            r"^env\.variables\.SCORE is 'nubmer', expected exact, num",
+        ),
+        (SCORES, {"SCORE": "nubmer"}, r"\(did you mean number\?\); .*openenv\.yaml lists them"),
+        (SCORES, {"SCORE": None}, r"env\.variables\.SCORE is 'exakt', expected exact"),
+        ("variables: [SCORE]", {}, r"openenv\.yaml: variables is \['SCORE'\], expected the values"),
+        ("variables: {SCORE: exact}", {}, r"variables\.SCORE is 'exact', expected a list"),
+        ("variables: {SCORE: [1]}", {}, r"variables\.SCORE is \[1\], .*put numbers, .* quotes"),
+    ],
+)
+def test_variables_have_values_that_the_manifest_lists(
+    package, monkeypatch, manifest, variables, error
+):
+    monkeypatch.setenv("SCORE", "exakt")
+    (package / "openenv.yaml").write_text(manifest)
+    env = SMOKE.env.model_copy(update={"package": str(package), "variables": variables})
+    with nullcontext() if error is None else pytest.raises(ConfigError, match=error):
+        check_variables(env)
+
+
+def test_a_value_that_the_manifest_does_not_list_is_rejected_before_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    misspelt = "env.variables.QUESTIONS_SCORE=nubmer"
+    config = compose(["conf=echo", "env=questions", "env.tasks.train.path=x.csv", misspelt]).config
+    with pytest.raises(ConfigError, match="QUESTIONS_SCORE is 'nubmer', expected exact, number"):
+        check_host(config)
+    with pytest.raises(ConfigError, match="QUESTIONS_SCORE is 'nubmer', expected exact, number"):
+        build_host(config, tmp_path)
 
 
 def test_an_empty_manifest_means_the_usual_app(package):

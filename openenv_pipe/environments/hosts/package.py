@@ -4,6 +4,7 @@ import glob
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,16 @@ from pydantic import JsonValue
 from openenv_pipe.config.error_messages import explain_yaml
 from openenv_pipe.config.yaml_files import check_file
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.child_environment import given_variables
 from openenv_pipe.system.files import digest_of_file
-from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.resources import did_you_mean, find_env
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
 MANIFEST = "openenv.yaml"
+VARIABLES = "env.variables"
 # A module and an attribute of it, both dotted names.
 APP = re.compile(r"[^\s:./]+(\.[^\s:./]+)*:[^\s:./]+(\.[^\s:./]+)*")
 USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name it
@@ -84,6 +87,38 @@ def _has_module(package: Path, module: str) -> bool:
 
 def _has_usual_app(package: Path) -> bool:
     return (package / "server" / "app.py").is_file()
+
+
+def check_variables(env: "EnvConfig") -> None:
+    """Check `env.variables` against the values that `variables` in the openenv.yaml lists.
+
+    A listed value with * means any text in its place. Variables that are not listed may have any.
+
+    Raises:
+        ConfigError: A variable has another value, or `variables` has another form.
+    """
+    package = package_of(env)
+    if package is None or not (package / MANIFEST).exists():
+        return
+    path, listed = package / MANIFEST, manifest(package).get("variables", {})
+    if not isinstance(listed, dict):
+        raise ConfigError(
+            f"{path}: variables is {listed!r:.80}, expected the values of each variable, such as "
+            "`variables: {MODE: [easy, hard]}`"
+        )
+    given = given_variables(env.variables, VARIABLES)
+    for name, values in listed.items():
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            raise ConfigError(
+                f"{path}: variables.{name} is {values!r:.80}, expected a list of its values, such "
+                "as [easy, hard]; put numbers, true and false between quotes"
+            )
+        value = given.get(name)
+        if value is not None and not any(fnmatchcase(value, each) for each in values):
+            raise ConfigError(
+                f"{VARIABLES}.{name} is {value!r:.80}, expected {', '.join(values)}"
+                f"{did_you_mean(value, values)}; {path} lists them"
+            )
 
 
 def package_of(env: "EnvConfig") -> Path | None:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_error
-from openenv_pipe.environments.hosts.package import code_facts, manifest_app, package_of
+from openenv_pipe.environments.hosts.package import (
+    VARIABLES,
+    code_facts,
+    manifest_app,
+    package_of,
+)
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError, last_lines
 from openenv_pipe.system.child_environment import (
@@ -43,7 +48,6 @@ NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server b
 SERVE = Path(__file__).with_name("serve_package.py")
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
 FOLDER = "{folder}"  # in env.variables: the current folder
-VARIABLES = "env.variables"
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 HEALTH_LIMIT_S = 5.0
 UNPROTECTED = (
