@@ -63,13 +63,14 @@ def compose(overrides: Sequence[str]) -> Composed:
     Raises:
         ConfigError: An override, a YAML file or a value is wrong.
     """
-    with readable_errors():
+    origins: Origins = {}
+    with readable_errors(origins=origins):
         loader = open_loader()
         parsed = _parse(overrides)
         files = ComposedFiles(loader, [_as_assignment(loader, override) for override in parsed])
         # The origins come first, because composing modifies what was read.
         set_keys = [o for o in parsed if not o.is_delete() and not _is_group(loader, o)]
-        origins = find_origins(files, set_keys)
+        origins |= find_origins(files, set_keys)
         config = RunConfig.model_validate(_values(files, origins=origins))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
 
@@ -373,15 +374,17 @@ def _config_error_behind(error: BaseException | None) -> ConfigError | None:
 
 
 @contextmanager
-def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
-    """Turn errors of Hydra, YAML and `schema` into ConfigErrors."""
+def readable_errors(
+    schema: type[Block] = RunConfig, origins: Origins | None = None
+) -> Iterator[None]:
+    """Turn errors of Hydra, YAML and `schema` into ConfigErrors. origins: of keys, if known."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
     except ValidationError as error:
-        raise ConfigError(visible(explain_validation(error, schema))) from None
+        raise ConfigError(visible(explain_validation(error, schema, origins))) from None
     except yaml.YAMLError as error:
         raise ConfigError(visible(explain_yaml(error))) from None
     except RecursionError as error:

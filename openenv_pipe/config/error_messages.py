@@ -7,7 +7,8 @@ import difflib
 import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,8 +19,9 @@ from openenv_pipe.config.other_names import LOSS_TYPES, NOT_HERE, NOTES, OTHER_N
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
+from openenv_pipe.config.yaml_files import find_line
 from openenv_pipe.system.plugins import unusable_plugins_note
-from openenv_pipe.system.resources import did_you_mean, group_names, group_options
+from openenv_pipe.system.resources import did_you_mean, group_names, group_options, short_path
 from openenv_pipe.system.secrets import is_secret_name, redact
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=NAME"
@@ -31,11 +33,23 @@ PRIVATE_BLOCKS = ("headers", "variables")
 LIKE_A_SECRET = re.compile(r".*(?:key|kei|token|secret|passw|auth|cred).*", re.IGNORECASE)
 
 
-def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
-    """Explain all problems at once, one line each if there are several."""
+Origins = Mapping[str, Path | str]  # by dotted key: the file or the override that sets it
+
+
+def explain_validation(
+    error: ValidationError, schema: type[BaseModel], origins: Origins | None = None
+) -> str:
+    """Explain all problems at once, one line each if there are several.
+
+    origins: of the keys, as far as they are known.
+    """
     # Every branch of a union reports the same key, so duplicates are removed.
     details = error.errors(include_url=False)
-    found = [problem for detail in details[:MAX_SHOWN] for problem in _problems(detail, schema)]
+    found = [
+        problem
+        for detail in details[:MAX_SHOWN]
+        for problem in _problems(detail, schema, origins or {})
+    ]
     return list_problems(list(dict.fromkeys(found)), num_more=max(0, len(details) - MAX_SHOWN))
 
 
@@ -57,12 +71,14 @@ def first_problem(error: ValidationError) -> str:
     return f"{shown}{others}"
 
 
-def _problems(detail: ErrorDetails, schema: type[BaseModel]) -> Sequence[str]:
+def _problems(detail: ErrorDetails, schema: type[BaseModel], origins: Origins) -> Sequence[str]:
     error = detail.get("ctx", {}).get("error")
-    return error.messages if isinstance(error, BrokenRulesError) else [_problem(detail, schema)]
+    if isinstance(error, BrokenRulesError):
+        return error.messages
+    return [_problem(detail, schema, origins)]
 
 
-def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
+def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Origins) -> str:
     key, block, annotation = locate(detail["loc"], schema)
     key = key if len(key) <= MAX_KEY_LENGTH else f"{key[:MAX_KEY_LENGTH]}..."
     match detail["type"]:
@@ -70,7 +86,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
         case "extra_forbidden":
             shown = _shown(detail["input"], key, exists=False)
-            return f"{key}={shown}: {_unknown_key(key, detail['input'], block, schema)}"
+            return f"{key}={shown}: {_unknown_key(key, detail['input'], block, schema, origins)}"
         case "missing":
             return f"{key} is missing; expected {expectation(annotation)}"
         case "union_tag_not_found":
@@ -93,12 +109,14 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     return f"{key}={_shown(value, key)}: expected {expectation(annotation)}{near}"
 
 
-def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> str:
+def _unknown_key(
+    key: str, value: Any, block: Any, schema: type[BaseModel], origins: Origins
+) -> str:
     known = known_keys(schema)
     if key in known:  # It belongs to another type of the same block.
         return (
-            f"not a key of this type, which has {', '.join(block.model_fields)}; if a file has it, "
-            f"leave it out with '~{key}'"
+            f"not a key of this type, which has {', '.join(block.model_fields)}; "
+            f"{_set_by(key, origins)}"
         )
     leaf = key.rpartition(".")[2]
     if leaf in NOT_HERE:
@@ -122,6 +140,20 @@ def _unknown_key(key: str, value: Any, block: Any, schema: type[BaseModel]) -> s
         return f"there is no such key; this block has {', '.join(leaves)}"
     near = near or difflib.get_close_matches(key, known, n=2)
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
+
+
+def _set_by(key: str, origins: Origins) -> str:
+    """Say what sets a key that does not fit, and how it is left out."""
+    setting = (each for each in origins if each == key or each.startswith(f"{key}."))
+    match origins.get(next(setting, "")):
+        case Path() as path:
+            line = find_line(path, key)
+            where = short_path(path) if line is None else f"{short_path(path)}, line {line},"
+            return f"{where} sets it; leave it out with '~{key}'"
+        case None:
+            return f"if a file has it, leave it out with '~{key}'"
+        case override:
+            return f"leave out {shown_override(override)}"
 
 
 def _loss_of_trl(name: str) -> str:

@@ -56,6 +56,29 @@ def check_file(path: Path, *, is_experiment: bool) -> str:
     return text
 
 
+def find_line(path: Path, key: str) -> int | None:
+    """Return the line on which a file sets a dotted key; None if it cannot be found.
+
+    The key may begin with the block that the file is of, which the file does not repeat.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=Loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    names = key.split(".")
+    for start in range(len(names)):
+        node, line = root, None
+        for name in names[start:]:
+            entries = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next((each for each in entries if each[0].value == name), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        else:
+            return line
+    return None
+
+
 def _read(path: Path) -> str:
     try:
         size = path.stat().st_size

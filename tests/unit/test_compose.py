@@ -254,7 +254,10 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("env.adapter.max_turns=3", ["env.adapter.max_turns=3", "did you mean env.max_turns"]),
         ("~env.adapter.type", ["env.adapter.type is missing", "text, json, tool, python"]),
         ("~env.name", ["env.name is missing", "expected text"]),
-        ("model.path=x", ['model.path="x"', "not a key of this type", "hidden_size"]),
+        (
+            "model.path=x",
+            ['model.path="x"', "not a key of this type", "hidden_size", "leave out 'model.path=x'"],
+        ),
         ("model.lora.target_modules=3", ["target_modules=3", "text or a list of text"]),
         ("reward.terms.new={type: lenght}", ["reward.terms.new.type", "did you mean length"]),
         ("trainer.warm_start.source.policy=x", ['trainer.warm_start.source.policy="x"', "or null"]),
@@ -288,6 +291,37 @@ def test_all_problems_are_told_at_once(folder):
 def test_keys_of_an_own_file_are_explained_too(folder):
     write(folder / "conf/trainer/fast.yaml", "defaults: [grpo, _self_]\ngroup_sise: 4\n")
     assert "did you mean trainer.group_size" in rejection("conf=wordle", "trainer=fast")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "override", "key", "line"),
+    [
+        (
+            "conf/mine",
+            "defaults: [wordle, _self_]\ntrainer:\n  steps: 3\n  loss: {clip_high: 0.3}\n",
+            "trainer=sapo",
+            "trainer.loss.clip_high",
+            5,
+        ),
+        ("conf/mine", "defaults: [wordle]\nhost: {port: 80}\n", "host=docker", "host.port", 3),
+        (
+            "trainer/mine",
+            "defaults: [grpo, _self_]\nloss:\n  clip_low: 0.1\n",
+            "trainer/loss=sapo",
+            "trainer.loss.clip_low",
+            3,
+        ),
+    ],
+)
+def test_a_key_that_fits_no_other_choice_is_named_with_its_file_and_line(
+    folder, file, text, override, key, line
+):
+    is_experiment = file.startswith("conf/")
+    write(folder / f"conf/{file}.yaml", f"{GLOBAL if is_experiment else ''}{text}")
+    chosen = ["conf=mine"] if is_experiment else ["conf=wordle", "trainer=mine"]
+    message = rejection(*chosen, override)
+    assert f"conf/{file}.yaml, line {line}, sets it; leave it out with '~{key}'" in message
+    compose([*chosen, override, f"~{key}"])
 
 
 def test_bad_yaml_is_shown_with_file_and_line(folder):
