@@ -1,5 +1,6 @@
 """`env inspect ... model=...` of a real server: what it writes composes, passes `check`, trains."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from families import make_family
 from test_train import SMALL, run
 from wild_envs import write_packages
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.runs.episodes import read_episodes
 
 MINE = """
@@ -57,6 +59,25 @@ def test_it_passes_check_and_trains_as_written(folder):
     assert code == 0, err
     step = folder / "runs/market/0001/episodes/step_000001.jsonl.gz"
     assert len(list(read_episodes(step))) == 2
+
+
+def test_another_model_gets_a_file_beside_the_first(folder):
+    (folder / "conf/model/other.yaml").write_text(MINE)
+    paths = ("conf/env/market.yaml", "conf/conf/market.yaml", "conf/conf/market/mine.yaml")
+    before = [(folder / path).read_bytes() for path in paths]
+    command = ("env", "inspect", "./envs/market", "model=other", "-o", "conf/env/market.yaml")
+    code, out, err = run(folder, *command)
+    assert code == 0, out + err
+    assert "wrote conf/conf/market/other.yaml\n" in err
+    assert "train conf=market model=other" in err
+    assert [(folder / path).read_bytes() for path in paths] == before
+    own = yaml.safe_load((folder / "conf/conf/market/other.yaml").read_text())
+    with contextlib.chdir(folder):
+        env = compose(["conf=market", "model=other"]).config.env
+    assert own["env"]["max_reply_tokens"] == env.max_reply_tokens
+    code, _, err = run(folder, *command)
+    assert code == 2
+    assert "conf/conf/market/other.yaml exists; name another file or model" in err
 
 
 def test_what_is_wrong_with_the_model_is_said_before_the_server_starts(folder):

@@ -155,7 +155,7 @@ def test_a_model_is_trained_on_it_as_inspect_wrote_it(folder, name):
 
 def test_a_file_that_is_there_is_not_written_over(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    with pytest.raises(ConfigError, match=r"market\.yaml exists"):
+    with pytest.raises(ConfigError, match=r"market/tiny\.yaml exists; name another file or model"):
         inspect_environment(find_target("market", []), Path("conf/env/market.yaml"))
 
 

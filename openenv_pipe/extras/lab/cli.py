@@ -66,6 +66,7 @@ def inspect(
 
     The limits, sessions and penalties are measured. With --output, `train conf=NAME` works next.
     With model=NAME, prompts and limits are for that model; without, they are for random weights.
+    Where the files of --output are there, another model gets conf/conf/NAME/MODEL.yaml beside them.
     Exit code 1 if the environment cannot be trained as it is.
 
     \b
@@ -98,7 +99,8 @@ def inspect(
         print("nothing is written; -o conf/env/NAME.yaml writes the files", file=sys.stderr)
     else:
         print(f"wrote {', '.join(map(str, found.written))}", file=sys.stderr)
-        print(f"train on it: openenv-pipe train conf={found.name}", file=sys.stderr)
+        choice = "" if output in found.written else f" model={found.model}"
+        print(f"train on it: openenv-pipe train conf={found.name}{choice}", file=sys.stderr)
 
 
 @app.command()

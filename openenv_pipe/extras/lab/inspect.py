@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ CAN_IT_ACT = (
     "eval.num_tasks=4` says it before a training; if they are unusable, let it imitate episodes "
     "first (trainer.warm_start, as conf/conf/email_search/smollm2_135m.yaml does)"
 )
+KEPT_PROMPTS = (
+    "{path} is kept with its prompts, which are not those that are written for model={model}; "
+    "without -o, they are printed"
+)
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
@@ -101,7 +106,8 @@ def inspect_environment(
     A block of which no model can be trained says so in its first line, and has no experiment.
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
-    conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written.
+    conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written. Of an
+    experiment that is there, only the file of another model is written, for the block as it is.
     notify: receives progress messages.
     model_overrides: of the block `model`; without any, the experiment is for random weights.
 
@@ -111,13 +117,18 @@ def inspect_environment(
     """
     model = find_model(model_overrides, notify)
     paths = [] if output is None else [output, *_beside(output, model.choice)]
-    for path in paths:
-        if path.exists():
-            raise ConfigError(f"{path} exists; name another file, or remove it")
+    existing = [path for path in paths if path.exists()]
+    kept = output if existing and existing == paths[:2] else None
+    if existing and kept is None:
+        raise ConfigError(f"{existing[-1]} exists; name another file or model, or remove it")
     seen = asyncio.run(_ask(target.serving, model, notify))
-    found = _inspect(target.serving, model, seen, output.stem if output else None)
+    found = _inspect(target.serving, model, seen, output.stem if output else None, kept)
     texts = (found.block, found.experiment, found.for_model)
-    written = {path: text for path, text in zip(paths, texts, strict=False) if text is not None}
+    written = {
+        path: text
+        for path, text in zip(paths, texts, strict=False)
+        if text is not None and path not in existing
+    }
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -136,8 +147,13 @@ def _beside(output: Path, model: str) -> list[Path]:
 
 
 def _inspect(
-    serving: ServingConfig, model: TrainedModel, seen: "_Seen", name: str | None
+    serving: ServingConfig,
+    model: TrainedModel,
+    seen: "_Seen",
+    name: str | None,
+    kept: Path | None,
 ) -> Inspection:
+    """kept: the block that is there, whose experiment gets a file for the model."""
     description, trial = seen.description, seen.trial
     problem = problem_of(trial, serving.env, description.action)
     comments = _comments(serving, trial)
@@ -154,36 +170,31 @@ def _inspect(
             notes=[*notes, *seen.notes],
             problem=problem,
         )
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
-        conf = Path(folder) / "conf"
-        for group in ("env", f"conf/{name}"):
-            (conf / group).mkdir(parents=True)
-        (conf / "env" / f"{name}.yaml").write_text(block)
-        if (own_models := Path("conf/model")).is_dir():
-            (conf / "model").symlink_to(own_models.resolve())
+    fresh = yaml.safe_load(block).get("adapter")
+    block = block if kept is None else kept.read_text()
+    with _conf_with(name, block, kept) as folder:
+        conf = folder / "conf"
         with contextlib.chdir(folder):
             env = compose_env([f"env={name}"]).env
+        if yaml.safe_load(block).get("adapter") != fresh:
+            notes.append(KEPT_PROMPTS.format(path=kept, model=model.choice))
         adapter = build_adapter(env.adapter, description.action)
         fitting = serving.model_copy(update={"env": env})
         limits = asyncio.run(fit_limits(env, adapter, trial, model))
         keys = experiment(name, fitting, trial, limits)
         text = _experiment_text(name, serving.host.type, model.choice, keys)
+        if kept is not None:
+            text = (conf / "conf" / f"{name}.yaml").read_text()
         own_keys = for_model(fitting, trial, limits, model)
         own = _model_text(model.choice, own_keys)
         (conf / "conf" / f"{name}.yaml").write_text(text)
         (conf / "conf" / name / f"{model.choice}.yaml").write_text(own)
         with contextlib.chdir(folder):
-            config = compose([f"conf={name}"]).config
+            config = compose([f"conf={name}", f"model={model.choice}"]).config
     check_requirements(config, makes_folder=False)
     if model.reads:
         own = _model_text(model.choice, own_keys | fit_memory(config))
-    notes += ends_notes(trial, config.env)
-    if seen.prompts is not None:
-        notes += seen.prompts.notes(config.env.adapter.type)
-        if not is_description(description.text):
-            notes.append(NO_GOAL)
-        if config.env.adapter.type != "text":
-            notes.append(CAN_IT_ACT.format(name=name))
+    notes += [*ends_notes(trial, config.env), *_prompt_notes(seen, config.env, name)]
     return Inspection(
         name=name,
         block=block,
@@ -193,6 +204,35 @@ def _inspect(
         notes=[*notes, *seen.notes],
         problem=None,
     )
+
+
+def _prompt_notes(seen: "_Seen", env: EnvConfig, name: str) -> Iterator[str]:
+    """Say what is not known of prompts for a model that understands language."""
+    if seen.prompts is None:
+        return
+    yield from seen.prompts.notes(env.adapter.type)
+    if not is_description(seen.description.text):
+        yield NO_GOAL
+    if env.adapter.type != "text":
+        yield CAN_IT_ACT.format(name=name)
+
+
+@contextlib.contextmanager
+def _conf_with(name: str, block: str, kept: Path | None) -> Iterator[Path]:
+    """Give a temporary folder whose `conf` has the block, and models of the current folder.
+
+    kept: a block in a `conf`, all of which is copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
+        conf = Path(folder) / "conf"
+        if kept is not None:
+            shutil.copytree(kept.absolute().parent.parent, conf)
+        for group in ("env", f"conf/{name}"):
+            (conf / group).mkdir(parents=True, exist_ok=True)
+        (conf / "env" / f"{name}.yaml").write_text(block)
+        if (own_models := Path("conf/model")).is_dir() and not (conf / "model").exists():
+            (conf / "model").symlink_to(own_models.resolve())
+        yield Path(folder)
 
 
 def _experiment_text(name: str, host: str, model: str, keys: dict[str, Any]) -> str:
