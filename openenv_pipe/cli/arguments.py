@@ -76,7 +76,7 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run folder for its last checkpoint, or RUN@STEP, or RUN@best.",
+        help="A run folder for its last checkpoint, or RUN@STEP, RUN@best, RUN@start.",
         autocompletion=complete_run,
     ),
 ]

@@ -125,7 +125,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN@STEP",
-            help="Start a new run from a checkpoint of another run.",
+            help="Start a new run from a checkpoint of another run, or from its RUN@start.",
             autocompletion=complete_run,
         ),
     ] = None,

@@ -57,7 +57,7 @@ def train(
     """Train until the run ends: `train("conf=wordle", "trainer.steps=10")`.
 
     resume: a run to continue, of whose configuration only a few keys may change.
-    fork: a run, or its checkpoint as "RUN@40" or "RUN@best", to start a new run from.
+    fork: a run, or its checkpoint as "RUN@40", "RUN@best" or "RUN@start", to start a new run from.
     trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
     on_progress: receives each line of progress; default: `print` in a notebook, else the log, at
@@ -99,7 +99,7 @@ def evaluate(
 ) -> EvalReports:
     """Evaluate runs side by side on the same tasks, or a model that no run has trained.
 
-    subjects: runs, or their checkpoints as "RUN@40" and "RUN@best", and overrides such as
+    subjects: runs, or checkpoints as "RUN@40", "RUN@best" and "RUN@start", and overrides such as
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
     trust: run what the runs' folders name, also if another user made them or they were changed.
     on_progress, keys: as in `train`.

@@ -34,14 +34,14 @@ from openenv_pipe.runs.checkpoints import (
     WARM_START_END,
     StageStep,
     all_checkpoints,
-    find_checkpoint,
+    can_begin_anew,
     fork_command,
     is_resumable,
     new_checkpoint,
     newest_sound,
 )
 from openenv_pipe.runs.differences import Difference, find_differences, of_measures
-from openenv_pipe.runs.find import find_run, split_checkpoint, split_runs_dir
+from openenv_pipe.runs.find import find_run, find_weights, split_checkpoint, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
@@ -218,7 +218,8 @@ def fork(
 ) -> RunFolder:
     """Start a new run from a checkpoint of another run.
 
-    name: `RUN@STEP`, `RUN@best`, or `RUN` for its last checkpoint.
+    name: `RUN@STEP`, `RUN@best`, or `RUN` for its last checkpoint; `RUN@start` begins as that run
+        did, with another configuration.
     trust: also from a run whose folder another user made, or that was changed since.
 
     Raises:
@@ -230,10 +231,35 @@ def fork(
     saved = source.config_to_run(trust=trust)
     config = amend(saved, overrides)
     changed = changed_keys(saved, config)
-    checkpoint = find_checkpoint(source.path, which)
+    checkpoint = find_weights(source, which)
+    check_requirements(config, begins=checkpoint is None)
+    if checkpoint is not None:
+        _check_can_fork(source, config, checkpoint, changed)
+    lineage = source.lineage("fork", checkpoint.name if checkpoint else None, changed)
+    control.stop.run(prepare(config, progress.note))
+    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
+    own = None
+    if checkpoint is not None:
+        left_out = _copy_checkpoint(checkpoint, folder.path, saved, changed)
+        if left_out:
+            progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
+        own = all_checkpoints(folder.path)[-1]
+    attempt = Attempt(folder=folder, config=config, checkpoint=own)
+    _run_with_restarts(attempt, command, control)
+    return folder
+
+
+def _check_can_fork(
+    source: RunFolder, config: RunConfig, checkpoint: Path, changed: Changed
+) -> None:
+    """Raise an error if a checkpoint does not fit the configuration of its fork."""
+    rejected = [key for key in changed if key.startswith("model.")]
+    if rejected:
+        raise ConfigError(
+            f"{', '.join(rejected)} cannot change in a fork, because the weights of "
+            f"{source.record.id} do not fit another model; train a new run"
+        )
     place = StageStep.of(checkpoint)
-    check_requirements(config, begins=False)
-    _reject_other_model(source, changed)
     if place.stage == "warm_start":
         raise RunFolderError(
             f"{source.record.id} ended in its warm start, at {checkpoint.name}, from which it can "
@@ -245,16 +271,6 @@ def fork(
             f"{checkpoint.name} of {source.record.id} is at step {place.step}, and trainer.steps="
             f"{config.trainer.steps}, so no step is left to do; raise trainer.steps"
         )
-    lineage = source.lineage("fork", checkpoint.name, changed)
-    control.stop.run(prepare(config, progress.note))
-    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
-    left_out = _copy_checkpoint(checkpoint, folder.path, saved, changed)
-    if left_out:
-        progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
-    own = all_checkpoints(folder.path)[-1]
-    attempt = Attempt(folder=folder, config=config, checkpoint=own)
-    _run_with_restarts(attempt, command, control)
-    return folder
 
 
 def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Changed) -> list[str]:
@@ -318,7 +334,7 @@ def _check_can_continue(
             f"openenv-pipe train conf=NAME"
         )
     lineage, cause = record.lineage, record.cause or ""
-    if lineage and lineage.kind != "reproduction" and place is None:
+    if lineage and not can_begin_anew(record) and place is None:
         raise RunFolderError(
             f"{folder.path} has no undamaged checkpoint, and as a {lineage.kind} of {lineage.run} "
             f"it cannot start from untrained weights; start again from {lineage.path}"
@@ -332,15 +348,6 @@ def _check_can_continue(
         raise RunFolderError(
             f"{folder.record.id} is finished, so no step is left to do; "
             f"add trainer.steps={2 * steps} to train on"
-        )
-
-
-def _reject_other_model(source: RunFolder, changed: Changed) -> None:
-    rejected = [key for key in changed if key.startswith("model.")]
-    if rejected:
-        raise ConfigError(
-            f"{', '.join(rejected)} cannot change in a fork, because the weights of "
-            f"{source.record.id} do not fit another model; train a new run"
         )
 
 

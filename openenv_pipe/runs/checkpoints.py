@@ -72,11 +72,18 @@ WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
 
 
 def fork_origin(record: RunRecord) -> StageStep | None:
-    """Return the step of the checkpoint that a fork started from; None for other runs."""
+    """Return the step of the checkpoint that a fork started from; None for other runs, and for
+    forks of RUN@start."""
     lineage = record.lineage
     if lineage is None or lineage.kind != "fork" or lineage.checkpoint is None:
         return None
     return StageStep.of(Path(lineage.checkpoint))
+
+
+def can_begin_anew(record: RunRecord) -> bool:
+    """Return whether the run's weights follow from its configuration alone."""
+    is_recording = record.lineage is not None and record.lineage.kind == "recording"
+    return fork_origin(record) is None and not is_recording
 
 
 def can_resume(run: Path, record: RunRecord, status: str) -> bool:
@@ -85,9 +92,7 @@ def can_resume(run: Path, record: RunRecord, status: str) -> bool:
     A finished run has nothing left to do, and one of evaluations nothing to train. A run that
     failed before its first checkpoint fails again, and a fork cannot begin anew without one.
     """
-    needs_checkpoint = status == "failed" or (
-        record.lineage is not None and record.lineage.kind != "reproduction"
-    )
+    needs_checkpoint = status == "failed" or not can_begin_anew(record)
     if status == "finished" or record.purpose == "evaluation":
         return False
     return not needs_checkpoint or bool(all_checkpoints(run))

@@ -34,6 +34,10 @@ class SelectedModel:
 
 
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
+    @property
+    def checkpoint_name(self) -> str:
+        return "start" if self.checkpoint is None else self.checkpoint.name
+
     """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
     Evaluations of models that no run has trained, and reproductions, only count where nothing else
@@ -100,6 +104,20 @@ def split_checkpoint(word: str) -> tuple[str, str]:
 
 def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
+def find_weights(folder: RunFolder, which: str) -> Path | None:
+    """Return the checkpoint that a user names, as `find_checkpoint`; None for the model before
+    training, which is `start`. That of a fork is the checkpoint that it began with.
+
+    Raises RunFolderError.
+    """
+    if which == "start":
+        origin = fork_origin(folder.record)
+        if origin is None:
+            return None
+        which = origin.name
+    return find_checkpoint(folder.path, which)
+
+
 
     Raises ConfigError if it cannot be read.
     """
@@ -159,13 +177,10 @@ def find_model(
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.
         label = config.engine.type + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
-    origin = fork_origin(folder.record)
-    if which == "start" and origin is not None:
-        which = origin.name
-    if which == "start":
+    checkpoint = find_weights(folder, which)
+    if checkpoint is None:
         label = AT_START + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=0)
-    checkpoint = find_checkpoint(folder.path, which)
     place = StageStep.of(checkpoint)
     return SelectedModel(
         folder=folder,

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
-from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.find import find_run, find_weights
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
@@ -121,24 +120,32 @@ class Run:
 
         Raises RunFolderError if it does not exist, or its files are damaged.
         """
-        return find_checkpoint(self.path, "" if which == "last" else str(which))
+        found = find_weights(self._folder, _checkpoint_name(which))
+        if found is None:
+            raise RunFolderError(
+                f"{self.path}@start is the model before training, of which the run has no folder; "
+                f"load_policy('start') loads it, and export('{self.path}@start') writes it"
+            )
+        return found
 
     def load_policy(
         self, which: str | int = "last", *, device: str = "auto", trust: bool = False
     ) -> "Policy":
-        """Load the model of a checkpoint (see `checkpoint`), with its tokenizer. Imports torch.
+        """Load the model of a checkpoint, with its tokenizer. Imports torch.
 
         device: `auto`, `cpu` or `cuda`. trust: also if another user made the folder, or it was
+        which: as of `checkpoint`, or `start`: the model before training.
         changed since. Raises RunFolderError and ConfigError.
         """
         from openenv_pipe.models.load import load_policy, select_device
 
-        config = self._folder.config_to_run(trust=trust)
+        folder = self._folder
+        config = folder.config_to_run(trust=trust, secrets_of=["model"])
         return load_policy(
             config.model,
             seed=config.seed,
             device=select_device(device),
-            checkpoint=self.checkpoint(which),
+            checkpoint=find_weights(folder, _checkpoint_name(which)),
             max_tokens=config.max_episode_tokens,
         )
 
@@ -148,6 +155,10 @@ class Run:
 
 
 def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:
+def _checkpoint_name(which: str | int) -> str:
+    return "" if which == "last" else str(which)
+
+
     """An existing run by its folder, its id such as `wordle/0007`, or `latest`.
 
     runs_dir: where ids and `latest` are looked up; default: where the commands look them up.

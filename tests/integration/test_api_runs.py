@@ -5,8 +5,11 @@ import signal
 import threading
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from openenv_pipe import evaluate, export, open_run, reproduce, train
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from tests.crash_matrix import Result
 
@@ -64,6 +67,25 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
     assert (folder / "config.json").is_file() and lines[-1].startswith("read back: logprobs")
     assert open_run("latest").id == run.id != open_run(same.path).id
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_the_start_of_a_run_is_loaded_exported_and_forked():
+    run = train("conf=echo", *SMALL, "trainer.steps=1")
+    before, after = (
+        [each.detach() for each in run.load_policy(which, device="cpu").model.parameters()]
+        for which in ("start", "last")
+    )
+    assert not all(map(torch.equal, before, after))
+    with pytest.raises(RunFolderError, match=r"load_policy\('start'\) loads it"):
+        run.checkpoint("start")
+    exported = export(f"{run.path}@start", "model")
+    assert "The model, before training, of a run" in (exported / "README.md").read_text()
+    weights = AutoModelForCausalLM.from_pretrained(exported).parameters()
+    assert all(map(torch.equal, weights, before))
+    fork = train(fork=f"{run.path}@start")
+    assert Result.of(fork.path).difference(Result.of(run.path)) is None
+    other = train("model.seed=5", fork=f"{fork.path}@start")
+    assert other.status == "finished" and reproduce(fork).is_same
 
 
 def test_checkpoints_by_time_are_replaced_and_change_nothing():

@@ -14,6 +14,7 @@ from openenv_pipe.runs.checkpoints import (
     RESUME,
     StageStep,
     all_checkpoints,
+    can_resume,
     find_checkpoint,
     find_damage,
     is_resumable,
@@ -105,6 +106,15 @@ def test_a_file_that_libraries_would_load_is_among_those_written(folder, name):
     assert find_damage(path) is None
     (path / name).touch()
     assert f"{name} is not among the files that were written" in find_damage(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpoint", "may_resume"),
+    [("fork", None, True), ("fork", "step_000004", False), ("recording", None, False)],
+)
+def test_a_fork_of_the_start_begins_anew_without_a_checkpoint(folder, kind, checkpoint, may_resume):
+    made = run_samples.create(folder.path.parents[1], lineage=folder.lineage(kind, checkpoint))
+    assert can_resume(made.path, made.record, "died") is may_resume
 
 
 def test_a_checkpoint_is_found_by_step_best_or_as_the_last(folder):

@@ -212,7 +212,7 @@ def read(run: Path) -> None:
 def carded(run: Path) -> None:
     subject = find_model(str(run), [], trust=True)
     _open_logs(run)
-    model_card(subject.folder, subject.checkpoint, Path("it"))
+    model_card(subject.folder, subject.checkpoint_name, Path("it"))
 
 
 def viewed(run: Path) -> None:

@@ -16,7 +16,7 @@ def export(
 ) -> Path:
     """Export a checkpoint as a Hugging Face folder: `export("wordle/0007@best", "models/wordle")`.
 
-    run: a run, for its last checkpoint, or a checkpoint as "RUN@40" or "RUN@best".
+    run: a run, for its last checkpoint, or a checkpoint as "RUN@40", "RUN@best" or "RUN@start".
     output: the folder to make; default: RUN/export/NAME.
     trust: also of a run whose folder another user made, or that was changed since.
     on_progress: receives a line about what was compared; default: the log, at level INFO.

@@ -46,7 +46,7 @@ def export_run(
     trust: bool,
     notify: Callable[[str], None],
 ) -> Path:
-    """Export what `RUN`, `RUN@40` or `RUN@best` names, and return its folder.
+    """Export what `RUN`, `RUN@40`, `RUN@best` or `RUN@start` names, and return its folder.
 
     runs_dir: where runs are looked for, as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
@@ -60,15 +60,16 @@ def export_run(
         TrainingError: The files do not compute what the policy computes.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])
-    if subject.checkpoint is None:
-        raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
-    name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint.name}"
+    if subject.step is None:
+        what = f"engine={subject.config.engine.type} trains none"
+        raise RunFolderError(f"{word!r} has no model to export: {what}; name a run that trains one")
+    name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint_name}"
     target = output or subject.folder.path / "export" / name
     if target.exists():
         raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
     with new_folder(target, "--output") as aside:
         try:
-            difference = _write(subject, subject.checkpoint, aside, target)
+            difference = _write(subject, aside, target)
         except Exception as error:
             if (readable := as_out_of_memory(error, EXPORTING)) is None:
                 raise
@@ -82,14 +83,14 @@ def export_run(
     return target
 
 
-def _write(subject: SelectedModel, checkpoint: Path, folder: Path, target: Path) -> float:
+def _write(subject: SelectedModel, folder: Path, target: Path) -> float:
     """Write the folder; return the largest difference of a logprob when it is read back.
 
     target: where the folder will be.
     """
     config = subject.config
     policy = load_policy(
-        config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
+        config.model, seed=config.seed, device=select_device("cpu"), checkpoint=subject.checkpoint
     )
     sees = policy.images is not None
     template = None if sees else served_template(policy.chat)  # It is for messages of text.
@@ -101,7 +102,12 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, target: Path)
         _compare_prompts(folder, policy.chat)
     prompt = None if sees else _first_prompt(subject.folder.path, policy.tokenizer)
     card = model_card(
-        subject.folder, checkpoint, target, step=subject.step, prompt=prompt, sees_images=sees
+        subject.folder,
+        subject.checkpoint_name,
+        target,
+        step=subject.step,
+        prompt=prompt,
+        sees_images=sees,
     )
     write_text(folder / "README.md", card)
     prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]

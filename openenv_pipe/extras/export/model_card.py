@@ -19,7 +19,7 @@ from openenv_pipe.system.untrusted_text import visible
 
 def model_card(
     folder: RunFolder,
-    checkpoint: Path,
+    checkpoint: str,
     target: Path,
     *,
     step: int | None = None,
@@ -28,6 +28,7 @@ def model_card(
 ) -> str:
     """Return Markdown with the hub's metadata on top.
 
+    checkpoint: its name; `start`: the model before training.
     target: the model's folder.
     step: the checkpoint's, whose evaluations are shown beside that of the start.
     prompt: what the model saw first in an episode, with its control tokens.
@@ -54,7 +55,7 @@ def _metadata(config: RunConfig, sees_images: bool) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
 
-def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
+def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
     model, trainer, record = config.model, config.trainer, folder.record
     if isinstance(model, HubModelConfig):
         revision = f" at revision `{model.revision}`" if model.revision else ""
@@ -68,21 +69,25 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
         ["environment", ", ".join(f"`{name}`" for name in (config.env.name, *config.beside))],
         ["base model", base],
         ["training", f"{trainer.loss.title}, {how}, group size {trainer.group_size}"],
-        ["checkpoint", f"`{checkpoint.name}`"],
+        ["checkpoint", f"`{checkpoint}`"],
         ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
         ["openenv-pipe", record.version],
     ]
+    origin = "Trained"
+    if checkpoint == "start":
+        origin = "The model, before training, of a run"
+        rows = [row for row in rows if row[0] != "training"]
     return (
-        "Trained on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "
+        f"{origin} on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "
         f"openenv-pipe.\n\n{table(['', ''], rows)}"
     )
 
 
-def _results(folder: RunFolder, checkpoint: Path, step: int | None) -> str:
+def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
     """Return what was measured of these weights, and of those before training."""
     missing = (
         "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
-        f"{folder.record.id}@{checkpoint.name}`."
+        f"{folder.record.id}@{checkpoint}`."
     )
     during = {report.label: report for report in read_during(folder.path)}
     reports = {
@@ -106,7 +111,7 @@ def _results(folder: RunFolder, checkpoint: Path, step: int | None) -> str:
     titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
     confidence = folder.written_config.eval.confidence
     text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
-    return f"{text} {missing}" if [*reports] == ["start"] else text
+    return f"{text} {missing}" if [*reports] == ["start"] != [checkpoint] else text
 
 
 def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool) -> str:

@@ -101,7 +101,7 @@ def reproduce(
 
 def _reject_fork(recorded: RunFolder) -> None:
     lineage = recorded.record.lineage
-    if lineage is not None and lineage.kind == "fork":
+    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
         raise RunFolderError(
             f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
             "weights that its configuration does not produce; name a run from its beginning"

@@ -186,8 +186,7 @@ def _title(subject: SelectedModel) -> str:
     """Return the run and the checkpoint, and whether GRPO has not begun at it."""
     is_before = subject.step == 0 and subject.config.trainer.steps > 0
     note = " (no GRPO step yet)" if is_before else ""
-    name = "start" if subject.checkpoint is None else subject.checkpoint.name
-    return f"{subject.folder.record.id}@{name}{note}"
+    return f"{subject.folder.record.id}@{subject.checkpoint_name}{note}"
 
 
 async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -> None:

@@ -10,6 +10,7 @@ from openenv_pipe.errors import OutOfMemoryError, TrainingError
 from openenv_pipe.extras.export import command
 from openenv_pipe.extras.export.command import PROBES, _compare, export_run
 from openenv_pipe.models.weights import PolicyWeights
+from openenv_pipe.runs.find import SelectedModel
 from tests.vllm_server import small_config, small_policy
 
 
@@ -33,7 +34,9 @@ def test_a_lack_of_memory_ends_with_advice_for_the_export(tmp_path, monkeypatch)
         record = SimpleNamespace(id="smoke/0001")
         folder = SimpleNamespace(path=tmp_path, record=record)
         config = small_config()
-        return SimpleNamespace(folder=folder, config=config, checkpoint=tmp_path / "step_000001")
+        return SelectedModel(
+            folder=folder, config=config, checkpoint=tmp_path / "step_1", label="step_1", step=1
+        )
 
     def load_policy(*arguments, **options):
         torch.empty(1 << 60, dtype=torch.uint8)

@@ -15,8 +15,19 @@ def test_a_card_says_that_its_checkpoint_was_not_evaluated(tmp_path, evaluated, 
         run_samples.evaluate(folder, "start", 0.2)
     for step in evaluated:
         run_samples.evaluate(folder, f"during_{step:06d}", 0.5, step=step)
-    card = model_card(folder, folder.path / "checkpoints" / "step_000005", Path("it"), step=5)
+    card = model_card(folder, "step_000005", Path("it"), step=5)
     assert ("| before training (`start`) |" in card) is bool(evaluated)
     assert "during_000002" not in card and ("during_000005" in card) is not is_missing
     command = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
     assert (f"{command}smoke/0001@step_000005`" in card) is is_missing
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_the_card_of_the_start_claims_no_training(tmp_path, is_evaluated):
+    folder = run_samples.create(tmp_path)
+    if is_evaluated:
+        run_samples.evaluate(folder, "start", 0.2)
+    card = model_card(folder, "start", Path("it"), step=0)
+    assert "The model, before training, of a run" in card and "| training |" not in card
+    missing = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+    assert (f"{missing}smoke/0001@start`" in card) is not is_evaluated
