@@ -258,7 +258,13 @@ async def _play(
     path, run = subject.folder.path, subject.folder.record.id
     return _Played(
         own=[
-            Row(name=f"{run} {each.report.label}", report=each.report, folder=path) for each in own
+            Row(
+                name=f"{run} {each.report.label}",
+                report=each.report,
+                folder=path,
+                duration_s=each.duration_s,
+            )
+            for each in own
         ],
         baselines=[
             Row(name=each.report.label, report=each.report, folder=path) for each in baselines

@@ -1,8 +1,9 @@
 """The findings of a check, line by line: as a table for people, as JSON for programs."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -35,6 +36,18 @@ class Line:
     result: Result
     text: str
     measured: Mapping[str, float] = field(default_factory=dict)  # the text's numbers by name
+    duration_s: float | None = None  # of what was tried; None: it is not known
+
+
+class Stopwatch:
+    """Gives each line of a check the time since the line before it."""
+
+    def __init__(self) -> None:
+        self._before_s = time.monotonic()
+
+    def lap(self, line: Line) -> Line:
+        before_s, self._before_s = self._before_s, time.monotonic()
+        return replace(line, duration_s=self._before_s - before_s)
 
 
 def failed(name: str, error: PipeError) -> Line:
@@ -83,6 +96,8 @@ def write_junit(path: Path, suite_name: str, lines: Sequence[Line]) -> None:
     for line in lines:
         name, text = for_people(line.name), for_people(line.text)
         case = SubElement(suite, "testcase", classname=suite.attrib["name"], name=name)
+        if line.duration_s is not None:
+            case.set("time", f"{line.duration_s:.3f}")
         if line.result is Result.FAIL:
             SubElement(case, "failure", message=text.partition("\n")[0]).text = text
         else:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
@@ -73,10 +74,16 @@ def means_of(rows: Sequence[Row]) -> Means:
     }
 
 
-def compare_with_thresholds(means: Means, thresholds: Mapping[str, float]) -> list[Line]:
-    """Return a line for each mean. It fails if it is below its threshold or was not measured."""
+def compare_with_thresholds(
+    means: Means, thresholds: Mapping[str, float], durations_s: Mapping[str, float | None]
+) -> list[Line]:
+    """Return a line for each mean. It fails if it is below its threshold or was not measured.
+
+    durations_s: how long it took to measure them, by name, where it is known
+    """
     lines = []
     for name, seen in means.items():
+        duration_s = durations_s.get(name)
         for metric, least in thresholds.items():
             if metric not in seen:
                 result, text = Result.FAIL, f"was not measured; it has to be {least:g}"
@@ -84,7 +91,7 @@ def compare_with_thresholds(means: Means, thresholds: Mapping[str, float]) -> li
                 result, text = Result.FAIL, f"{seen[metric]:.3f} < {least:g}"
             else:
                 result, text = Result.OK, f"{seen[metric]:.3f} >= {least:g}"
-            lines.append(Line(f"{name}: {metric}", result, text))
+            lines.append(Line(f"{name}: {metric}", result, text, duration_s=duration_s))
     return lines
 
 
@@ -109,7 +116,8 @@ def compare_with_first(
             except UserError as error:
                 lines.append(Line(name, Result.FAIL, str(error)))
                 continue
-            lines.append(_judged(name, found, getattr(found, metric), margin))
+            judged = _judged(name, found, getattr(found, metric), margin)
+            lines.append(replace(judged, duration_s=row.duration_s))
     return lines
 
 

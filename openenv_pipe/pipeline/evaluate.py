@@ -6,6 +6,7 @@ Episode k of a task has the same sampling seed for every policy, so that policie
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -226,6 +227,7 @@ async def _play(
 
     In a game of several players, the trained ones take turns in the tasks.
     """
+    began_s = time.monotonic()
     tasks = [rollout.splits.eval[index] for index in range(num_tasks)]
     evaluated = _as_players(config, rollout) or [(rollout, SEEDS_LABEL)]
     groups = [
@@ -252,7 +254,7 @@ async def _play(
         sampling=config.engine.distortions if temperature else None,
         opponent=opponent_label(config),
     )
-    return Evaluation(report=report, groups=groups)
+    return Evaluation(report=report, groups=groups, duration_s=time.monotonic() - began_s)
 
 
 def _as_players(config: RunConfig, rollout: RolloutContext) -> list[tuple[RolloutContext, str]]:

@@ -30,6 +30,7 @@ class Row:
     report: EvalReport
     folder: Path
     word: str = ""  # how the user has named what was evaluated; empty for others
+    duration_s: float | None = None  # of the evaluation; None: an earlier command has made it
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:

@@ -39,6 +39,7 @@ class Evaluation:
 
     report: EvalReport
     groups: Sequence[Group]
+    duration_s: float | None = None  # None: nothing was played
 
 
 def label_in(label: str, env: str) -> str:

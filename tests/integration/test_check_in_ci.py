@@ -14,6 +14,8 @@ def test_the_file_has_a_failure_if_the_check_has_failed(tmp_path, override, code
     ended, _, err = run(tmp_path, *command, "--junit", "results/check.xml")
     assert ended == code, err
     assert len(parse(path).findall(".//failure")) == code
+    durations_s = [float(case.attrib["time"]) for case in parse(path).findall(".//testcase")]
+    assert max(durations_s) > 0
     ended, _, err = run(tmp_path, *command, "--junit", "results/check.xml")
     assert ended == 2 and "exists and is not overwritten" in err
 

@@ -35,6 +35,7 @@ def check(target: str, *overrides: str, policy: str | None = None) -> dict[str, 
     lines = probe_environment(found, policy=policy, num_episodes=NUM_EPISODES, notify=told.append)
     assert {"protocol", "memory"} <= set(told)
     assert json.loads(as_json(lines))["failed"] == has_failed(lines)
+    assert sum(line.duration_s for line in lines) > 0
     return {line.name: line for line in lines}
 
 

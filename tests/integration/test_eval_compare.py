@@ -109,6 +109,7 @@ def test_thresholds_are_also_written_as_junit(home):
         ("success", "system-out"),
         ("reward", "failure"),
     ]
+    assert all(float(case.attrib["time"]) > 0 for case in suite)
     told(home, "eval", "runs/smoke/0001", "--junit", "other.xml", code=2)
     (failure,) = parse(home / "other.xml").findall(".//failure")
     assert "add --fail-under" in failure.text

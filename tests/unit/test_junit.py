@@ -16,7 +16,7 @@ def test_only_failed_lines_are_failures(tmp_path):
         path,
         "env check wordle",
         [
-            Line("seeds", Result.OK, "the same seed, the same task"),
+            Line("seeds", Result.OK, "the same seed, the same task", duration_s=61.5),
             Line("speed", Result.WARN, "slow"),
             Line("rewards", Result.FAIL, "all <equal> & constant"),
         ],
@@ -31,6 +31,7 @@ def test_only_failed_lines_are_failures(tmp_path):
         "speed": "system-out",
         "rewards": "failure",
     }
+    assert [case.attrib.get("time") for case in suite] == ["61.500", None, None]
     assert cases["speed"].text == "warn: slow"
     assert cases["rewards"].text == cases["rewards"].attrib["message"] == "all <equal> & constant"
 

@@ -338,8 +338,8 @@ def test_thresholds_are_about_the_first_environment(tmp_path):
         )
         for label, found in reports.items()
     ]
-    assert not has_failed(compare_with_thresholds(means_of(rows), {"success": 0.8}))
-    (line,) = compare_with_thresholds(means_of(rows), {"success": 0.95})
+    assert not has_failed(compare_with_thresholds(means_of(rows), {"success": 0.8}, {}))
+    (line,) = compare_with_thresholds(means_of(rows), {"success": 0.95}, {})
     assert line.result is Result.FAIL
 
 

@@ -31,7 +31,7 @@ def row(name, success, reward):
 def test_means_below_their_thresholds_are_named():
     thresholds = parse_thresholds(["success=0.8", "reward=-1"])
     means = means_of([row("good", 0.8, 0.0), row("bad", 0.79, -2.0), row("unknown", None, 0.0)])
-    lines = compare_with_thresholds(means, thresholds)
+    lines = compare_with_thresholds(means, thresholds, {"bad": 1.5})
     assert [*map(verdict, lines)] == [
         "OK good: success 0.800 >= 0.8",
         "OK good: reward 0.000 >= -1",
@@ -40,7 +40,8 @@ def test_means_below_their_thresholds_are_named():
         "FAIL unknown: success was not measured; it has to be 0.8",
         "OK unknown: reward 0.000 >= -1",
     ]
-    assert compare_with_thresholds(means, {}) == []
+    assert [line.duration_s for line in lines] == [None, None, 1.5, 1.5, None, None]
+    assert compare_with_thresholds(means, {}, {}) == []
 
 
 @pytest.mark.parametrize("text", ["success", "success=high", "accuracy=0.5", "success=nan", "=1"])
@@ -73,9 +74,10 @@ def test_a_run_that_is_worse_than_the_first_and_not_by_chance_fails(
     for name, folder, mean in zip(("old", "new"), folders, (before, after), strict=True):
         run_samples.evaluate(folder, "trained", mean)
         report = read_reports(folder.path)["trained"]
-        rows.append(Row(name=name, report=report, folder=folder.path))
+        rows.append(Row(name=name, report=report, folder=folder.path, duration_s=len(rows)))
     (line,) = compare_with_first(rows, {"success": 0.05}, compose(["conf=smoke"]).config.eval, 0)
     assert (line.name, line.result) == ("new against old: success", result)
+    assert line.duration_s == 1
     assert text in line.text
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.findings import Line, Result, Stopwatch, failed
 from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.check.environment import check_environment
@@ -34,6 +34,7 @@ def run_checks(config: RunConfig, progress: Progress | None = None) -> list[Line
     """Run all checks. A trial is left out where a requirement that it builds on is not met."""
     progress = progress or LineProgress(_log.info)
     lines: list[Line] = []
+    watch = Stopwatch()
     rejected: set[str] = set()
     with progress.phase("checking what the run needs"):
         for name, require in REQUIREMENTS.items():
@@ -42,17 +43,17 @@ def run_checks(config: RunConfig, progress: Progress | None = None) -> list[Line
             except PipeError as error:
                 rejected.add(name)
                 if not any(line.text == str(error) for line in lines):  # told once is enough
-                    lines.append(failed(name, error))
+                    lines.append(watch.lap(failed(name, error)))
             else:
-                lines += [Line(name, Result.OK, found)] if found else []
+                lines += [watch.lap(Line(name, Result.OK, found))] if found else []
     for name, (check, builds_on) in TRIALS.items():
         if rejected & builds_on:
             continue
         try:
             with progress.phase(f"trying: {name}"):
-                lines.extend(check(config))
+                lines.extend(map(watch.lap, check(config)))
         except PipeError as error:
-            lines.append(failed(name, error))
+            lines.append(watch.lap(failed(name, error)))
     return lines
 
 

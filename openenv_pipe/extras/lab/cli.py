@@ -137,6 +137,7 @@ def check(
     """
 
     from openenv_pipe.cli.console import open_console, print_findings
+    from openenv_pipe.commands.findings import Stopwatch
     from openenv_pipe.extras.lab.check import probe_environment
     from openenv_pipe.extras.lab.targets import find_target
 
@@ -152,7 +153,9 @@ def check(
             found, policy=policy or found.policy, num_episodes=episodes, notify=notify
         )
         if learn is not None:
-            lines.append(probe_learning([target, *overrides], minutes=learn, notify=notify))
+            watch = Stopwatch()
+            found_out = probe_learning([target, *overrides], minutes=learn, notify=notify)
+            lines.append(watch.lap(found_out))
     print_findings(lines, form, junit)
 
 

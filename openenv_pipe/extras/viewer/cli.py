@@ -109,5 +109,5 @@ def compare(
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    lines = thresholds.compare_with_thresholds(comparison.means, least)
+    lines = thresholds.compare_with_thresholds(comparison.means, least, comparison.durations_s)
     end_if_below(lines, junit, to_stderr=form != "table")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
-from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.findings import Line, Result, Stopwatch, failed
 from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
@@ -84,19 +84,21 @@ async def _check(
             num_episodes=num_episodes,
             notify=notify,
         )
-        lines = [line async for line in _probed(subject)]
+        watch = Stopwatch()
+        lines = [watch.lap(line) async for line in _probed(subject)]
         unknown = await describe_unknown_paths(host.urls[0], host.access) if host.urls else None
         if isinstance(host, ProcessHost):
             protected = await host.is_protected()
             result = Result.OK if protected else Result.WARN
-            lines.append(Line("key", result, PROTECTED if protected else f"it {UNPROTECTED}"))
+            text = PROTECTED if protected else f"it {UNPROTECTED}"
+            lines.append(watch.lap(Line("key", result, text)))
         if unknown is not None:
-            lines.append(Line("server", Result.OK, unknown))
+            lines.append(watch.lap(Line("server", Result.OK, unknown)))
         try:
             async with host.session():
                 pass
         except PipeError as error:  # The server died; the error has the end of its log.
-            lines.append(failed("server", error))
+            lines.append(watch.lap(failed("server", error)))
         return lines
 
 

@@ -101,6 +101,14 @@ class Comparison:
         lost = [*(run.id for run in self.unfinished), *self.lost_jobs]
         return {**{name: {} for name in lost}, **found}
 
+    @property
+    def durations_s(self) -> dict[str, float]:
+        """How long the runs of each setting have taken, all together."""
+        return {
+            setting.ids: sum(run.duration_s or 0.0 for run in setting.runs)
+            for setting in self.settings
+        }
+
     def __str__(self) -> str:
         """Return it as Markdown, which a notebook shows as a table."""
         from openenv_pipe.extras.viewer.compare.text import as_text
