@@ -30,7 +30,7 @@ from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
-from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
+from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import long_phase
 
@@ -71,7 +71,12 @@ def evaluate(
             )
     if runs:
         changes = split_runs_dir(overrides)[1]
-        models = [find_model(word, changes, runs_dir=runs_dir, trust=trust) for word in runs]
+        models: list[SelectedModel] = []
+        for word in runs:
+            # Runs after the first are measured by the reward of the first.
+            used = [block for block in PLAYED if block != "reward" or not models]
+            found = find_model(word, changes, runs_dir=runs_dir, trust=trust, secrets_of=used)
+            models.append(found)
         return _evaluate_runs(models, runs, control)
     return _evaluate_config(compose(overrides), command, control)
 

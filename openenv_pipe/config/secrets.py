@@ -100,17 +100,21 @@ def _variable_with(secret: str) -> str | None:
     return next(filter(is_secret_name, named), None)
 
 
-def restore_in_config(value: Any) -> Any:
+def restore_in_config(value: Any, *, needs_all: bool = True) -> Any:
     """Undo `hide_in_config`.
 
     Raises:
-        RunFolderError: An environment variable with a hidden value is not set.
+        RunFolderError: An environment variable with a hidden value is not set. Without `needs_all`,
+            its mark stays.
     """
     if isinstance(value, Mapping):
-        return {name: restore_in_config(item) for name, item in value.items()}
+        items = value.items()
+        return {name: restore_in_config(item, needs_all=needs_all) for name, item in items}
     if isinstance(value, list):
-        return [restore_in_config(item) for item in value]
-    return MARK.sub(_from_environment, value) if isinstance(value, str) else value
+        return [restore_in_config(item, needs_all=needs_all) for item in value]
+    if not isinstance(value, str):
+        return value
+    return MARK.sub(_from_environment if needs_all else _if_in_environment, value)
 
 
 def unwritten_secrets(config: Any) -> dict[str, str]:
@@ -176,13 +180,17 @@ def _hide_value(assignment: re.Match[str]) -> str:
     return f"{before}<hidden: {assignment['name']}>{after}"
 
 
-def _from_environment(mark: re.Match[str]) -> str:
-    name = mark.group(1)
+def _if_in_environment(mark: re.Match[str]) -> str:
     # Beside variables, a mark names the credentials within one that is a URL.
     values = {name: value for value, name in environment_secrets().items()} | dict(os.environ)
-    if name not in values:
+    return values.get(mark.group(1), mark.group())
+
+
+def _from_environment(mark: re.Match[str]) -> str:
+    name, value = mark.group(1), _if_in_environment(mark)
+    if value == mark.group():
         raise RunFolderError(
             f"the value of {name} is a secret and was not written to the run folder; "
             f"set the environment variable {name} and run the command again"
         )
-    return values[name]
+    return value

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.compose import Composed, amend
+from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.learning_rates import warn_of_lr
 from openenv_pipe.config.precision import warn_of_precision
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.secrets import hide_in_config, known_secrets
+from openenv_pipe.config.secrets import hide_in_config, known_secrets, restore_in_config
 from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
@@ -129,8 +129,8 @@ def resume(
     runs_dir, overrides = split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
     with folder.held():
-        saved = folder.config_to_run(trust=trust)
-        attempt = _continued(folder, saved, overrides, command, control, servers)
+        config = folder.config_to_run(overrides, trust=trust)
+        attempt = _continued(folder, config, _changes(folder, config), command, control, servers)
         _run_with_restarts(attempt, command, control, servers)
     return folder
 
@@ -159,20 +159,18 @@ def _run_with_restarts(
                     f"allows this {num_left} more times"
                 )
                 num_left -= 1
-            attempt = _continued(folder, attempt.config, (), command, control, servers)
+            attempt = _continued(folder, attempt.config, {}, command, control, servers)
 
 
 def _continued(
     folder: RunFolder,
-    saved: RunConfig,
-    overrides: Sequence[str],
+    config: RunConfig,
+    changed: Changed,
     command: Sequence[str],
     control: RunControl,
     servers: ServerProvider | None,
 ) -> Attempt:
     """Rewind a run's folder to its last sound checkpoint; return a new attempt from there."""
-    config = amend(saved, overrides)
-    changed = changed_keys(saved, config)
     _reject_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
     check_requirements(config, makes_folder=False, begins=False)
     progress = control.progress
@@ -228,9 +226,8 @@ def fork(
     """
     run_name, which = split_checkpoint(name)
     source, progress = find_run(run_name, split_runs_dir(overrides)[0]), control.progress
-    saved = source.config_to_run(trust=trust)
-    config = amend(saved, overrides)
-    changed = changed_keys(saved, config)
+    config = source.config_to_run(overrides, trust=trust)
+    changed = _changes(source, config)
     checkpoint = find_weights(source, which)
     check_requirements(config, begins=checkpoint is None)
     if checkpoint is not None:
@@ -240,7 +237,7 @@ def fork(
     folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     own = None
     if checkpoint is not None:
-        left_out = _copy_checkpoint(checkpoint, folder.path, saved, changed)
+        left_out = _copy_checkpoint(checkpoint, folder.path, source.written_config, changed)
         if left_out:
             progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
         own = all_checkpoints(folder.path)[-1]
@@ -301,6 +298,14 @@ def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Chan
             for file in files:
                 shutil.copyfile(file, path / RESUME / file.name)
     return left_out
+
+
+def _changes(folder: RunFolder, config: RunConfig) -> Changed:
+    """Return the keys that differ from those of a run. Of its secrets, those that are not in the
+    environment differ."""
+    values = folder.written_config.model_dump(mode="json")
+    own = RunConfig.model_validate(restore_in_config(values, needs_all=False))
+    return changed_keys(folder.with_template_time(own), config)
 
 
 def _reject_changes(folder: RunFolder, changed: Changed) -> None:

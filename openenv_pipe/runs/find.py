@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from openenv_pipe.config.compose import amend, parse_overrides
+from openenv_pipe.config.compose import parse_overrides
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint, fork_origin
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.places import runs_folders
 
+# The blocks that an evaluation uses; `secrets_of`.
+PLAYED = ("env", "host", "reward", "judge", "agent", "model", "engine", "cluster", "beside")
 AT_START = "untrained"  # the label of RUN@start; `start` belongs to the run's own first stage
 
 
@@ -32,12 +34,12 @@ class SelectedModel:
     def name(self) -> str:
         return f"{self.folder.record.id} {self.label}"
 
-
-def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
     @property
     def checkpoint_name(self) -> str:
         return "start" if self.checkpoint is None else self.checkpoint.name
 
+
+def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
     """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
     Evaluations of models that no run has trained, and reproductions, only count where nothing else
@@ -102,8 +104,6 @@ def split_checkpoint(word: str) -> tuple[str, str]:
     return (word, "") if not at or Path(word).is_dir() else (path, which)
 
 
-def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
 def find_weights(folder: RunFolder, which: str) -> Path | None:
     """Return the checkpoint that a user names, as `find_checkpoint`; None for the model before
     training, which is `start`. That of a fork is the checkpoint that it began with.
@@ -118,6 +118,8 @@ def find_weights(folder: RunFolder, which: str) -> Path | None:
     return find_checkpoint(folder.path, which)
 
 
+def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
 
     Raises ConfigError if it cannot be read.
     """
@@ -171,9 +173,9 @@ def find_model(
     """
     path, which = split_checkpoint(word)
     folder = find_run(path, runs_dir)
-    own = folder.config_to_run(trust=trust, secrets_of=secrets_of)
-    config = amend(own, overrides)
-    other = f"_{config.agent.type}" if config.agent.type != own.agent.type else ""
+    config = folder.config_to_run(overrides, trust=trust, secrets_of=secrets_of)
+    agent = config.agent.type
+    other = f"_{agent}" if agent != folder.written_config.agent.type else ""
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.
         label = config.engine.type + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from openenv_pipe import __version__
+from openenv_pipe.config.compose import amend
 from openenv_pipe.config.error_messages import explain_validation, first_problem
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import (
@@ -92,8 +93,7 @@ class RunFolder:
         sweep: the stamp of the run's sweep. lineage: the run that this one is made from.
         purpose: what it is for: a run for an evaluation trains nothing.
 
-        Raises:
-            RunFolderError: `config.runs_dir` cannot be written to.
+        Raises RunFolderError if `config.runs_dir` cannot be written to.
         """
         parent = Path(config.runs_dir) / config.name
         try:
@@ -144,10 +144,15 @@ class RunFolder:
         return cls(path, _read_record(path))
 
     def config_to_run(
-        self, *, trust: bool = False, secrets_of: Collection[str] | None = None
+        self,
+        overrides: Sequence[str] = (),
+        *,
+        trust: bool = False,
+        secrets_of: Collection[str] | None = None,
     ) -> RunConfig:
         """Return the configuration to act on, with hidden secrets taken from the environment.
 
+        overrides: change it, as `amend` says; a secret that they replace is not asked for.
         trust: run what it names, also if another user wrote it or it was changed.
         secrets_of: the blocks that are used; others keep their marks. None: all.
 
@@ -158,15 +163,18 @@ class RunFolder:
         reject_links(self.path)
         content = read_bytes(self.path / "config.json")
         values = parse_json(self.path / "config.json", content)
+        written = self._validate(values)
         if not trust:
             check_trust(
                 self.path,
-                self._validate(values),
+                written,
                 digest=digest_of_bytes(content),
                 recorded_digest=self.record.config_digest,
                 recorded_paths=self.record.local_code,
                 signature=self.record.signature,
             )
+        if overrides:
+            values = amend(written, overrides).model_dump(mode="json")
         used = values if secrets_of is None else {name: values[name] for name in secrets_of}
         return self.with_template_time(self._validate(values | restore_in_config(used)))
 
@@ -254,8 +262,7 @@ class RunFolder:
 
         May be entered again within the block.
 
-        Raises:
-            RunFolderError: Somebody else holds the lock.
+        Raises RunFolderError if somebody else holds the lock.
         """
         if self._is_held:
             yield
@@ -288,8 +295,7 @@ class RunFolder:
 
         The previous configuration is kept with the logs of the previous attempt.
 
-        Raises:
-            RunFolderError: A folder in the run folder is missing and cannot be made again.
+        Raises RunFolderError if a folder in the run folder is missing and cannot be made again.
         """
         last = self.attempts[-1]
         make_subfolders(self.path)

@@ -113,7 +113,8 @@ class Run:
         """
         from openenv_pipe.environments.adapters import opening_messages
 
-        return opening_messages(self._folder.config_to_run(trust=trust).env.adapter, observation)
+        config = self._folder.config_to_run(trust=trust, secrets_of=["env"])
+        return opening_messages(config.env.adapter, observation)
 
     def checkpoint(self, which: str | int = "last") -> Path:
         """The folder of a checkpoint: `last`, `best`, or that of a GRPO step.
@@ -133,8 +134,8 @@ class Run:
     ) -> "Policy":
         """Load the model of a checkpoint, with its tokenizer. Imports torch.
 
-        device: `auto`, `cpu` or `cuda`. trust: also if another user made the folder, or it was
         which: as of `checkpoint`, or `start`: the model before training.
+        device: `auto`, `cpu` or `cuda`. trust: also if another user made the folder, or it was
         changed since. Raises RunFolderError and ConfigError.
         """
         from openenv_pipe.models.load import load_policy, select_device
@@ -154,11 +155,11 @@ class Run:
         return RunFolder.open(self.path)
 
 
-def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:
 def _checkpoint_name(which: str | int) -> str:
     return "" if which == "last" else str(which)
 
 
+def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:
     """An existing run by its folder, its id such as `wordle/0007`, or `latest`.
 
     runs_dir: where ids and `latest` are looked up; default: where the commands look them up.

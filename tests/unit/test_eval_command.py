@@ -16,7 +16,7 @@ from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
-from openenv_pipe.runs.find import find_model
+from openenv_pipe.runs.find import PLAYED, find_model
 
 
 @pytest.fixture
@@ -111,6 +111,36 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
     used = compose([*words, "env.success_reward=2.0"]).config
     assert secret not in made.written_config.model_dump_json()
     assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides", "is_asked"),
+    [
+        (
+            ["agent=client", "host=none", "agent.token=KEY", "trainer.warm_start.steps=0"],
+            ["agent=loop", "host=process"],
+            False,
+        ),
+        (["engine=openai", "engine.model=m", "engine.api_key=KEY"], ["engine=local"], False),
+        (["tracker=otlp", "+tracker.otlp.headers.api_key=KEY"], [], False),
+        (["env.variables.API_TOKEN=KEY"], ["eval.num_tasks=1"], True),
+        (["env.variables.API_TOKEN=KEY"], ["env.variables.API_TOKEN=another"], False),
+    ],
+)
+def test_only_secrets_that_are_used_are_asked_for(tmp_path, words, overrides, is_asked):
+    words = [word.replace("KEY", "abcdef-0123456789-abcdef") for word in words]
+    changed = amend(run_samples.config(tmp_path), words)
+    made = run_samples.create(tmp_path, changed)
+    with new_checkpoint(made.path, StageStep("grpo", 1)) as path:
+        (path / "weights").write_text("1")
+    word = f"{made.path}@1"
+    if is_asked:
+        with pytest.raises(RunFolderError, match="set the environment variable API_TOKEN"):
+            find_model(word, overrides, secrets_of=PLAYED)
+    else:
+        assert find_model(word, overrides, secrets_of=PLAYED).step == 1
+    with pytest.raises(RunFolderError, match="set the environment variable"):
+        made.config_to_run()
 
 
 def test_runs_of_two_environments_are_not_put_side_by_side(folder):

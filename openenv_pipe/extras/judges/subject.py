@@ -9,7 +9,7 @@ from openenv_pipe.commands.recorded_groups import (
     recorded_steps,
     without_rewards,
 )
-from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
@@ -68,7 +68,9 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
         folder = find_run(runs[0] if runs else f"{config.name}/latest", named)
     else:
         folder = find_run(runs[0], runs_dir)
-        config = amend(folder.config_to_run(trust=trust), split_runs_dir(overrides)[1])
+        config = folder.config_to_run(
+            split_runs_dir(overrides)[1], trust=trust, secrets_of=["reward", "judge"]
+        )
     if not config.judge.answers:
         raise ConfigError(
             "there is no judge; name one and the reward that asks it, as in: reward=ruler "

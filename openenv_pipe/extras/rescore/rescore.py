@@ -11,7 +11,6 @@ from openenv_pipe.commands.recorded_groups import (
     recorded_steps,
     without_rewards,
 )
-from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.rescore.changes import Changes
 from openenv_pipe.rewards.scoring import open_scorer
@@ -20,7 +19,7 @@ from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.tasks import run_all
 
-FOLLOWED = ("reward", "judge")  # the blocks that can be changed
+FOLLOWED = ("reward", "judge")  # the blocks that are used, and can be changed
 KEPT = {"verdicts", "judge.log"}  # what is left of an attempt that failed: it may have cost money
 
 
@@ -70,7 +69,7 @@ async def rescore_run(
     runs_dir, changes = split_runs_dir(overrides)
     _reject_others(changes)
     folder = find_run(runs[0], runs_dir)
-    config = amend(folder.config_to_run(trust=trust), changes)
+    config = folder.config_to_run(changes, trust=trust, secrets_of=FOLLOWED)
     output = _new_folder(folder, output)
     steps = recorded_steps(folder) if step is None else [step]
     _make(output / "episodes")

@@ -28,7 +28,7 @@ from openenv_pipe.registry import block_types
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, RolloutContext
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.episode import LocalRunner, Player
-from openenv_pipe.runs.find import find_model
+from openenv_pipe.runs.find import PLAYED, find_model
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.system.untrusted_json import encodable
@@ -143,7 +143,9 @@ class CheckpointPlay:
             assembled = await asyncio.to_thread(_load_pipeline)
             which = f"@{state.request.checkpoint}" if state.request.checkpoint else ""
             word = f"{self._runs_dir / state.request.run}{which}"
-            model = await asyncio.to_thread(find_model, word, trust=self._trust)
+            model = await asyncio.to_thread(
+                find_model, word, trust=self._trust, secrets_of=set(PLAYED) - {"judge", "beside"}
+            )
             state.model = model.name
             if not model.config.agent.is_loop:
                 raise ConfigError(

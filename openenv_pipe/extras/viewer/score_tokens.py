@@ -146,7 +146,8 @@ def answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Score the episode that is asked for. Raises PipeError and OSError."""
     path = Path(wanted["path"])
     source, step, line = wanted["source"], wanted["step"], wanted["line"]
-    model = find_model(f"{path}@{wanted['checkpoint']}", trust=wanted["trust"])
+    word = f"{path}@{wanted['checkpoint']}"
+    model = find_model(word, trust=wanted["trust"], secrets_of=["model"])
     if not model.config.engine.capabilities.needs_tokenizer:
         raise ConfigError("the model of this run is behind an endpoint, and has no weights here")
     found = read_recorded_episodes(file_of(path, source, step), {line})

@@ -136,7 +136,7 @@ def _tokenizer_file(path: Path, *, trust: bool) -> tuple[Path, bool] | None:
     folder = RunFolder.open(path)
     if folder.written_config.model.type == "tiny":
         return None
-    model = folder.config_to_run(trust=trust).model
+    model = folder.config_to_run(trust=trust, secrets_of=["model"]).model
     assert model.type == "hub"
     file = Path(model.path).expanduser() / "tokenizer.json"
     if file.is_file():
