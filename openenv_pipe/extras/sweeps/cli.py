@@ -1,11 +1,12 @@
 """`train -m`: the progress of a sweep, its stop by signals, and its exit code."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import typer
 from rich.live import Live
@@ -15,9 +16,10 @@ from openenv_pipe.cli.console import Cleaned, open_console, print_table
 from openenv_pipe.cli.control import command_line, stop_signals
 from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live
+from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps import command
-from openenv_pipe.extras.sweeps.folder import find_newest_sweep
+from openenv_pipe.extras.sweeps.folder import SweepFolder, find_newest_sweep
 from openenv_pipe.runs.find import find_folder
 from openenv_pipe.runs.places import runs_folders
 from openenv_pipe.system.tables import Table
@@ -38,11 +40,8 @@ def multirun(
         ConfigError: the options do not go together.
         typer.Exit: a signal has ended the sweep, or a job has failed.
     """
-    if fork or (resume and overrides):
-        raise ConfigError(
-            "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
-            "its configuration"
-        )
+    if fork:
+        raise ConfigError("train -m takes no --fork; sweeps train new runs, or --resume SWEEP")
     progress = SweepTable()
     stopping = SweepSignals(progress.note)
     if resume:
@@ -50,6 +49,8 @@ def multirun(
             path = find_newest_sweep(runs_folders(runs_dir))
         else:
             path = find_folder(resume, runs_dir)
+        if overrides:
+            _reject_changes(path, overrides)
         result = command.resume(path, progress, stopping, trust=trust)
     else:
         words = with_runs_dir(overrides, runs_dir)
@@ -61,6 +62,17 @@ def multirun(
         raise typer.Exit(128 + stopping.received)
     if not result.has_succeeded:
         raise typer.Exit(1)
+
+
+def _reject_changes(path: Path, overrides: list[str]) -> NoReturn:
+    """Raise ConfigError with the command of a new sweep that has the changes."""
+    words = map(shlex.quote, SweepFolder.open(path).record.overrides)
+    raise ConfigError(
+        "a sweep that is resumed keeps its configuration, so "
+        f"{shown_override(overrides[0])} cannot change it; leave that out, or start a new sweep "
+        "with the change in these words: "
+        f"openenv-pipe train -m {' '.join(words)}"
+    )
 
 
 class SweepTable:

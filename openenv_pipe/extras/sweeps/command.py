@@ -4,6 +4,7 @@ After a failed job the others continue. A request to stop asks all jobs, whereve
 and stop; `train -m --resume` continues them.
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps.folder import Job, SweepFolder, stop_all_mark
@@ -63,11 +65,12 @@ def sweep(
     """Run a job for each combination of values, or a search.
 
     Raises:
-        ConfigError: No job's configuration composes.
+        ConfigError: No job's configuration composes and has a model that can be had.
     """
     request = read_request(overrides)
     _keep_secrets(request)
-    folder = SweepFolder.create(_find_runs_dir(request), overrides, command)
+    config = _first_config(request, progress)
+    folder = SweepFolder.create(Path(config.runs_dir), overrides, command)
     if request.sweep.type == "grid":
         for job in request.jobs:
             folder.add_job(job)
@@ -112,13 +115,28 @@ def _keep_secrets(request: MultirunRequest) -> None:
                 )
 
 
-def _find_runs_dir(request: MultirunRequest) -> Path:
-    """Return runs_dir of the first job that composes. Raises the first ConfigError if none does."""
+def _first_config(request: MultirunRequest, progress: SweepProgress) -> RunConfig:
+    """Return the configuration of the first job that composes and whose model can be had.
+
+    Raises the first ConfigError if there is none. On a cluster, its nodes need the model.
+    """
     first_error: ConfigError | None = None
     proposed = [f"{each.key}={each.values[0]}" for each in request.parameters]
+    without_model: set[tuple[str, ...]] = set()
     for job in request.jobs:
+        chosen = tuple(each for each in job if each.startswith(("conf=", "model")))
+        if chosen in without_model:
+            continue
         try:
-            return Path(compose([*job, *proposed]).config.runs_dir)
+            config = compose([*job, *proposed]).config
+            is_of_hub = config.engine.capabilities.needs_tokenizer and config.model.type == "hub"
+            if is_of_hub and request.sweep.ray.address is None:
+                # Imported late, because it imports torch, which takes long.
+                from openenv_pipe.models.hub import provide_model
+
+                without_model.add(chosen)
+                asyncio.run(provide_model(config.model, progress.note))
+            return config
         except ConfigError as error:
             first_error = first_error or error
     assert first_error is not None

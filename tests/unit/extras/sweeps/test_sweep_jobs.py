@@ -21,7 +21,7 @@ from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.extras.sweeps import command as sweep_command
 from openenv_pipe.extras.sweeps import leased_host as leased_module
 from openenv_pipe.extras.sweeps import shared_servers as shared_servers_module
-from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable
+from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable, multirun
 from openenv_pipe.extras.sweeps.folder import (
     JobFile,
     SweepFolder,
@@ -251,6 +251,16 @@ def test_a_secret_with_two_values_is_rejected_before_anything_is_written(tmp_pat
             [*ATTACHED, f"runs_dir={tmp_path}", values], [], SweepTable(), SweepSignals(print)
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_that_is_resumed_with_other_words_says_how_to_change_it(sweep, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        multirun(["seed=7"], str(sweep.path), None, None, trust=False)
+    assert "'seed=7' cannot change it" in str(raised.value)
+    command = f"openenv-pipe train -m conf=echo runs_dir={tmp_path} seed=0,1"
+    assert str(raised.value).endswith(command)
+    with pytest.raises(ConfigError, match="train -m takes no --fork"):
+        multirun([], None, "echo/0001", None, trust=False)
 
 
 # --- shared servers ------------------------------------------------------------------------------
