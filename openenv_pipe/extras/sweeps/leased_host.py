@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EnvConfig, HostConfig, RunConfig, ServingConfig
@@ -21,7 +21,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses
-from openenv_pipe.extras.sweeps.shared_servers import Lease, Lessor, SharedServers
+from openenv_pipe.extras.sweeps.shared_servers import ServerSet, SharedServers
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.system.http import OPEN, Access, bearer
 
@@ -42,7 +42,7 @@ def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerPr
         shared = SharedServers(logs, report)
         kept = KeptProcesses(logs, lambda is_new: report("lease", "vllm", is_new))
         try:
-            yield LeasedServers(Lessor(portal, shared), kept)
+            yield LeasedServers(portal, shared, kept)
         finally:
             portal.call(kept.close)
             portal.call(shared.close)
@@ -51,16 +51,17 @@ def sharing(logs: Path | None, report: Callable[..., None]) -> Iterator[ServerPr
 class LeasedServers:
     """Servers that several runs of this process share, one run at a time."""
 
-    def __init__(self, lessor: Lessor, kept: KeptProcesses) -> None:
-        """lessor: of the environments' servers. kept: the vLLM servers."""
-        self._lessor = lessor
+    def __init__(self, portal: BlockingPortal, shared: SharedServers, kept: KeptProcesses) -> None:
+        """portal: of the event loop of the environments' servers. kept: the vLLM servers."""
+        self._portal = portal
+        self._shared = shared
         self._kept = kept
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """See `ServerProvider.host`. A host that starts no servers is not leased."""
         if not config.host.starts_servers:
             return build_host(config, logs)
-        return LeasedHost(config.env, config.host, self._lessor)
+        return LeasedHost(config.env, config.host, self._portal, self._shared)
 
     async def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
         return await self._kept.servers(launch)
@@ -69,13 +70,16 @@ class LeasedServers:
 class LeasedHost:
     """A `hosts.base.Host` that leases its servers."""
 
-    def __init__(self, env: EnvConfig, host: HostConfig, lessor: Lessor) -> None:
+    def __init__(
+        self, env: EnvConfig, host: HostConfig, portal: BlockingPortal, shared: SharedServers
+    ) -> None:
         """Create the host; `start` takes the lease."""
         self.capacity = host.capacity
         self.access: Access = OPEN  # until the servers are there
         self._wanted = ServingConfig(env=env, host=host)
-        self._lessor = lessor
-        self._lease: Lease | None = None
+        self._portal = portal
+        self._shared = shared
+        self._leased: ServerSet | None = None
         self._follower: asyncio.Task[None] | None = None
         self._pool = SessionPool(env, host.sessions_per_server, OPEN)
 
@@ -88,15 +92,13 @@ class LeasedHost:
         return self._pool.num_removed
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`. `shared_servers` counts the jobs that used these servers before."""
-        return dict(self._lease.facts) if self._lease is not None else {}
+        return self._leased.facts() if self._leased is not None else {}
 
     async def start(self) -> None:
         try:
-            wanted = self._wanted.model_dump(mode="json")
-            self._lease = await self._lessor.lease(wanted)
-            self.access = self._pool.access = bearer(self._lease.key)
-            while not self._update(self._lease):  # A dead server is being restarted.
+            leased = await self._take_lease()
+            self.access = self._pool.access = bearer(leased.servers.key)
+            while not self._update(leased):  # A dead server is being restarted.
                 await asyncio.sleep(POLL_S)
             await self._pool.open_all(patience_s=self._wanted.env.reset_timeout_s)
         except BaseException as error:
@@ -104,7 +106,19 @@ class LeasedHost:
             if isinstance(error, FailureError):
                 raise HostError(str(error)) from error
             raise
-        self._follower = asyncio.create_task(self._follow(self._lease))
+        self._follower = asyncio.create_task(self._follow(leased))
+
+    async def _take_lease(self) -> ServerSet:
+        """Wait for servers that fit, which `close` releases, also after a cancellation."""
+        wanted = self._wanted.model_dump(mode="json")
+        leasing = self._portal.start_task_soon(self._shared.lease, wanted)
+        try:
+            self._leased = leased = await asyncio.wrap_future(leasing)
+        except asyncio.CancelledError:
+            if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
+                self._leased = leasing.result()
+            raise
+        return leased
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         return self._pool.lend()
@@ -115,24 +129,24 @@ class LeasedHost:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._pool.close()
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.release()
+        leased, self._leased = self._leased, None
+        if leased is not None:
+            self._portal.start_task_soon(self._shared.take_back, leased)
 
-    async def _follow(self, lease: Lease) -> None:
+    async def _follow(self, leased: ServerSet) -> None:
         """Keep the pool's servers equal to the lease's until they have failed."""
         try:
             while True:
                 await asyncio.sleep(POLL_S)
-                self._update(lease)
+                self._update(leased)
         except FailureError as error:
             self._pool.fail(HostError(str(error)))
 
-    def _update(self, lease: Lease) -> bool:
+    def _update(self, leased: ServerSet) -> bool:
         """Use the servers that are up; False if none is. Raises the error of failed servers."""
-        if lease.failure is not None:
-            raise lease.failure
-        urls = lease.urls
+        if leased.servers.failure is not None:
+            raise leased.servers.failure
+        urls = list(leased.servers.urls)
         for url in set(self._pool.urls) - set(urls):
             self._pool.remove(url)
         for url in urls:

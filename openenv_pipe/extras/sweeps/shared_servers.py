@@ -9,16 +9,16 @@ ones. All of them end with the worker.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from anyio.from_thread import BlockingPortal
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, PipeError
@@ -35,12 +35,8 @@ CLIENT_KEYS = {
 }
 
 
-class ShareableServers(Protocol):
+class ShareableServers(Host, Protocol):
     """Servers that can be cleared between two jobs. `SupervisedHost` is one implementation."""
-
-    @property
-    def urls(self) -> Sequence[str]:
-        """URLs of the servers that are up."""
 
     @property
     def failure(self) -> PipeError | None:
@@ -50,22 +46,13 @@ class ShareableServers(Protocol):
     def key(self) -> str | None:
         """What every request to them needs, and no record has; None: nothing."""
 
-    def facts(self) -> Mapping[str, JsonValue]:
-        """Facts about the servers for the records of the runs."""
-
-    async def start(self) -> None:
-        """Start the servers and return when they answer. Raises FailureError."""
-
     async def clear(self) -> None:
         """Remove what a job left behind. Raises FailureError."""
-
-    async def close(self) -> None:
-        """Stop the servers. Bounded; may be called again."""
 
 
 @dataclass(eq=False, slots=True)
 class ServerSet:
-    """Servers that are leased together, and their state."""
+    """Servers that are leased together, and their state, which any thread may read."""
 
     key: str  # see `server_key`
     servers: ShareableServers
@@ -74,53 +61,10 @@ class ServerSet:
     num_jobs: int = 1  # that have leased it so far
     clearing: asyncio.Task[None] | None = None  # after the last job
 
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Servers that a run has to itself until it releases them. Any thread may use it."""
-
-    leased: ServerSet
-    release: Callable[[], None]
-
-    @property
-    def urls(self) -> Sequence[str]:
-        return list(self.leased.servers.urls)
-
-    @property
-    def failure(self) -> PipeError | None:
-        return self.leased.servers.failure
-
-    @property
-    def key(self) -> str | None:
-        return self.leased.servers.key
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        shared = {"num_jobs_before": self.leased.num_jobs - 1, "logs": str(self.leased.logs)}
-        return {**self.leased.servers.facts(), "shared_servers": shared}
-
-
-class Lessor:
-    """Leases servers to runs, from other event loops than that of the servers."""
-
-    def __init__(self, portal: BlockingPortal, servers: "SharedServers") -> None:
-        """portal: of the servers' event loop."""
-        self._portal = portal
-        self._servers = servers
-
-    async def lease(self, wanted: Mapping[str, Any]) -> Lease:
-        """Wait for servers that fit `wanted`. Raises PipeError: they do not start."""
-        leasing = self._portal.start_task_soon(self._servers.lease, wanted)
-        try:
-            leased = await asyncio.wrap_future(leasing)
-        except asyncio.CancelledError:
-            if leasing.done() and not leasing.cancelled() and leasing.exception() is None:
-                self._take_back(leasing.result())
-            raise
-        return Lease(leased, lambda: self._take_back(leased))
-
-    def _take_back(self, leased: ServerSet) -> None:
-        self._portal.start_task_soon(self._servers.take_back, leased)
+    def facts(self) -> dict[str, JsonValue]:
+        """See `Host.facts`. `shared_servers` counts the jobs that used these servers before."""
+        shared: JsonValue = {"num_jobs_before": self.num_jobs - 1, "logs": str(self.logs)}
+        return {**self.servers.facts(), "shared_servers": shared}
 
 
 class SharedServers:
