@@ -87,13 +87,16 @@ def test_examples_are_replies_that_the_adapter_can_use(experiment):
     assert adapter.examples
 
 
-@pytest.mark.parametrize("experiment", ["sums", "sums_tiers"])
-def test_sums_are_asked_with_one_example_whose_answer_is_right(experiment):
+@pytest.mark.parametrize(
+    ("experiment", "sum_", "answer"),
+    [("sums", " 2 - 12 =", "-10"), ("sums_tiers", " 4 - 8 + 9 - 3 =", "2")],
+)
+def test_sums_are_asked_with_one_example_whose_answer_is_right(experiment, sum_, answer):
     """Those of the environment have answers of another form, and more tokens than an episode."""
     adapter = compose([f"conf={experiment}"]).config.env.adapter
     (example,) = adapter.examples
-    assert example.user.endswith(" 2 - 12 =")
-    assert build_adapter(adapter).read(example.reply) == [{"answer": "-10"}]
+    assert example.user.endswith(sum_)
+    assert build_adapter(adapter).read(example.reply) == [{"answer": answer}]
 
 
 @pytest.mark.parametrize("trainer", group_options("trainer"))

@@ -146,6 +146,18 @@ def test_no_other_scorer_runs_answers(tmp_path):
         assert not mark.exists(), task
 
 
+def test_worked_solutions_are_right_and_wrong_questions_are_rejected():
+    for index in range(200):
+        question = ask(task="chain_sum", index=index, config={"min_terms": 1, "max_digits": 2})
+        worked = policies.step_by_step([{"question": question.text}], random.Random(0))
+        assert question.score(worked.split(" = ")[-1]) == 1.0
+    assert policies.step_by_step([{"question": "4 - 8 + 9 - 3 ="}], random.Random(0)) == (
+        "4 - 8 + 9 - 3 = -4 + 9 - 3 = 5 - 3 = 2"
+    )
+    with pytest.raises(ValueError, match="a sum of whole numbers was expected"):
+        policies.step_by_step([{"question": "How many legs?"}], random.Random(0))
+
+
 def test_guesses_are_no_oracles():
     rng = random.Random(0)
     for policy in (policies.constant, policies.number_of_question):
