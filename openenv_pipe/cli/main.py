@@ -266,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_streams()
     collect_rarely()  # until a run has loaded its libraries
     set_library_defaults()
+    junit_files.clear()  # of a command before this one in the same process
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return
 

@@ -5,7 +5,8 @@ from xml.etree.ElementTree import parse
 import pytest
 import typer
 
-from openenv_pipe.cli.arguments import reject_existing
+from openenv_pipe.cli import main as cli
+from openenv_pipe.cli.arguments import junit_files, reject_existing
 from openenv_pipe.commands.findings import Line, Result, write_junit
 from openenv_pipe.errors import UserError
 
@@ -55,3 +56,14 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
     with pytest.raises(UserError, match=r"--junit .*cannot be written"):
         write_junit(path / "check.xml", "check", [])
     assert reject_existing(context, tmp_path / "new.xml") == tmp_path / "new.xml"
+
+
+def test_an_error_of_another_command_is_not_written(tmp_path, monkeypatch):
+    """One process may run several commands, and a command that was only read may name a file."""
+    monkeypatch.chdir(tmp_path)
+    junit_files.clear()  # of the tests before
+    check = typer.main.get_command(cli.app).commands["check"]
+    check.make_context("check", ["conf=echo", "--junit", "check.xml"])
+    with pytest.raises(SystemExit):
+        cli.main(["show", "conf=echo", "no_such_key=1"])
+    assert list(tmp_path.iterdir()) == []
