@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from openenv_pipe.config.beside import BESIDE_BLOCKS, beside_origins, forget_replaced, merge
 from openenv_pipe.config.composed_files import (
     ComposedFiles,
-    Origins,
     find_origins,
     open_loader,
 )
@@ -32,7 +31,7 @@ from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.plain_data import reject_unusual_values
 from openenv_pipe.config.secrets import shown_override
-from openenv_pipe.config.yaml_files import EXPERIMENTS
+from openenv_pipe.config.yaml_files import EXPERIMENTS, Origins
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import did_you_mean
 from openenv_pipe.system.untrusted_text import visible

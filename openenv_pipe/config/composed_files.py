@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.config.diff import flat
 from openenv_pipe.config.resolvers import RESOLVERS
-from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
+from openenv_pipe.config.yaml_files import EXPERIMENTS, Origins, check_file, find_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
 from openenv_pipe.system.untrusted_text import visible
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
-Origins = dict[str, Path | str]  # by dotted key: the file or the override that sets it
 # Files as Hydra has read them, by name, path and content: tests and sweeps compose many times.
 _known_files: dict[tuple[str, Path, str], Any] = {}
 MAX_KNOWN_FILES = 500

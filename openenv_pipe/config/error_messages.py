@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from openenv_pipe.config.other_names import LOSS_TYPES, NOT_HERE, NOTES, OTHER_N
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
-from openenv_pipe.config.yaml_files import find_line
+from openenv_pipe.config.yaml_files import Origins, find_line
 from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options, short_path
 from openenv_pipe.system.secrets import is_secret_name, redact
@@ -31,9 +31,6 @@ MAX_SHOWN = 20  # problems of one configuration
 PRIVATE_BLOCKS = ("headers", "variables")
 # Names of keys that do not exist, and may be misspelt names of secrets.
 LIKE_A_SECRET = re.compile(r".*(?:key|kei|token|secret|passw|auth|cred).*", re.IGNORECASE)
-
-
-Origins = Mapping[str, Path | str]  # by dotted key: the file or the override that sets it
 
 
 def explain_validation(

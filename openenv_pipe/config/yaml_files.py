@@ -1,4 +1,4 @@
-"""Check a YAML file of `conf/` before Hydra reads it.
+"""Find a YAML file of `conf/`, check it before Hydra reads it, and find the line of a key.
 
 Hydra and OmegaConf follow values by recursion, so too deep values would end in a RecursionError
 that names no file.
@@ -18,6 +18,7 @@ EXPERIMENTS = "conf"  # the group whose files set keys of all blocks
 GLOBAL = "# @package _global_"
 MARKS = {codecs.BOM_UTF8: "UTF-8", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 EMPTY = ("", "~", "null")  # how YAML writes that there is nothing
+Origins = dict[str, Path | str]  # by dotted key: the file or the override that sets it
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

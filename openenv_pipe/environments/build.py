@@ -20,8 +20,8 @@ def check_host(config: "RunConfig") -> str:
     host. A type without it is checked by a call of `build`. Raises ConfigError.
     """
     env, host = config.env, config.host
-    check_variables(env)
     if check := block_types("host")[host.type].check:
+        check_variables(env)
         return str(load(check)(env, host))
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
         build_host(config, Path(logs))

@@ -15,8 +15,9 @@ from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint, fork_origi
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.places import runs_folders
 
-# The blocks that an evaluation uses; `secrets_of`.
+# The blocks that an evaluation uses, whose secrets it needs.
 PLAYED = ("env", "host", "reward", "judge", "agent", "model", "engine", "cluster", "beside")
+START = "start"  # RUN@start: the model before training
 AT_START = "untrained"  # the label of RUN@start; `start` belongs to the run's own first stage
 
 
@@ -36,7 +37,7 @@ class SelectedModel:
 
     @property
     def checkpoint_name(self) -> str:
-        return "start" if self.checkpoint is None else self.checkpoint.name
+        return START if self.checkpoint is None else self.checkpoint.name
 
 
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
@@ -110,7 +111,7 @@ def find_weights(folder: RunFolder, which: str) -> Path | None:
 
     Raises RunFolderError.
     """
-    if which == "start":
+    if which == START:
         origin = fork_origin(folder.record)
         if origin is None:
             return None

@@ -12,6 +12,7 @@ import yaml
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.find import START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
 from openenv_pipe.system.untrusted_text import visible
@@ -35,7 +36,7 @@ def model_card(
     """
     config = folder.written_config
     sections = [
-        _metadata(config, sees_images),
+        _metadata(config, checkpoint, sees_images),
         f"# {target.name}",
         _origin(folder, config, checkpoint),
         _results(folder, checkpoint, step),
@@ -44,11 +45,12 @@ def model_card(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(config: RunConfig, sees_images: bool) -> str:
+def _metadata(config: RunConfig, checkpoint: str, sees_images: bool) -> str:
+    training = [] if checkpoint == START else ["reinforcement-learning", config.trainer.loss.type]
     values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text" if sees_images else "text-generation",
-        "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
+        "tags": ["openenv", "openenv-pipe", *training],
     }
     if isinstance(config.model, HubModelConfig) and _is_of_hub(config.model):
         values["base_model"] = config.model.path
@@ -65,18 +67,16 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
     how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"
     if model.quantization != "none":
         how += f" into weights that were {model.quantization}, written out"
+    training = f"{trainer.loss.title}, {how}, group size {trainer.group_size}"
     rows = [
         ["environment", ", ".join(f"`{name}`" for name in (config.env.name, *config.beside))],
         ["base model", base],
-        ["training", f"{trainer.loss.title}, {how}, group size {trainer.group_size}"],
+        *([] if checkpoint == START else [["training", training]]),
         ["checkpoint", f"`{checkpoint}`"],
         ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
         ["openenv-pipe", record.version],
     ]
-    origin = "Trained"
-    if checkpoint == "start":
-        origin = "The model, before training, of a run"
-        rows = [row for row in rows if row[0] != "training"]
+    origin = "The model, before training, of a run" if checkpoint == START else "Trained"
     return (
         f"{origin} on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "
         f"openenv-pipe.\n\n{table(['', ''], rows)}"

@@ -29,5 +29,6 @@ def test_the_card_of_the_start_claims_no_training(tmp_path, is_evaluated):
         run_samples.evaluate(folder, "start", 0.2)
     card = model_card(folder, "start", Path("it"), step=0)
     assert "The model, before training, of a run" in card and "| training |" not in card
+    assert "reinforcement-learning" not in card
     missing = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
     assert (f"{missing}smoke/0001@start`" in card) is not is_evaluated
