@@ -88,8 +88,6 @@ class WaitingCall:
 
 @dataclass(kw_only=True, slots=True)
 class _Prepared:
-    """A call that the engine is asked about."""
-
     number: int
     waiting: WaitingCall
     messages: list[Message]
@@ -218,7 +216,6 @@ class ModelCalls:
             self._end(calls)
 
     def _end(self, calls: Sequence[WaitingCall]) -> None:
-        """Reject those that have no answer."""
         self._num_waiting -= len(calls)
         if calls and not self._num_waiting:
             self._waited_s += time.monotonic() - self._waiting_since_s
@@ -227,7 +224,6 @@ class ModelCalls:
                 call.answer.set_exception(EndedError("the episode is over"))
 
     def _reject_after_end(self, waiting: WaitingCall) -> None:
-        """Raises EndedError."""
         if self._has_ended or self.failure is not None or waiting.connection.is_lost:
             raise EndedError("the episode is over")
 

@@ -58,8 +58,6 @@ class Rollout:
 
 
 class Gateway(Endpoint):
-    """The server, and the rollouts that it knows."""
-
     def __init__(
         self,
         host: str = ADDRESS,

@@ -23,24 +23,18 @@ from openenv_pipe.extras.agents.http.chat_completions import (
 
 @dataclass(frozen=True, slots=True)
 class KnownReply:
-    """A reply of the model."""
-
     text: str
     ids: tuple[int, ...]  # without the end-of-turn token
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a message stands in a conversation."""
-
     history: bytes  # a digest of all messages before it
     before: bytes  # the one before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Given:
-    """A reply as the program got it."""
-
     reply: KnownReply
     place: _Place
     text: str  # of the message
@@ -49,16 +43,12 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class FoundReplies:
-    """What was found in a history."""
-
     replies: dict[int, KnownReply]  # by the index of the message
     num_unknown: int  # messages of the assistant that are no reply of the model
     num_ambiguous: int  # messages that could be one of several replies
 
 
 class KnownReplies:
-    """The replies that one program has got."""
-
     def __init__(self) -> None:
         self._given: dict[MessageKey, list[_Given]] = {}
 

@@ -139,7 +139,6 @@ async def _answer_frame(steps: EnvironmentSteps, text: str | None) -> dict[str, 
 
 
 async def _answer(steps: EnvironmentSteps, kind: str, data: Any) -> dict[str, Any]:
-    """Answer `reset`, `step` or `state`. Raises RejectedStepError and ValueError."""
     match kind:
         case "reset":  # The run has reset the session, with the task.
             return _result(steps.first)
@@ -177,7 +176,6 @@ def _mcp_tools(steps: EnvironmentSteps) -> list[dict[str, Any]]:
 
 
 async def _call_tool(steps: EnvironmentSteps, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the step of a tool's call. Raises ValueError for parameters that are no call."""
     name, arguments = parameters.get("name"), parameters.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError(

@@ -75,7 +75,6 @@ class EnvironmentSteps:
         self.taken.append((self._last_call(), step, time.time()))
 
     async def state(self) -> dict[str, Any]:
-        """Return the environment's state. Raises RejectedStepError."""
         async with self._taken_alone():
             try:
                 return await self._session.state(self._env.step_timeout_s)

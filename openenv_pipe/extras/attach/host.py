@@ -45,11 +45,9 @@ class AttachHost(SupervisedHost):
         )
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`. There are none, because the code of these servers is not known."""
         return {}
 
     async def _wait_for_return(self, server: RestartableServer, error: FailureError) -> None:
-        """Wait for a server to answer again. Raises HostError after `max_outage_s`."""
         limit_s = self._config.max_outage_s
 
         async def check(attempt_s: float) -> str | None:
@@ -83,7 +81,6 @@ class AttachedEnvServer:
             raise HostError(f"env {self._env_name!r}: {self.url}{self._explained(seen)}")
 
     async def died(self) -> str:
-        """See `wait_for_outage`."""
         return await wait_for_outage(self._check)
 
     async def stop(self) -> None:
@@ -93,7 +90,6 @@ class AttachedEnvServer:
         return await check_health(self.url, self._timeout_s, self._access, use_proxy=True)
 
     def _explained(self, seen: str) -> str:
-        """Describe an answer other than status 200, and what to do about it."""
         if seen in ("401", "403"):
             return (
                 f" rejects access with status {seen}; set host.headers, such as "

@@ -71,7 +71,6 @@ async def play_one(
     rollout: RolloutContext,
     score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
 ) -> Episode:
-    """Play an episode of the first task of evaluations. score: see `play_groups`."""
     group, *_ = await play_groups(
         rollout,
         [rollout.splits.eval[0]],

@@ -40,8 +40,6 @@ Trajectory = list[tuple[Any, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Played:
-    """One play of a task."""
-
     first: Observation
     trajectory: Trajectory
     opening: Opening | None  # None: the episode was done at its reset

@@ -88,7 +88,6 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
 
 
 def check_memory(config: RunConfig) -> Iterator[Line]:
-    """Compare the estimated memory and disk with what this machine has."""
     if isinstance(config.model, HubModelConfig) and find_model_folder(config.model) is None:
         text = "not estimated: the model's size is known after its download"
         yield Line("memory", Result.WARN, text)

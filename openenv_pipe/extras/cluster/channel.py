@@ -46,7 +46,6 @@ class Channel:
         self._waiting += (_LENGTH.pack(len(data)), data)
 
     async def receive(self) -> Any:
-        """Wait for the next message and return it. Raises EOFError if the connection has ended."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return pickle.loads(await self._reader.readexactly(length))
@@ -73,7 +72,6 @@ class Listener:
         self._greeting: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen at any free port. Raises HostError."""
         try:
             self._server = await asyncio.start_server(
                 self._accept, self._address, 0, ssl=tls_context(ssl.Purpose.CLIENT_AUTH)
@@ -94,7 +92,6 @@ class Listener:
         return ConnectionOffer(address=self._address, port=port, key=key), accepted
 
     async def close(self) -> None:
-        """Stop listening. Channels stay open."""
         if self._server is not None:
             self._server.close()
         for greeting in self._greeting:
@@ -119,7 +116,6 @@ class Listener:
 
 
 async def connect(offer: ConnectionOffer) -> Channel:
-    """Connect to the run's process. Raises HostError."""
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             reader, writer = await asyncio.open_connection(

@@ -13,8 +13,6 @@ from openenv_pipe.types import Episode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayOrder:
-    """An episode that the worker shall play."""
-
     play: int  # identifies this attempt at the episode in all later messages
     spec: EpisodeSpec
     capabilities: EngineCapabilities  # of the engine that replies
@@ -45,8 +43,6 @@ class ReplyRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeEnd:
-    """An episode that has ended, or the error that ends the run."""
-
     play: int
     episode: Episode | None  # None: there is an error
     error: ConfigError | FailureError | None = None

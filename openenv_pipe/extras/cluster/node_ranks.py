@@ -103,7 +103,6 @@ class RayRanks:
         self._results(order, LONGEST_WAIT.total_seconds())
 
     def failure(self) -> PipeError | None:
-        """See `learner.devices.NodeRanks.failure`. A lost process comes before what followed."""
         errors = []
         for call in self._calls.values():
             try:

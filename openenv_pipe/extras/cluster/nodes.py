@@ -184,7 +184,6 @@ class PlacedProcess:
             raise self._as_pipe_error(error) from None
 
     def begin(self, method: str, *arguments: Any) -> "PlacedCall":
-        """Call a method in the process, without waiting for its end."""
         return PlacedCall(self, getattr(self._actor, method).remote(*arguments))
 
     def kill(self) -> None:
@@ -223,7 +222,6 @@ class PlacedCall:
         return bool(over)
 
     def result(self) -> Any:
-        """Wait for the end, and return what the method returned. Raises as `PlacedProcess.call`."""
         try:
             return self._process.ray.get(self._reference)
         except self._process.ray.exceptions.RayError as error:

@@ -32,8 +32,6 @@ REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Play:
-    """An episode that the worker is playing."""
-
     replies: EpisodeReplies
     end: asyncio.Future[Episode]
 
@@ -165,7 +163,6 @@ class RemoteWorker:
                         self._end(report.event)
 
     def end_all(self, error: PipeError) -> None:
-        """End all episodes with an error."""
         for play in self._plays.values():
             if not play.end.done():
                 play.end.set_exception(error)

@@ -38,7 +38,6 @@ class EpisodeReplies:
             await asyncio.wait(pending)
 
     def close(self) -> None:
-        """Stop waiting for replies."""
         for exchange in self._exchanges:
             exchange.reply.cancel()
 

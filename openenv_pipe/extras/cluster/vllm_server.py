@@ -145,7 +145,6 @@ class RemoteVllmServer:
         return str(cause)
 
     async def stop(self) -> None:
-        """Stop the server and the process on its node, in bounded time."""
         process, self._process, self.files = self._process, None, None
         if self._following is not None:
             self._following.cancel()
@@ -170,7 +169,6 @@ class RemoteVllmServer:
                 await asyncio.sleep(LOG_POLL_S)
 
     async def _copy_log(self, process: PlacedProcess) -> None:
-        """Append to this machine's log what the server has written since the last call."""
         async with self._copying:
             await self._append(await process.call("read_log", self._log_size))
 
@@ -283,11 +281,9 @@ class NodeProcess:
         return NodeFacts(installed=self._installed, folder=self._folder)
 
     async def write(self, name: str, content: bytes, is_first: bool) -> None:
-        """Write a part of a file. name: its path in the folder. is_first: the file is new."""
         await asyncio.to_thread(_write, self._folder / name, content, "wb" if is_first else "ab")
 
     async def remove(self, name: str) -> None:
-        """Remove one of the folders with sent files."""
         await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
     async def start(self, spec: ServerSpec, needed: Path | None) -> str:
@@ -322,7 +318,6 @@ class NodeProcess:
         return await self._server.died()
 
     async def read_log(self, offset: int) -> bytes:
-        """Return what the server has written to its log after the first `offset` bytes."""
         return await asyncio.to_thread(_read, self._folder / LOG, offset)
 
     async def stop(self, offset: int) -> bytes:

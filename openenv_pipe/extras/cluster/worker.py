@@ -61,11 +61,9 @@ class RolloutWorker:
         self._channel: Channel | None = None  # after `connect`
 
     async def node(self) -> str:
-        """Return the name of the node. The first call returns when the process runs."""
         return platform.node()
 
     async def start(self) -> WorkerFacts:
-        """Start the environment servers. Raises HostError and ConfigError."""
         await self._loop.start()
         facts = self._loop.facts()
         return WorkerFacts(capacity=self._loop.capacity, node=platform.node(), host=facts)
@@ -75,11 +73,9 @@ class RolloutWorker:
         return await self._loop.open_splits(known)
 
     async def prepare(self, chat: Chat | None) -> None:
-        """Set the chat format that all episodes share."""
         self._chat = chat
 
     async def connect(self, offer: ConnectionOffer) -> None:
-        """Connect to the run's process. Raises HostError."""
         self._channel = await connect(offer)
 
     async def serve(self) -> None:
@@ -106,7 +102,6 @@ class RolloutWorker:
                     playing.cancel()
 
     async def close(self) -> None:
-        """Stop the episodes and the servers."""
         for playing in self._plays.values():
             playing.cancel()
         await self._loop.close()
@@ -144,8 +139,6 @@ class RolloutWorker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WorkerContext:
-    """A `rollout.context.PlayContext`."""
-
     env: EnvConfig
     chat: Chat | None
     engine: Engine

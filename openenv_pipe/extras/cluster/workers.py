@@ -36,7 +36,6 @@ class RolloutWorkers:
     """
 
     def __init__(self, config: RunConfig, logs: Path) -> None:
-        """Prepare the workers without starting them."""
         assert isinstance(config.cluster, RayClusterConfig)
         self.capacity = 0
         self._config = config
@@ -68,7 +67,6 @@ class RolloutWorkers:
         return dict(self._workers[0].facts.host)
 
     async def start(self) -> None:
-        """See `EpisodeLoop.start`. Waits up to `cluster.start_timeout_s` for nodes with room."""
         settings = self._settings
         self._cluster = await connected(settings.address)
         self._watching.append(asyncio.create_task(self._watch_head(self._cluster)))
@@ -138,7 +136,6 @@ class RolloutWorkers:
             replies.close()
 
     async def close(self) -> None:
-        """Stop the servers and the workers, in bounded time."""
         self._failure = self._failure or HostError("the rollout workers are closed")
         for watching in self._watching:
             watching.cancel()

@@ -37,7 +37,6 @@ class SeveralDevices(Devices):
         num_threads: int,
         nodes: NodeRanks | None,
     ) -> "SeveralDevices":
-        """See `learner.devices.build_devices`."""
         workers = Workers(config.trainer.devices, device, logs, num_threads, nodes)
         return cls(config, device, workers)
 
@@ -77,7 +76,6 @@ class SeveralDevices(Devices):
             return ShardedLearner(policy, self._config, self._workers.ranks)
 
     def warm_start(self, policy: Policy) -> WarmStart:
-        """Build the warm start. Unless the policy is sharded, only this process does it."""
         if not isinstance(policy, ShardedPolicy):
             return super().warm_start(policy)
         with self._workers.ranks.joined("build_warm_start", self._config):
@@ -89,7 +87,6 @@ class SeveralDevices(Devices):
         return ShardedPolicyWeights(policy, self._workers.ranks)
 
     def time_sum(self, num_bytes: int) -> float:
-        """Do as `Devices.time_sum`. The first call starts the workers."""
         return self._workers.try_collective(num_bytes)
 
     def close(self) -> None:

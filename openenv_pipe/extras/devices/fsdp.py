@@ -65,7 +65,6 @@ def as_shard_of(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """Gather a full tensor from all shards. A collective."""
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
@@ -109,7 +108,6 @@ class ShardedPolicy(Policy):
     samplers = Policy.samplers[1:]  # the fast forward pass copies whole weights
 
     def __init__(self, root: Any, ranks: ConnectedRanks, chat: ChatFormat, **options: Any) -> None:
-        """root: from `shard`, with values. options: those of `Policy`. A collective."""
         self._root = root
         self._ranks = ranks
         self._is_gathered = False
@@ -143,7 +141,6 @@ class ShardedPolicy(Policy):
     def predicted_logprobs(
         self, batch: Batch, temperature: float, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do as `Policy.predicted_logprobs`. A collective: each rank has a batch of its own."""
         return self._gathered(partial(super().predicted_logprobs, batch, temperature, **options))
 
     def _gathered(self, function: Callable[[], Result]) -> Result:
@@ -169,12 +166,10 @@ class ShardedPolicy(Policy):
 
     @collective("policy")
     def check_forward(self, max_tokens: int) -> str | None:
-        """Check the forward passes on every rank, see `models.forward.forward_check`."""
         return check_forward(self, max_tokens)
 
     @collective("policy")
     def whole(self, name: str) -> torch.Tensor:
-        """Gather one parameter."""
         return gather(self.model.get_parameter(name).detach())
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -206,7 +201,6 @@ class ShardedPolicy(Policy):
         }
 
     def whole_adapter(self) -> dict[str, torch.Tensor]:
-        """Gather the adapter, which is small. A collective."""
         return {name: gather(values.detach()) for name, values in self.trained_parameters()}
 
     @torch.no_grad()

@@ -76,7 +76,6 @@ class StateLayout:
 def broadcast_weights(
     policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: ConnectedRanks
 ) -> None:
-    """Overwrite the weights and the reference of every rank with those of rank 0."""
     trained = [parameter.data for _, parameter in policy.trained_parameters()]
     for values in (*trained, *(reference or ())):
         ranks.broadcast(values)

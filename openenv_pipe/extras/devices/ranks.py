@@ -127,7 +127,6 @@ class ConnectedRanks(Ranks):
         return values
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Overwrite every rank's tensor with rank 0's."""
         dist.broadcast(values, src=0)
 
 

@@ -64,7 +64,6 @@ def read_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read names and shapes of the tensors in all safetensors files of a folder."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
@@ -100,7 +99,6 @@ class _RowReader(HuggingFaceStorageReader):
 
 
 def _read_starts(file: Path) -> Offsets:
-    """Read where each tensor begins in a safetensors file."""
     length, header = read_header(file)
     return {
         name: length + entry["data_offsets"][0]

@@ -33,7 +33,6 @@ class WholeOnDemand:
         self._name = name
 
     def full_tensor(self) -> torch.Tensor:
-        """Gather the tensor from all ranks."""
         return self._whole.gathered(self._name)
 
 
@@ -55,7 +54,6 @@ class ShardedPolicyWeights(PolicyWeights):
 
     @collective("weights")
     def write_shards(self, folder: Path, with_adapter: bool) -> None:
-        """Write the model from all ranks."""
         weights = self._sharded.named_shards()
         self.check_names(weights)
         if with_adapter:
@@ -63,14 +61,12 @@ class ShardedPolicyWeights(PolicyWeights):
         write_model(self._base, weights, folder, self._ranks)
 
     def tensors(self) -> Mapping[str, Any]:
-        """Return what `write_weights` writes, as tensors that are gathered when they are sent."""
         shards = self._sharded.named_shards()
         self.check_names(shards)
         return {name: WholeOnDemand(self, name, values) for name, values in shards.items()}
 
     @collective("weights")
     def gathered(self, name: str) -> torch.Tensor:
-        """Gather one tensor, with the adapter merged in."""
         return gather(self._merged(name, self._sharded.named_shards()[name]))
 
     @collective("weights")

@@ -54,7 +54,6 @@ class Worker:
     def __init__(
         self, rank: int, size: int, device: str, num_threads: int, cwd: Path | None = None
     ) -> None:
-        """Prepare torch in this process. cwd: the run's folder, used where this node has it."""
         if cwd is not None and cwd.is_dir():
             os.chdir(cwd)  # relative paths of the configuration mean the same files
         if device.startswith("cuda"):

@@ -254,7 +254,6 @@ class Workers:
             watching.join()
 
     def _death(self) -> PipeError | None:
-        """Describe a rank that has ended, preferably one that a signal killed: it ended first."""
         if self.nodes and (failure := self.nodes.failure()):
             return failure
         codes = {rank: process.returncode for rank, process in enumerate(self._processes, start=1)}

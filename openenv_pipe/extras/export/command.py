@@ -130,7 +130,6 @@ def _first_prompt(run: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _compare_prompts(folder: Path, chat: ChatFormat) -> None:
-    """Raise ConfigError if the written tokenizer makes other prompts than training."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     renderer = TemplateRenderer(tokenizer)
 

@@ -43,7 +43,6 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def score_of(value: Any, what: str) -> float:
-    """Return a score in 0..1. Raises UnusableAnswerError, which names what it is the score of."""
     if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # NaN is in no range
         raise UnusableAnswerError(
             f"the score of {what} is {str(value)[:80]!r}, expected 0.0 to 1.0"

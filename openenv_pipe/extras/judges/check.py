@@ -196,7 +196,6 @@ def _with_itself(
 
 
 def _scores(group: Group, term: str) -> dict[int, list[float]]:
-    """Return the scores of each order by member; one score if the term knows no orders."""
     return {
         each.member: each.judgements[term].scores or [each.reward_terms[term]]
         for each in group.scored
@@ -212,7 +211,6 @@ def _self_correlation(first: list[float], second: list[float]) -> float:
 
 
 def _cost(groups: Sequence[Group], term: str) -> Line:
-    """Return what one order costs, which a training run pays `num_orders` times."""
     episodes = [each for group in groups for each in group.scored if term in each.judgements]
     per_order: dict[str, float] = {
         f"{name}_per_episode": math.fsum(_one_order(each, term, name) for each in episodes)

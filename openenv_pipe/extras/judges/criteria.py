@@ -59,7 +59,6 @@ class CriteriaTerm:
         self._judge = judge
 
     async def values(self, group: Group) -> Values:
-        """Return the values of the episodes; none of them if the budget is spent."""
         conversations, index_of = distinct_conversations(group.scored)
         reference = self._reference(group.task)
         verdicts = await run_all(self._ask(each, reference) for each in conversations)
@@ -253,6 +252,5 @@ def _numbered(conversation: Conversation) -> Conversation:
 
 
 def build_criteria(name: str, term: JudgeTerm, sources: TermSources) -> CriteriaTerm | None:
-    """Build the term; None without a judge."""
     judge = require_judge(name, sources.judge)
     return None if judge is None else CriteriaTerm(name, term, judge)

@@ -121,7 +121,6 @@ class Judge:
         return self._config.max_failed_share
 
     def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far; see `Verdicts.settle`."""
         self._verdicts.settle(goes_on=goes_on)
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +218,6 @@ async def open_judge(
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an endpoint's answer; empty if it has none."""
     choices = answer.get("choices")  # of a file that somebody may have changed
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None

@@ -89,7 +89,6 @@ class Ruler:
         self._judge = judge
 
     async def values(self, group: Group) -> Values:
-        """Return the episodes' scores; none if there is only one, or if the budget is spent."""
         episodes = group.scored
         if len(episodes) < 2:
             return {}
@@ -210,6 +209,5 @@ def _join(parts: Sequence[Scores]) -> Scores:
 
 
 def build_ruler(name: str, term: RulerTerm, sources: TermSources) -> Ruler | None:
-    """Build the term; None without a judge."""
     judge = require_judge(name, sources.judge)
     return None if judge is None else Ruler(term, judge)

@@ -20,7 +20,6 @@ class Spending:
     """Adds up what answers cost. Requests in flight may exceed the limits of tokens and cost."""
 
     def __init__(self, config: VerdictsBlock, paid: Iterable[Mapping[str, Any]] = ()) -> None:
-        """paid: the answers that the run got before it was resumed."""
         self._config = config
         self._num_calls = 0
         self._num_tokens = 0
@@ -30,11 +29,9 @@ class Spending:
             self.add(self.price(answer))
 
     def begin_call(self) -> None:
-        """Count a request that is about to be sent."""
         self._num_calls += 1
 
     def add(self, price: Price) -> None:
-        """Count what an answer cost."""
         self._num_tokens += price.num_tokens
         self._cost += price.cost
 

@@ -23,7 +23,6 @@ class Verdicts:
     """The answers in a folder, and in folders of other runs that are only read."""
 
     def __init__(self, folder: Path, others: tuple[Path, ...] = ()) -> None:
-        """Make the folder. Raises ConfigError if that is not possible."""
         self._folder = folder
         self._own = ResponseCache(folder, KEY)
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
@@ -81,7 +80,6 @@ class Verdicts:
         self._unread.clear()
 
     def _read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the answer to this request, or None."""
         for cache in (self._own, *self._others):
             if (known := cache.read(url, body)) is not None:
                 return known

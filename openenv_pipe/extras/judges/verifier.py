@@ -60,18 +60,12 @@ class VerifierSource(Protocol):
         """
         ...
 
-    def reject(self, episode: Episode) -> None:
-        """Count the answer about an episode as a failure, because it cannot be read."""
-        ...
+    def reject(self, episode: Episode) -> None: ...
 
-    def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far; see `Verdicts.settle`."""
-        ...
+    def settle(self, *, goes_on: bool) -> None: ...
 
 
 class Verifier:
-    """A `rewards.values.OpenedTerm` with the answers of a verifier."""
-
     def __init__(self, name: str, term: VerifierTerm, source: VerifierSource) -> None:
         self._name = name
         self._term = term
@@ -126,7 +120,6 @@ class Verifier:
             )
 
     def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far; see `Verdicts.settle`."""
         self._source.settle(goes_on=goes_on)
 
 
@@ -200,7 +193,6 @@ class FunctionSource:
     """A function of the user, called with an `openenv_pipe.types.Episode`."""
 
     def __init__(self, name: str, term: VerifierTerm, source: PythonVerifier) -> None:
-        """Raises ConfigError if the function does not accept an episode and the options."""
         key = f"reward.terms.{name}.source"
         self._function = load_function(key, source, 1, may_be_async=True)
         self._code = UserCode(f"{key}.target={source.target!r}", limit_s=term.timeout_s)

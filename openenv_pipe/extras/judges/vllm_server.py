@@ -22,7 +22,6 @@ _log = logging.getLogger(__name__)
 
 
 def check_judge_server(config: VllmJudgeConfig) -> None:
-    """Raise ConfigError if vLLM is not installed."""
     require_installed(find_build())
 
 

@@ -52,7 +52,6 @@ def adapter_block(
 
 
 def _request(schema: Schema) -> str:
-    """Ask the model for an action that is one text."""
     ((name, field),) = schema["properties"].items()
     field = SchemaWalk(schema).resolved(field)
     choices = f": {', '.join(field['enum'])}" if "enum" in field else ""

@@ -205,7 +205,6 @@ def indented_json(value: Any) -> str:
 
 
 def _listed(trial: Trial) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the lists of legal moves that observations have, with the names of their fields."""
     for play in trial.plays:
         for observation in play.observations:
             for name, value in observation.items():
@@ -225,7 +224,6 @@ def _always_legal(seen: Sequence[Sequence[Any]]) -> Sequence[str]:
 
 
 def _choices(action: Schema) -> Sequence[Any]:
-    """Return the values of an action's only field, if these are listed."""
     fields = list(without_metadata(action).get("properties", {}).values())
     return SchemaWalk(action).resolved(fields[0]).get("enum", ()) if len(fields) == 1 else ()
 

@@ -45,8 +45,6 @@ SLOW_STEP_S = 0.25  # from this duration of an environment's step on, few episod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The limits of an episode, in tokens of the model."""
-
     max_turns: int
     max_reply_tokens: int
     max_episode_tokens: int
@@ -54,7 +52,6 @@ class Limits:
 
     @property
     def keys(self) -> dict[str, int]:
-        """The keys of the `env` block."""
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -136,7 +133,6 @@ def ends_notes(trial: Trial, env: EnvConfig) -> Iterator[str]:
 
 
 async def _opening(adapter: Adapter, first: Observation, trial: Trial) -> Opening:
-    """Return the adapter's first messages, with the tools that the trial has listed."""
     functions = [tool["function"] for tool in trial.tools]
     listing = [{**each, "input_schema": each["parameters"]} for each in functions]
 
@@ -251,7 +247,6 @@ def _is_small(trial: Trial, limits: Limits) -> bool:
 
 
 def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:
-    """Return the keys of the host: as many sessions as a step can use and the server allows."""
     host = serving.host
     keys: dict[str, Any] = {"sessions_per_server": trial.num_sessions, **host.servers}
     if host.starts_servers and trial.num_sessions == 1:

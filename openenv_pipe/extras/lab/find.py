@@ -22,8 +22,6 @@ MAX_ENTRIES = 1000  # of a catalog, the most that OpenEnv's search returns
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundEnvironment:
-    """An environment: what it says of itself, and what chooses it on the command line."""
-
     name: str
     description: str
     use: str
@@ -43,7 +41,6 @@ def find_environments(word: str, catalog: Path | None) -> list[FoundEnvironment]
 
 
 def environments_table(found: list[FoundEnvironment]) -> Table:
-    """Build a table with a line for each environment."""
     table = Table(
         Column("environment"), Column("what it is", fit=Fit.FOLD), Column("use", fit=Fit.FOLD)
     )

@@ -236,7 +236,6 @@ def _conf_with(name: str, block: str, kept: Path | None) -> Iterator[Path]:
 
 
 def _experiment_text(name: str, host: str, model: str, keys: dict[str, Any]) -> str:
-    """Return the file of the experiment."""
     choices = {"env": name, "reward": "usable"}
     choices |= {"host": host} if host != "process" else {}
     choices |= {"model": model} if model != TINY else {}
@@ -299,7 +298,6 @@ def _step_exception(env: EnvConfig, trial: Trial | None) -> str:
 
 
 def _tasks(env: EnvConfig) -> str:
-    """Return the two splits, with the reset keywords that the target has."""
     sizes = {"train": 1000, "eval": 100}
     keys: dict[str, dict[str, Any]] = {split: {"num_tasks": size} for split, size in sizes.items()}
     for split in sizes:
@@ -310,7 +308,6 @@ def _tasks(env: EnvConfig) -> str:
 
 
 def _start_of(env: EnvConfig) -> dict[str, Any]:
-    """Return the keys of the server's start that differ from `conf/env/base.yaml`."""
     usual = compose_env([*NO_BLOCK, "env.name=usual"]).env
     values = env.model_dump(include=set(START_KEYS))
     if env.package:
@@ -342,7 +339,6 @@ def _where(serving: ServingConfig) -> str:
 
 
 def _short_package(package: str) -> str:
-    """Return the name of a package in `envs/`, or its folder from here."""
     folder = find_env(package)
     if any(folder.parent == each.resolve() for each in env_dirs()):
         return folder.name
@@ -381,7 +377,6 @@ async def _ask(serving: ServingConfig, model: TrainedModel, notify: Callable[[st
 
 
 def _flow(values: dict[str, Any]) -> str:
-    """Return values as YAML in one line."""
     return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10**6).strip()
 
 

@@ -42,8 +42,6 @@ POLL_S = 1.0
 
 
 class Person(Protocol):
-    """The person who plays."""
-
     def show(self, text: str, kind: str) -> None:
         """Show a text. kind: a role of messages, `reward`, `note`, or empty."""
 
@@ -149,8 +147,6 @@ class ShownAdapter:
 
 
 class PersonEngine(StaticEngine):
-    """The person as an engine. Each request waits until the thread of the person answers it."""
-
     capabilities = ScriptedEngineConfig.capabilities
     max_episodes = 1
 
@@ -187,8 +183,6 @@ class ShownPlayer(RecordedPlayer):
 
 
 class Game:
-    """One episode with a person."""
-
     def __init__(
         self,
         portal: BlockingPortal,

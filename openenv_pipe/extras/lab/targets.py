@@ -38,8 +38,6 @@ NO_BLOCK = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """An environment, its host, and whether an experiment named it."""
-
     serving: ServingConfig
     is_experiment: bool
     policy: str | None = None  # of the experiment's warm start
@@ -96,7 +94,6 @@ def _overrides(name: str) -> list[str]:
 
 
 async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host) -> TaskSet:
-    """Open the tasks of one split. Raises ConfigError."""
     known = await asyncio.to_thread(read_known_sets, env.tasks)
     if split in known:
         return known[split]

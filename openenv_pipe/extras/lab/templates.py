@@ -44,14 +44,12 @@ def template_of_schema(schema: Mapping[str, Any]) -> str:
 
 
 def first_template(firsts: Sequence[Observation]) -> str:
-    """Return the template of the first message, for observations like these."""
     ((firsts,), path) = _told([firsts])
     shown = {name: path(name) for name in _names(firsts) if _is_shown(name)}
     return _template(shown, _conditions(shown, firsts))
 
 
 def following_template(episodes: Episodes) -> str:
-    """Return the template of the messages after a step, for episodes like these."""
     episodes, path = _told(episodes)
     following = [observation for episode in episodes for observation in episode[1:]]
     paths = {

@@ -44,7 +44,6 @@ class Trial:
 
     @property
     def rejections(self) -> list[StepRejectedError]:
-        """The answers to actions that the server did not take."""
         return [rejection for play in self.plays for rejection in play.rejections]
 
     @property
@@ -54,17 +53,14 @@ class Trial:
 
     @property
     def endings(self) -> list[int]:
-        """The numbers of turns after which episodes were done."""
         return [play.num_turns for play in self.plays if play.done and play.num_turns]
 
     @property
     def has_rewards(self) -> bool:
-        """True if a step had a reward, even if it was 0."""
         return any(each.reward is not None for play in self.plays for each in play.results[1:])
 
     @property
     def num_actions(self) -> int:
-        """The number of actions that the environment took."""
         return sum(len(play.actions) for play in self.plays)
 
     @property
@@ -74,12 +70,10 @@ class Trial:
 
     @property
     def is_done_at_once(self) -> bool:
-        """True if no episode can be played, because every reset is done."""
         return all(play.done and not play.actions for play in self.plays)
 
     @property
     def mean_reward(self) -> float:
-        """The mean reward of an episode of random actions."""
         return fmean(play.reward for play in self.plays)
 
     @property

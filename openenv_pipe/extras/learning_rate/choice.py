@@ -30,7 +30,6 @@ class Mean:
 
     @classmethod
     def of(cls, steps: Sequence[Record]) -> Self | None:
-        """Return the mean over the scored episodes of some steps; None without two of them."""
         known = [
             (_num_scored(step), step["reward/mean"], step["reward/std"])
             for step in steps
@@ -50,7 +49,6 @@ class Mean:
         )
 
     def is_above(self, other: "Mean") -> bool:
-        """Return whether it is higher beyond noise."""
         return self.value - other.value > NUM_ERRORS * math.hypot(self.error, other.error)
 
 
@@ -182,6 +180,5 @@ def _none(why: str) -> Choice:
 
 
 def _num_scored(step: Record) -> int:
-    """Return how many episodes of a step have a reward."""
     unscored = (step.get(name) or 0 for name in ("episodes/failed", "judge/failed"))
     return int(step["episodes/count"] - sum(unscored))

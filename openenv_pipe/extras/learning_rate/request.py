@@ -19,8 +19,6 @@ OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null", "trainer.checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A search for a learning rate."""
-
     config: RunConfig  # of all trials, but for the rate
     trials: Mapping[float, Composed]  # by ascending rate
     num_steps: int  # of GRPO, at each rate
@@ -97,7 +95,6 @@ def read_request(overrides: Sequence[str], rates: str | None, num_steps: int | N
 
 
 def _read_rates(text: str) -> list[float]:
-    """Return the rates that an option names, ascending. Raises ConfigError."""
     try:
         found = sorted(float(word) for word in text.split(","))
     except ValueError:
@@ -111,6 +108,5 @@ def _read_rates(text: str) -> list[float]:
 
 
 def _num_warmup_steps(config: RunConfig) -> int:
-    """Return the steps of GRPO in which the learning rate rises."""
     trainer = config.trainer
     return math.ceil(trainer.optimizer.lr_warmup_steps / trainer.total_updates_per_step)

@@ -14,7 +14,6 @@ NOTHING = "–"
 
 
 def as_table(trials: Sequence[Trial]) -> Table:
-    """Return a row for each rate. Success and KL are left out if none has them, or only 0."""
     optional: list[tuple[str, Callable[[Trial], float | None], str]] = [
         ("success", lambda trial: trial.success, "{:.2f}"),
         ("KL", lambda trial: trial.kl, "{:.3g}"),
@@ -46,12 +45,10 @@ def as_table(trials: Sequence[Trial]) -> Table:
 
 
 def override_of(choice: Choice) -> str | None:
-    """Return the override that sets the chosen rate."""
     return None if choice.lr is None else f"{KEY}={choice.lr!r}"
 
 
 def as_json(trials: Sequence[Trial], choice: Choice) -> str:
-    """Return {"trials": [...], "lr": ..., "why": ..., "override": ...}."""
     rows = [asdict(trial) for trial in trials]
     found = {"trials": rows, **asdict(choice), "override": override_of(choice)}
     return redact(json.dumps(found, indent=2))

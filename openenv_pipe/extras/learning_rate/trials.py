@@ -57,7 +57,6 @@ def run_trials(
 def _run(
     request: Request, lr: float, command: Sequence[str], title: str, control: pipeline.RunControl
 ) -> RunFolder:
-    """Return the run at a rate, with all of its steps or failed; train what is missing."""
     composed = request.trials[lr]
     known = _known_runs(composed.config)
     own = known.get(lr)
@@ -120,20 +119,16 @@ def _has_warm_start(folder: RunFolder) -> bool:
 
 
 def _has_failed(folder: RunFolder) -> bool:
-    """Return whether a run has failed because its updates have broken it."""
     cause = folder.record.cause or ""
     return folder.status == "failed" and cause.startswith(f"{TrainingError.__name__}:")
 
 
 def _steps(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the records of a run's steps of GRPO."""
     return [each for each in read_metrics(folder.metrics_path) if each["stage"] == "grpo"]
 
 
 @dataclass(frozen=True, slots=True)
 class _StopAfter:
-    """A callback that stops a run after a step of GRPO."""
-
     num_steps: int
 
     def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:

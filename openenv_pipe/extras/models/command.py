@@ -22,7 +22,6 @@ from openenv_pipe.system.tables import Column, Fit, Table
 
 
 def models_table() -> Table:
-    """Return a table of the models of `conf/model/`, and where their files are."""
     table = Table(Column("model="), Column("model.path"), Column("on this machine", fit=Fit.FOLD))
     for name in group_options("model"):
         try:

@@ -36,7 +36,6 @@ class ModelWheel:
 
     @property
     def folder(self) -> Path:
-        """Where the model is on this machine once it has been downloaded and converted."""
         return models_folder() / f"{self.package}-{self.version}"
 
     def __str__(self) -> str:

@@ -11,7 +11,6 @@ from openenv_pipe.system.tables import Column, Fit, Table
 
 
 def plugins_table(plugins: Sequence[Plugin]) -> Table:
-    """Build a table with a line for each experiment, choice and environment of a plugin."""
     table = Table(Column("plugin"), Column("version", drop=1), Column("brings", fit=Fit.FOLD))
     for plugin in plugins:
         brought = list(_brought(plugin.folder)) if plugin.folder is not None else []

@@ -28,7 +28,6 @@ def advice(profiled: Profiled) -> list[str]:
 
 
 def _sessions(profiled: Profiled) -> str | None:
-    """Episodes that wait for a free session."""
     config, num_episodes = profiled.config, _num_episodes(profiled)
     host = config.host
     if host.type == "python" or not host.has_environment:
@@ -78,7 +77,6 @@ def _rewards(profiled: Profiled) -> str | None:
 
 
 def _overlap(profiled: Profiled) -> str | None:
-    """A vLLM server that is idle while the learner works."""
     config, share = profiled.config, _total(profiled, UPDATE)
     if vllm_engine(config) is None or config.trainer.max_staleness or share < LARGE:
         return None
@@ -89,7 +87,6 @@ def _overlap(profiled: Profiled) -> str | None:
 
 
 def _idle_cores(profiled: Profiled) -> str | None:
-    """A local engine whose batches are fewer than the cores."""
     config = profiled.config
     threads = {thread for moment in profiled.moments for thread in moment.working}
     if not any(thread.startswith("sampler") for thread in threads):

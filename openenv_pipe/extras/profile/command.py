@@ -40,12 +40,10 @@ class Profiled:
 
     @property
     def duration_s(self) -> float:
-        """The time from the first moment to the end of the last."""
         return self.ended_s - self.moments[0].at_s
 
     @cached_property
     def shares(self) -> dict[str, Share]:
-        """The share of each activity, the longest first."""
         total: dict[str, float] = {}
         alone: dict[str, float] = {}
         for moment, lasts_s in self.lasting():
@@ -69,7 +67,6 @@ class Profiled:
         return idle_s / self.duration_s
 
     def threads_of(self, label: str) -> float:
-        """Return how many threads had an activity at once, on average while any had it."""
         counts = [
             sum(found == label for found in moment.working.values()) for moment in self.moments
         ]
@@ -77,12 +74,10 @@ class Profiled:
         return sum(busy) / len(busy) if busy else 0.0
 
     def mean(self, metric: str) -> float:
-        """Return the mean of a metric over the steps that have it; 0 if none has."""
         values = [step[metric] for step in self.steps if step.get(metric) is not None]
         return sum(values) / len(values) if values else 0.0
 
     def lasting(self) -> Iterator[tuple[Moment, float]]:
-        """Yield each moment, and the seconds until the next."""
         ends = [*(moment.at_s for moment in self.moments[1:]), self.ended_s]
         for moment, end_s in zip(self.moments, ends, strict=True):
             yield moment, end_s - moment.at_s

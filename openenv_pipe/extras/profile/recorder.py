@@ -26,8 +26,6 @@ Stack = tuple[CodeType, ...]  # the outermost frame first
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What happened at one moment."""
-
     at_s: float  # of time.perf_counter
     working: dict[str, str]  # labels of what threads compute, by the thread's name
     waited_for: frozenset[str]  # labels of what coroutines wait for
@@ -58,7 +56,6 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the recording, if it has begun."""
         self._is_stopped.set()
         if self._thread is not None:
             self._thread.join()

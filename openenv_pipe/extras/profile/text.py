@@ -6,7 +6,6 @@ from openenv_pipe.system.tables import Column, Fit, Table
 
 
 def as_table(profiled: Profiled) -> Table:
-    """Return a row for each activity, the longest first, and one for the time without any."""
     table = Table(
         Column("activity"),
         Column("s per step", justify="right"),

@@ -34,8 +34,6 @@ ALLOWABLE = ("code", "versions", "data", "model")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """What came of running a run again."""
-
     path: Path  # the folder of the new run; its reproduction.md has the details
     num_steps: int  # of GRPO, that both runs have
     is_same: bool  # byte for byte, or within the bands where bytes cannot be expected to be equal

@@ -29,8 +29,6 @@ RECORDED_DIGESTS = "checkpoints.json"  # in a recording, which has no checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """One difference between the runs."""
-
     where: str  # "grpo step 3"
     what: str  # "loss/policy"
     expected: str
@@ -70,7 +68,6 @@ def check_readable(folder: Path) -> None:
 
 
 def common_steps(expected: Path, seen: Path) -> int:
-    """Count the GRPO steps that both have."""
     return min(len(_records(folder, "grpo")) for folder in (expected, seen))
 
 

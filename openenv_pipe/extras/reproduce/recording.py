@@ -22,7 +22,6 @@ from openenv_pipe.system.files import copy_file, read_bytes, write_bytes, write_
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> None:
-    """Write the recording of a run, or of its first steps. Raises RunFolderError."""
     folder = find_run(name, runs_dir)
     path = folder.metrics_path
     records = ((line, parse_record(path, number, line)) for number, line in read_lines(path))

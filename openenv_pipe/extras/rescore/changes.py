@@ -41,7 +41,6 @@ class Changes:
 
     @property
     def means(self) -> list[Row]:
-        """The means over scored episodes: of the reward, of success, and of each term."""
         names = dict.fromkeys(["reward", "success", *self.before, *self.now])
         return [(name, _mean(self.before.get(name)), _mean(self.now.get(name))) for name in names]
 

@@ -25,8 +25,6 @@ KEPT = {"verdicts", "judge.log"}  # what is left of an attempt that failed: it m
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rescored:
-    """What came of it."""
-
     output: Path  # has episodes/step_*.jsonl.gz, in the format of the run's own
     changes: Changes
 
@@ -97,7 +95,6 @@ def _shown(mean: float | None) -> str:
 
 
 def _reject_others(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for an override of another block."""
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key.partition(".")[0].partition("/")[0] not in FOLLOWED:

@@ -141,7 +141,6 @@ def _chosen(groups: Sequence[Group], source: SelectedEpisodes, setup: SourceSetu
 
 
 def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn]:
-    """Return the turns in token ids of this model. Raises BadRowError."""
     turns = episode.turns
     if not turns:
         raise BadRowError("it has no turn")

@@ -30,7 +30,6 @@ class Conversation:
 
 
 def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each row is, for messages, and the row. Raises ConfigError."""
     path = Path(source.path).expanduser()
     is_parquet = path.suffix == ".parquet" and path.is_file()
     if is_parquet or not is_file(source):
@@ -57,7 +56,6 @@ def read_rows(source: ConversationsConfig) -> Iterator[tuple[str, Mapping[str, A
 
 
 def is_file(source: ConversationsConfig) -> bool:
-    """Return whether the conversations are those of a file, and not of a data set of the hub."""
     path = Path(source.path).expanduser()
     return path.suffix in (".json", ".jsonl") or path.is_file()
 
@@ -101,7 +99,6 @@ def _without_nulls(value: Any) -> Any:
 
 
 def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """Return the conversation of a row. Raises BadRowError."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRowError(f"it has no list `messages`; it has {', '.join(row) or 'nothing'}")
@@ -145,7 +142,6 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
 
 
 def _text(message: Mapping[str, Any], where: str, *, is_optional: bool = False) -> str:
-    """Return the text of a message, whose content may be a list of parts."""
     content = message.get("content")
     if content is None and is_optional:
         return ""
@@ -177,7 +173,6 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _tools(tools: Any) -> list[Tool]:
-    """Return the tools, which data sets also store as JSON text. Raises BadRowError."""
     try:
         tools = json.loads(tools) if isinstance(tools, str) else tools or []
         functions = [dict(each["function"]) for each in tools]

@@ -103,5 +103,4 @@ CONSTANTS = {
 
 
 def constant(name: str) -> float:
-    """Return the value of a constant."""
     return CONSTANTS[name].value

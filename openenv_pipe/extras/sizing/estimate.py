@@ -75,7 +75,6 @@ class Plan:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that a step samples."""
         return num_episodes(self.config) * reply_tokens(self.config)
 
     @property
@@ -91,7 +90,6 @@ class Plan:
 
 
 def num_episodes(config: RunConfig) -> int:
-    """Return the episodes of a step."""
     return config.trainer.tasks_per_step * config.trainer.group_size
 
 
@@ -217,14 +215,12 @@ def _plan(
 
 
 def _served_bytes(config: RunConfig, shape: Shape) -> int:
-    """Return the size of a server's weights."""
     assert isinstance(config.engine, VllmEngineConfig)
     dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
     return shape.num_parameters * BYTES[dtype]
 
 
 def _cache_bytes(config: RunConfig, shape: Shape) -> int:
-    """Return the bytes that a server caches for a token."""
     assert isinstance(config.engine, VllmEngineConfig)
     dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
     return 2 * shape.cache_width * shape.num_layers * BYTES[dtype]
@@ -261,7 +257,6 @@ def _servers(
 
 
 def length(config: RunConfig) -> int:
-    """Return the tokens of the longest episode."""
     return config.max_episode_tokens
 
 

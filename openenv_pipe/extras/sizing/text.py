@@ -19,7 +19,6 @@ WISHES = {
 
 
 def as_table(plan: Plan) -> Table:
-    """Return a row for each part of the plan."""
     table = Table(Column("part"), Column("plan", fit=Fit.FOLD))
     for name, text in _rows(plan).items():
         table.add_row(name, text)

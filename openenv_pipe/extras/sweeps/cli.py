@@ -79,7 +79,6 @@ class SweepTable:
     """The progress of a sweep: a live table of its jobs on a terminal, otherwise plain lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """stream: default: stderr."""
         self._stream = stream or sys.stderr
         self._live: Live | None = None
 
@@ -112,7 +111,6 @@ class SweepSignals:
     """Stops a sweep by `stop_signals`; a second signal kills its jobs on this machine."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        """note: prints a line to the user."""
         self.received: int | None = None  # the number of the first signal
         self._note = note
 

@@ -49,8 +49,6 @@ class StopSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
-    """How a sweep ended."""
-
     has_succeeded: bool  # every job has finished or was pruned
     table: Table  # of the jobs
     notes: Sequence[str]  # on servers that jobs shared, and where the results are

@@ -58,8 +58,6 @@ class Job(Record):
 
 
 class SweepRecord(Record):
-    """sweep.json."""
-
     stamp: str
     status: Literal["running", "finished", "failed", "interrupted"]
     attempt: int  # 1, and one more for each resume
@@ -73,8 +71,6 @@ class SweepRecord(Record):
 
 
 class SweepFolder:
-    """One sweep on disk."""
-
     def __init__(self, path: Path, record: SweepRecord) -> None:
         self.path = path.absolute()
         self.record = record
@@ -107,7 +103,6 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
-        """Open an existing sweep. Raises RunFolderError."""
         if not (path / "sweep.json").is_file():
             raise RunFolderError(
                 f"{path} is not the folder of a sweep: it has no sweep.json; expected one such as "
@@ -142,12 +137,10 @@ class SweepFolder:
                 run.config_to_run()
 
     def write(self, **changes: Any) -> None:
-        """Write sweep.json with changes to the record."""
         self.record = self.record.model_copy(update=changes)
         write_json(self.path / "sweep.json", self.record.model_dump(mode="json"))
 
     def end(self, status: Literal["finished", "failed", "interrupted"]) -> None:
-        """Close the record."""
         self.write(status=status, ended=datetime.now(UTC))
 
     def add_job(self, overrides: Sequence[str], trial: int | None = None) -> Job:
@@ -216,7 +209,6 @@ class SweepFolder:
         return run is not None and run.record.process.host == self.record.process.host
 
     def run_folder(self, index: int) -> RunFolder | None:
-        """Return the run of a job; None if there is none yet."""
         folder = self.record.jobs[index].folder
         return None if folder is None else RunFolder.open(self.path / folder)
 

@@ -26,8 +26,6 @@ ERROR = "error: "  # the beginning of that line
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One job to do."""
-
     index: int
     overrides: tuple[str, ...]  # secrets are marks, because Ray sends orders to other machines
     folder: str | None  # the run to resume, relative to the sweep's folder; None: a new run

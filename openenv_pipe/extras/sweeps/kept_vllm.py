@@ -65,7 +65,6 @@ class KeptProcesses:
         return list(self._servers.values())
 
     async def close(self) -> None:
-        """Stop all servers."""
         await _stop(list(self._servers.values()))
 
     def _new_log(self) -> Path:

@@ -30,8 +30,6 @@ DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
 class Search:
-    """One study, which proposes and judges jobs."""
-
     def __init__(
         self, folder: SweepFolder, config: SearchSweep, parameters: Sequence[Parameter]
     ) -> None:
@@ -111,7 +109,6 @@ class Search:
         self._folder.change_job(job.index, value=value)
 
     def best(self) -> Job | None:
-        """Return the job with the best value among finished jobs."""
         done = [job for job in self._folder.record.jobs if job.status == "finished"]
         sign = 1 if self._config.goal == "max" else -1
         judged = [(sign * job.value, job) for job in done if job.value is not None]

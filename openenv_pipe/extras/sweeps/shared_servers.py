@@ -71,13 +71,11 @@ class SharedServers:
     """Starts, leases, clears and stops servers, on one event loop."""
 
     def __init__(self, logs: Path, report: Callable[..., None]) -> None:
-        """See `leased_host.sharing`."""
         self._logs = logs
         self._report = report
         self._sets: list[ServerSet] = []  # the one that was idle longest comes first
 
     async def close(self) -> None:
-        """Stop all servers. Bounded, as each set's `close` is."""
         clearings = [each.clearing for each in self._sets if each.clearing is not None]
         await asyncio.gather(*clearings, return_exceptions=True)
         await asyncio.gather(*(self._stop(each) for each in list(self._sets)))
@@ -164,7 +162,6 @@ def server_key(wanted: Mapping[str, Any]) -> str:
 
 
 def _build(wanted: Mapping[str, Any], logs: Path) -> ShareableServers:
-    """Raises ConfigError if the servers cannot be started as wanted."""
     host = build_host(ServingConfig.model_validate(wanted), logs)
     assert isinstance(host, SupervisedHost), "only hosts that start servers are leased"
     return host

@@ -57,7 +57,6 @@ class Origin:
 
 
 def provider_and_model(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the provider's name in the conventions, and the model's, from a configuration."""
     engine, model = config["engine"], config["model"]
     if engine["type"] == "openai":
         return "openai", str(engine["model"])
@@ -218,7 +217,6 @@ def _observed(observation: Mapping[str, Any]) -> Message:
 
 
 def _messages(messages: list[Message]) -> str:
-    """Return messages as the conventions write them."""
     return json.dumps(
         [
             {

@@ -26,14 +26,12 @@ class MlflowTracker:
     """One run of an experiment. Its parameters are the keys of the configuration."""
 
     def __init__(self, key: str, config: MlflowTrackerConfig, folder: Path) -> None:
-        """Import the package. Raises ConfigError if it is not installed."""
         self._mlflow = _load_mlflow()
         self._config = config
         self._client: Any = None
         self._run_id = ""
 
     def open(self, run: TrackedRun) -> Opened:
-        """Begin the run, or continue it under its id."""
         if self._config.uri.startswith(SQLITE):
             Path(self._config.uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
         self._client = self._mlflow.MlflowClient(self._config.uri)

@@ -56,7 +56,6 @@ class OtlpTracker:
         self._resource: Any = None
 
     def open(self, run: TrackedRun) -> Opened:
-        """Build the exporter, which connects on its first request."""
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -72,7 +71,6 @@ class OtlpTracker:
         return Opened(run_id=run.id)
 
     def log(self, step: TrackedStep) -> None:
-        """Send the sampled episodes of a step."""
         self._send(self._origin(step.record["step"]), step.groups)
 
     def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
@@ -151,7 +149,6 @@ class OtlpTracker:
         )
 
     def _export(self, spans: list[Any]) -> None:
-        """Send spans in one request. Raises ConnectionError."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:

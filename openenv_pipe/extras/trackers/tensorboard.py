@@ -16,7 +16,6 @@ class TensorboardTracker:
     """Event files in one folder, which a resumed run writes again; tags are `stage/key`."""
 
     def __init__(self, key: str, config: TensorboardTrackerConfig, folder: Path) -> None:
-        """Import the package. Raises ConfigError if it is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -34,12 +33,10 @@ class TensorboardTracker:
         return Opened(run_id=None)
 
     def log(self, step: TrackedStep) -> None:
-        """Write all numbers of a record."""
         for name, value in step.numbers.items():
             self._writer.add_scalar(name, value, step.record["step"])
 
     def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        """Write the results as scalars at the step of GRPO that the model has taken."""
         for name, value in evaluation.numbers.items():
             self._writer.add_scalar(name, value, evaluation.step)
 

@@ -26,14 +26,12 @@ class TrackioTracker:
     """One run, whose steps are the lines of metrics.jsonl."""
 
     def __init__(self, key: str, config: TrackioTrackerConfig, folder: Path) -> None:
-        """Import the package. Raises ConfigError if it is not installed."""
         self._trackio = _load_trackio()
         self._config = config
         self._run: Any = None
         self._next_index = 0
 
     def open(self, run: TrackedRun) -> Opened:
-        """Begin the run, or continue it under its id."""
         run_id = run.saved_id or uuid.uuid4().hex
         storage = self._trackio.sqlite_storage.SQLiteStorage
         last = storage.get_max_step_for_run(self._config.project, run.id, run_id=run_id)

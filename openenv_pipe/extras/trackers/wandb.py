@@ -26,14 +26,12 @@ class WandbTracker:
     """One run, whose steps are the lines of metrics.jsonl; offline, files in the run folder."""
 
     def __init__(self, key: str, config: WandbTrackerConfig, folder: Path) -> None:
-        """Import the package. Raises ConfigError if it is not installed."""
         self._wandb = _load_wandb()
         self._config = config
         self._run: Any = None
         self._evaluated: dict[str, float] = {}  # since the last record
 
     def open(self, run: TrackedRun) -> Opened:
-        """Begin the run, or continue it under its id."""
         if self._run is not None:
             self._run.finish(exit_code=1)
         run_id = run.saved_id or uuid.uuid4().hex
@@ -58,7 +56,6 @@ class WandbTracker:
         return Opened(run_id=run_id, num_records=self._run.step if is_online else None)
 
     def log(self, step: TrackedStep) -> None:
-        """Send a record, and its table of episodes."""
         stage, number = step.record["stage"], step.record["step"]
         values: dict[str, Any] = {**step.numbers, f"{stage}/step": number, **self._evaluated}
         if rows := episode_rows(self._config, step):

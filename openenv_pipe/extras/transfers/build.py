@@ -41,7 +41,6 @@ def build_ipc(
 
 
 def check_broadcast(config: VllmEngineConfig, footprint: LearnerFootprint) -> None:
-    """Raise ConfigError if the weights do not reach the servers from the learner."""
     if not footprint.on_gpu:
         if footprint.servers_elsewhere:
             raise ConfigError(
@@ -57,7 +56,6 @@ def check_broadcast(config: VllmEngineConfig, footprint: LearnerFootprint) -> No
 
 
 def check_ipc(config: VllmEngineConfig, footprint: LearnerFootprint) -> None:
-    """Raise ConfigError if the weights do not reach the servers from the learner."""
     if not footprint.on_gpu:
         raise ConfigError(
             "engine.weight_transfer=ipc needs a GPU that learner and server share, and this run "

@@ -23,7 +23,6 @@ class Chunk:
         return sum(self.tensor_sizes)
 
     def described(self) -> dict[str, Any]:
-        """Return names, types and shapes under the names of vLLM's requests."""
         return {"names": self.names, "dtype_names": self.dtype_names, "shapes": self.shapes}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -73,5 +72,4 @@ def whole(tensor: Any) -> torch.Tensor:
 
 
 def device_of(weights: Mapping[str, torch.Tensor]) -> torch.device:
-    """Return the device of all weights."""
     return next(iter(weights.values())).device

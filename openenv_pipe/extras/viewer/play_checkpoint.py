@@ -177,7 +177,6 @@ class CheckpointPlay:
     async def _play_episodes(
         self, config: RunConfig, rollout: RolloutContext, state: PlayState
     ) -> None:
-        """Play one episode after another, until the person stops."""
         players = {
             name: replies_of(load_callable(target)) for name, target in config.env.baselines.items()
         }

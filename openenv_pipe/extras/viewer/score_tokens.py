@@ -133,7 +133,6 @@ def score_episode(
 
 
 def temperature_of(folder: Path, config: RunConfig, source: str, step: int | None) -> float:
-    """Return the temperature at which the recorded logprobs of a file's episodes are."""
     if source == TRAIN:
         return config.trainer.temperature if step else 1.0
     label = source.removeprefix("eval/")

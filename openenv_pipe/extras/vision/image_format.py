@@ -26,7 +26,6 @@ class QwenImages(ImageFormat):
     """
 
     def __init__(self, config: HubModelConfig, found: Any, tokenizer: Any) -> None:
-        """See `Vision.load_images`."""
         with readable_errors(config):
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(
                 model_source(config),

@@ -29,7 +29,6 @@ class VisionPolicy(Policy):
     samplers = (Sampler.RAGGED,)
 
     def __init__(self, model: Any, chat: ChatFormat, **options: Any) -> None:
-        """options: those of `Policy`."""
         super().__init__(model, chat, **options)
         assert chat.images is not None
         self._images = chat.images

@@ -106,7 +106,6 @@ def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitRes
 
 
 def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> Mapping[str, Any]:
-    """Return one service of a compose file."""
     port, model, weights = address.port or 80, Path(spec.model), parent_folder(engine.weights_dir)
     volumes = [f"{folder}:{inside}:ro" for folder, inside in MOUNTS.items()]
     if weights != IN_MEMORY:  # which `ipc: host` shares

@@ -206,7 +206,6 @@ def _find_uv() -> str | None:
 
 
 def _describe_exit(code: int) -> str:
-    """Describe the exit code of a `ManagedProcess`, with the likely cause of a signal."""
     try:
         number = signal.Signals(code - 128)
     except ValueError:

@@ -73,8 +73,6 @@ def open_clients(
 
 
 class Clients(LocalRunner):
-    """Plays episodes by clients."""
-
     def __init__(
         self,
         loop: LocalRunner,

@@ -54,8 +54,6 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenRollout:
-    """An episode that a client plays."""
-
     key: str
     task: Mapping[str, Any]  # for the client
     steps: EnvironmentSteps
@@ -96,8 +94,6 @@ class QueuedEpisode:
 
 @dataclass(kw_only=True, slots=True)
 class _GroupState:
-    """A group of which an episode was opened."""
-
     own: str | None  # a digest of the client's own task; None: the task is the run's
     task: Task
     timer: asyncio.TimerHandle
@@ -355,7 +351,6 @@ def _read_request(body: Any) -> tuple[tuple[str, Mapping[str, Any]] | None, floa
 
 
 def read_report(body: Any) -> Report:
-    """Read the report of a client. Raises ValueError."""
     if not isinstance(body, dict):
         raise ValueError("expected a JSON object")
     reward, metrics, error = body.get("reward"), body.get("metrics") or {}, body.get("error")
@@ -376,7 +371,6 @@ def read_report(body: Any) -> Report:
 
 
 def is_number(value: Any, limit: float) -> bool:
-    """Return whether a JSON value is a number of at most `limit` in size."""
     return type(value) in (int, float) and abs(value) <= limit  # NaN compares as False.
 
 

@@ -22,7 +22,6 @@ _PARENT = "openenv_pipe_capture_parent"  # stands for openenv.core.harness
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module of `openenv.core.harness.capture`."""
     if _PARENT not in sys.modules:
         spec = importlib.util.find_spec("openenv")
         if spec is None or not spec.submodule_search_locations:

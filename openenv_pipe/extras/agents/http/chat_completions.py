@@ -189,7 +189,6 @@ def _read_message(
 
 
 def text_of(content: Any) -> str:
-    """Return a message's text. Raises InvalidRequestError for images and the like."""
     if content is None:
         return ""
     if isinstance(content, str):

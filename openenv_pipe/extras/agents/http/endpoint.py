@@ -57,11 +57,7 @@ GOOGLE_CALLS = (":generatecontent", ":streamgeneratecontent", ":counttokens")
 
 
 class Answers(Protocol):
-    """Answers requests for chat completions."""
-
-    async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        """Return the JSON of the answer. Raises RejectedCallError."""
-        ...
+    async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]: ...
 
 
 class Endpoint:

@@ -182,7 +182,6 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> Any:
 
 
 def error_text(body: str) -> str:
-    """Return the message of an error in any dialect, or the whole body."""
     try:
         return str(parse_untrusted(body)["error"]["message"]).removeprefix(RELAYED)
     except (ValueError, LookupError, TypeError):

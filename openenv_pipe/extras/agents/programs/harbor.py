@@ -72,5 +72,4 @@ def _member(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a reward or a metric, as for rewards of environments."""
     return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_REWARD

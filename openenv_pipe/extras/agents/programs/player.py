@@ -38,8 +38,6 @@ MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's 
 
 
 class Programs(LocalRunner):
-    """Plays episodes by programs."""
-
     def __init__(
         self,
         loop: LocalRunner,

@@ -133,7 +133,6 @@ def command_line(parts: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 
 def placeholders(address: Address, paths: ProgramPaths, prompt: str) -> dict[str, str]:
-    """Return what is filled in for each placeholder."""
     return {
         PYTHON: paths.python,
         "{prompt_file}": f"{paths.task_folder}/{PROMPT_FILE}",

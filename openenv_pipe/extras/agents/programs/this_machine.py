@@ -32,7 +32,6 @@ class ThisMachine:
         return ProgramPaths(home=str(folder), task_folder=str(folder), python=sys.executable)
 
     async def start(self, program: Program) -> ManagedProcess:
-        """See `Sandbox.start`. The program's folder is removed when it ends."""
         folder = program.folder
         folder.mkdir(mode=0o700)
         program.write_files(folder, folder)
@@ -67,6 +66,5 @@ class ThisMachine:
 async def this_machine(
     config: NoSandboxConfig, command: Sequence[str], logs: Path
 ) -> AsyncIterator[ThisMachine]:
-    """Give the sandbox of `type: none`."""
     parts = (Path(absolute_part(part, Path.cwd())) for part in command[1:])
     yield ThisMachine(files=[path for path in parts if path.is_absolute() and path.is_file()])

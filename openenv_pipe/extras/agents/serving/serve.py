@@ -183,7 +183,6 @@ def own_engine(
 
 
 def _title(subject: SelectedModel) -> str:
-    """Return the run and the checkpoint, and whether GRPO has not begun at it."""
     is_before = subject.step == 0 and subject.config.trainer.steps > 0
     note = " (no GRPO step yet)" if is_before else ""
     return f"{subject.folder.record.id}@{subject.checkpoint_name}{note}"

@@ -58,7 +58,6 @@ class ServedModel:
         self._num_calls = 0
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        """Answer a request for a chat completion. Raises RejectedCallError."""
         try:
             request = read_request(body)
             prompt_ids = self.prompt_ids(request)
@@ -128,7 +127,6 @@ class ModelEndpoint(Endpoint):
     """Serves one model to clients with the key."""
 
     def __init__(self, model: ServedModel, *, host: str, port: int, key: str) -> None:
-        """Listen. Raises OSError."""
         self._host = host
         self._key = key
         super().__init__(

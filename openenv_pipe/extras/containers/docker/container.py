@@ -38,8 +38,6 @@ class ContainerSetup:
 
 
 class EnvContainer:
-    """A `system.supervisor.RestartableServer`. Set `setup` before the start."""
-
     def __init__(self, env: "EnvConfig", config: "DockerHostConfig", index: int, log: Path) -> None:
         self.log = log
         self.url = ""
@@ -50,7 +48,6 @@ class EnvContainer:
         self._running: RunningContainer | None = None
 
     async def start(self) -> None:
-        """See `RestartableServer.start`. Fails at once if the container ends."""
         try:
             await self._launch()
             self.url = await self._find_url()
@@ -76,7 +73,6 @@ class EnvContainer:
         return running.failure or cause_of_death(running.state, limit)
 
     async def stop(self) -> None:
-        """See `RestartableServer.stop`."""
         if self._running is not None:
             await self._running.remove(self._config.stop_timeout_s)
 

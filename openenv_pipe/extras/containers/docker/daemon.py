@@ -33,8 +33,6 @@ DaemonErrors = (DockerException, OSError)  # those of its HTTP library are OSErr
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A container that a run started."""
-
     container: Container
     owner: ProcessId
 
@@ -89,7 +87,6 @@ def connected() -> Iterator[docker.DockerClient]:
 
 
 def rejection(error: Exception) -> HostError:
-    """Return the HostError for a call that the daemon rejected."""
     return HostError(f"the Docker daemon at {daemon_address()} rejects a call: {explained(error)}")
 
 
@@ -126,7 +123,6 @@ def orphans(client: docker.DockerClient) -> list[Owned]:
 
 
 def remove_orphans(client: docker.DockerClient) -> None:
-    """Remove the containers whose process, on this machine, is dead."""
     for orphan in orphans(client):
         remove(orphan.container)
 

@@ -35,7 +35,6 @@ class DockerHost(SupervisedHost):
     """A host with `config.num_servers` containers; logs are `log_dir`/env-0.log, docker.log, ..."""
 
     def __init__(self, env: "EnvConfig", config: "DockerHostConfig", log_dir: Path) -> None:
-        """Prepare the host without starting it. Raises ConfigError if it could not be started."""
         if config.network == "none-outbound" and sys.platform != "linux":
             raise ConfigError(
                 "host.network=none-outbound reaches containers through sockets, which Docker "

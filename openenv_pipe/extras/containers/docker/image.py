@@ -36,8 +36,6 @@ BUILT_BY = "openenv-pipe.built-from"  # label: the package's folder
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that the daemon has."""
-
     name: str
     id: str  # sha256:...
     start: tuple[str, ...]  # the image's ENTRYPOINT and CMD
@@ -116,7 +114,6 @@ async def ensure_image(
 
 
 def find_image(client: docker.DockerClient, name: str) -> Image | None:
-    """Return the image of this name, if the daemon has it. Blocks."""
     try:
         image = client.images.get(name)
     except ImageNotFound:

@@ -41,7 +41,6 @@ PORT = 8000  # of the container's loopback interface
 
 
 def program_recipe(config: "DockerSandboxConfig") -> Recipe:
-    """Return how to get the image of the programs."""
     return pull_recipe(config.image, "agent.sandbox")
 
 
@@ -63,7 +62,6 @@ class ProgramContainer:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; then the program's code, or 128 + N if signal N ended it."""
         return self._running.state.get("ExitCode")
 
     async def exited(self) -> str:
@@ -72,7 +70,6 @@ class ProgramContainer:
         return self._running.failure or f"exit code {self.returncode}"
 
     async def start(self, options: Mapping[str, Any]) -> None:
-        """Start the program. options: of `program_options`. Raises HostError."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.touch()
         try:

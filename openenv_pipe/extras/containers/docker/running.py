@@ -56,7 +56,6 @@ class RunningContainer:
         await in_thread(self._start, options, asyncio.get_running_loop())
 
     async def attributes(self) -> Mapping[str, Any]:
-        """Return what Docker reports of the container. Raises one of DaemonErrors."""
         assert self._container is not None
         await in_thread(self._container.reload)
         attributes: Mapping[str, Any] = self._container.attrs

@@ -44,7 +44,6 @@ class ProgramContainers:
         return ProgramPaths(home=HOME, task_folder=TASK_FOLDER, python=PYTHON)
 
     async def start(self, program: Program) -> ProgramContainer:
-        """See `Sandbox.start`."""
         files = self.daemon.folder / program.folder.name  # removed by the guard if we are killed
         (files / FILES).mkdir(parents=True)
         program.write_files(files, files / FILES)

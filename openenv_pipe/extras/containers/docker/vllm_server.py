@@ -82,7 +82,6 @@ class VllmContainer:
         return await self._process.exited()
 
     async def stop(self) -> None:
-        """See `RestartableServer.stop`. The guard removes the container in any case."""
         if self._process is not None:
             await self._process.stopped(self._config.stop_timeout_s)
         if self._guard is not None:

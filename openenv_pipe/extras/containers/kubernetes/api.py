@@ -72,7 +72,6 @@ class Cluster:
         await self._call(self._core.delete_namespaced_pod_without_preload_content, name=name)
 
     async def leases(self) -> list[Mapping[str, Any]]:
-        """Return the leases of all runs in the namespace."""
         selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
         listed = await self._call(
             self._leases.list_namespaced_lease_without_preload_content,
@@ -141,7 +140,6 @@ class Cluster:
 
 @contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Turn the client's errors into ClusterError."""
     try:
         yield
     except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -44,7 +44,6 @@ class KubernetesHost(SupervisedHost):
     """A host with `config.num_servers` pods, whose logs are `log_dir`/env-0.log and so on."""
 
     def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
-        """Prepare the host without starting it. Raises ConfigError if `pod_spec` is rejected."""
         pod(env, config, name="", owner={"name": ""}, index=0)
         self._config = config
         self._run = f"openenv-pipe-{secrets.token_hex(4)}"

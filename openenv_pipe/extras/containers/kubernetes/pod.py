@@ -47,7 +47,6 @@ class EnvPod:
         self._owner = owner
 
     async def start(self) -> None:
-        """See `RestartableServer.start`. The time limit includes scheduling and pulling."""
         deadline = time.monotonic() + self._config.start_timeout_s
         name = f"{self._owner['name']}-{self._index}-{self._num_starts}"
         self._num_starts += 1
@@ -153,6 +152,5 @@ class EnvPod:
 
 
 def is_ready(pod_as_read: Mapping[str, Any]) -> bool:
-    """True if the readiness probe of all containers succeeds."""
     conditions = pod_as_read.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

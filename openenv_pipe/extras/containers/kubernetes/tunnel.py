@@ -22,8 +22,6 @@ CONNECT_LIMIT_S = 15.0
 
 
 class Tunnel:
-    """Forwards connections between the calls of `open` and `close`."""
-
     def __init__(self, cluster: Cluster, pod: str, port: int) -> None:
         self._cluster = cluster
         self._pod = pod
@@ -33,14 +31,12 @@ class Tunnel:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Start listening and return the URL."""
         self._folder = socket_folder("openenv-pipe-pod-")
         path = self._folder / "server"
         self._server = await asyncio.start_unix_server(self._accept, path, backlog=1024)
         return f"unix://{path}"
 
     async def close(self) -> None:
-        """Stop listening and end all connections. May be called again."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:

@@ -108,14 +108,12 @@ async def _random_chooser(env: EnvConfig, host: Host, task: Task) -> Chooser:
 
 
 async def _chooser(env: EnvConfig, host: Host, task: Task, policy: str) -> Chooser:
-    """Return the chooser of the scripted policy `module:name`. Raises ConfigError."""
     adapter = await adapter_for(env.adapter, host.urls, host.access)
     opening = await _opening(env, host, task, adapter)
     return scripted(load_callable(policy), adapter, opening)
 
 
 async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
-    """Return the adapter's opening of the task's conversation."""
     async with host.session() as session:
         first = await reset(session, task, env)
         ask = partial(step_aside, session, env.step_timeout_s)

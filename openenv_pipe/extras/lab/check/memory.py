@@ -52,7 +52,6 @@ async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 def tree_bytes(pid: int) -> int:
-    """Return the resident memory of the process and all its descendants."""
     total = 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:

@@ -158,7 +158,6 @@ def _without_failures(groups: Sequence[Sequence[PlayedEpisode]]) -> list[list[Pl
 
 
 def _summary(groups: Sequence[Sequence[PlayedEpisode]], success_reward: float) -> dict[str, float]:
-    """Summarise rewards and successes over episodes, and the spread within groups."""
     rewards = [[play.reward for play in group] for group in groups]
     every = [reward for group in rewards for reward in group]
     num_flat = sum(max(group) - min(group) <= SAME for group in rewards)

@@ -62,7 +62,6 @@ def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Li
 
 
 def are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
-    """True if two episodes differ in nothing but clocks."""
     differences = _differences(one, other)
     return differences is not None and all(differences.values())
 

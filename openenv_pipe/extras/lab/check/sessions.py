@@ -11,7 +11,6 @@ MAX_SESSIONS = 64
 
 
 async def probe_sessions(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Open all sessions at once, and store their number in `subject.num_sessions`."""
     wanted = min(subject.num_declared, MAX_SESSIONS)
     async with subject.session():  # The first may have to wait for slots of other probes.
         pass

@@ -16,7 +16,6 @@ PERCENTILES = (50, 95, 99)
 
 
 async def probe_speed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Yield one line for each number of sessions that the server allows."""
     for num_sessions in NUM_SESSIONS:
         if num_sessions <= subject.num_sessions:
             yield await _measure(subject, num_sessions)

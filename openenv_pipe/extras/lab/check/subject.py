@@ -53,7 +53,6 @@ class EnvironmentUnderTest:
         return self.tasks[index % len(self.tasks)]
 
     async def open(self) -> Session:
-        """Open a session that the server has accepted. Raises SessionError."""
         return await open_session(self.env, self.host.urls[0], self.host.access)
 
     @asynccontextmanager

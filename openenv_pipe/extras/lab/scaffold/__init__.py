@@ -61,7 +61,6 @@ def create_environment(name: str, folder: Path) -> list[Path]:
 
 
 def _renamed(text: str, name: str) -> str:
-    """Replace my_env, MyEnv and My env by the new name's forms."""
     words = name.split("_")
     text = text.replace("MyEnv", "".join(word.capitalize() for word in words))
     text = text.replace("My env", " ".join(words).strip().capitalize())

@@ -54,7 +54,6 @@ class Setting:
 
     @property
     def ids(self) -> str:
-        """The names of the runs; those of one experiment by their numbers only."""
         first, *others = [run.id for run in self.runs]
         name = first.partition("/")[0]
         return " ".join([first, *(other.removeprefix(f"{name}/") for other in others)])
@@ -199,14 +198,12 @@ def _counted(runs: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 def value_text(value: Any) -> str:
-    """Format a value as on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure | None]]:
-    """Return the measures of a run by name."""
     passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
     return {
         "success": lambda run: _of_tasks(run, lambda report: report.success),

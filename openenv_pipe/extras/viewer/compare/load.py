@@ -30,8 +30,6 @@ MAX_LOST_JOBS = 100  # that are listed; a sweep.json of somebody else may have 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRun:
-    """One run. `final` is the report that it is judged by, None if there is none yet."""
-
     id: str
     path: Path
     status: str  # of RunFolder, or unreadable
@@ -93,7 +91,6 @@ def _open(name: str, runs_dir: Path | None) -> RunFolder:
 
 
 def _find_sweep(path: Path) -> Found:
-    """Load a sweep's runs, and list its jobs without a run."""
     stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
     file = path / "sweep.json"
     jobs = _jobs(file) if file.is_file() else []
@@ -115,7 +112,6 @@ def _find_sweep(path: Path) -> Found:
 
 
 def _jobs(file: Path) -> list[dict[str, Any]]:
-    """Read the jobs of a sweep.json. Raises RunFolderError."""
     sweep = read_json(file)
     jobs = sweep.get("jobs", []) if isinstance(sweep, dict) else None
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):

@@ -21,7 +21,6 @@ PERCENTAGES = ("success", "pass@")  # measures shown in percent
 
 
 def as_text(comparison: Comparison, form: str) -> str:
-    """Return a comparison as text that ends with a line end. form: md, csv or json."""
     if form == "md":
         return _as_markdown(comparison) + "\n"
     return visible(_as_csv(comparison) if form == "csv" else dump_json(_as_values(comparison)))
@@ -78,7 +77,6 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def cells(comparison: Comparison, setting: Setting) -> list[str]:
-    """Return one row of cells for `headings`."""
     values = [
         value_text(setting.values[key]) if key in setting.values else UNKNOWN
         for key in comparison.keys

@@ -59,7 +59,6 @@ class RowMaker:
         self._model = str(config.engine.player or config.model.label)
 
     def rows(self, form: ExportForm, found: FoundEpisode) -> list[Row]:
-        """Return the rows of an episode."""
         match form:
             case "jsonl" | "parquet":
                 return self._flat(found)
@@ -95,7 +94,6 @@ class RowMaker:
         ]
 
     def _all_facts(self, found: FoundEpisode) -> Row:
-        """Return what all samples of an episode share."""
         episode = found.recorded.episode
         return {
             **self._facts(found),
@@ -122,7 +120,6 @@ class RowMaker:
         }
 
     def _trl(self, found: FoundEpisode) -> Row:
-        """Return a conversation for SFTTrainer, with tools as JSON; it ignores the reward."""
         episode = found.recorded.episode
         tools = tools_of(episode)
         return {

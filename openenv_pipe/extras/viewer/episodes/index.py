@@ -135,7 +135,6 @@ class EpisodeIndex:
         _refresh(self._connection, self.folder)
 
     def count(self, wanted: EpisodeFilter) -> int:
-        """Count the episodes that are wanted."""
         where, parameters = condition(wanted)
         sql = f"SELECT count(*) FROM {counted_table(wanted)} WHERE {where}"
         return self._all(sql, parameters, matching=phrase_of(wanted))[0][0]
@@ -197,7 +196,6 @@ class EpisodeIndex:
         return Histogram(low=low, high=high, counts=[counts.get(i, 0) for i in range(num_bins)])
 
     def choices(self, source: str = TRAIN) -> Choices:
-        """Return what the episodes of one source can be filtered by."""
         with self._lock:
             self._notice_other_writers()
             if source not in self._choices:

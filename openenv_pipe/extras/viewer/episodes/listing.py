@@ -166,7 +166,6 @@ def none_found(folder: RunFolder, selection: Selection) -> str:
 
 
 def _options(wanted: EpisodeFilter) -> Iterator[str]:
-    """Yield the options of the command that ask for these episodes."""
     if wanted.source not in (None, TRAIN):
         yield f"--eval {str(wanted.source).removeprefix('eval/')}"
     if wanted.success is not None:

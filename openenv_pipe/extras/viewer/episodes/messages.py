@@ -20,7 +20,6 @@ def messages_of(episode: Episode) -> Messages:
 
 
 def tools_of(episode: Episode) -> list[Tool]:
-    """Return the tools that the model was shown at first."""
     return split_tools(episode.turns[0].messages)[0] if episode.turns else []
 
 

@@ -41,8 +41,6 @@ MAX_STEP = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeFilter:
-    """Which episodes are asked for. None: no condition."""
-
     source: str | None = None  # TRAIN, or eval/<label>
     first_step: int | None = None
     last_step: int | None = None
@@ -63,8 +61,6 @@ class EpisodeFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexedEpisode:
-    """What the index knows of one episode. `line` finds it in its file."""
-
     source: str
     step: int | None  # of training; None: of an evaluation
     line: int  # from 1 on

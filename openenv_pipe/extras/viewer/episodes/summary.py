@@ -91,7 +91,6 @@ def _num_sampled(turn: Mapping[str, Any]) -> int:
 
 
 def _is_cut_off(turn: Mapping[str, Any]) -> bool:
-    """As `Turn.is_cut_off`."""
     return turn["finish"] == Finish.LENGTH and _num_sampled(turn) > 1
 
 

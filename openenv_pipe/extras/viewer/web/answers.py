@@ -10,8 +10,6 @@ from openenv_pipe.system.untrusted_text import visible
 
 
 class Answer(Response):
-    """A JSON response."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -24,7 +22,6 @@ def as_json(value: Any) -> str:
 
 
 def _clean(value: Any) -> Any:
-    """Return the value as browsers can read and show it."""
     if isinstance(value, str):
         return value if value.isascii() and value.isprintable() else visible(value)
     if isinstance(value, float):

@@ -109,7 +109,6 @@ def _write_data(folder: Path, start: str, answers: Iterator[tuple[str, Any]]) ->
 def _answers(
     store: RunStore, keys: list[str], stamps: list[str], bundle: Path, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what the server would answer, by address; copy images into the bundle."""
     yield "/runs", {"runs": [summarise_run(store, key) for key in keys]}
     sweeps = [each for each in comparisons.list_sweeps(store) if each["stamp"] in stamps]
     yield "/sweeps", {"sweeps": sweeps}
@@ -141,7 +140,6 @@ def _answers_of_run(
 
 
 def _or_error(read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return an answer, or its error as the page shows it."""
     try:
         return read(*arguments)
     except (PipeError, OSError) as error:

@@ -145,7 +145,6 @@ def _report(name: str, report: EvalReport) -> dict[str, Any]:
 
 
 def _tasks(reports: Mapping[str, EvalReport]) -> list[dict[str, Any]]:
-    """Return the scores of each task in each report that played it."""
     tasks: dict[tuple[str, int, str], dict[str, Any]] = {}
     for name, report in reports.items():
         for scores in report.tasks:

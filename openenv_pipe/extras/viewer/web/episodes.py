@@ -123,7 +123,6 @@ def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[st
 def show_tokens(
     store: RunStore, key: str, query: Mapping[str, str], *, trust: bool
 ) -> dict[str, Any]:
-    """Return the tokens of one episode. Raises RunFolderError."""
     step, line = _number(query, "step", int), _number(query, "line", int)
     path = store.path(key)
     file = file_of(path, query.get("source") or TRAIN, step)
@@ -138,7 +137,6 @@ def show_tokens(
 
 
 def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return all episodes of a group. Raises RunFolderError."""
     members = [
         each for each in _entries_of_file(store, key, query) if each.group_id == query.get("group")
     ]
@@ -168,7 +166,6 @@ def why_skipped(members: Sequence[IndexedEpisode]) -> str | None:
 
 
 def _read(store: RunStore, key: str, entries: Sequence[IndexedEpisode]) -> list[RecordedEpisode]:
-    """Read episodes of one file."""
     path = file_of(store.path(key), entries[0].source, entries[0].step)
     lines = {each.line for each in entries}
     found = read_recorded_episodes(path, lines)

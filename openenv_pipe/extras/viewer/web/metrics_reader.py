@@ -19,8 +19,6 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsRead:
-    """What a file has at one time."""
-
     epoch: int  # another number when the file is replaced, as a resume does
     records: Sequence[Record]
     names: Sequence[str]  # of all metrics, sorted

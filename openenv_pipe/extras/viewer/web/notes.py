@@ -49,7 +49,6 @@ class Notes:
         return self._read()["views"]
 
     def of_run(self, key: str) -> dict[str, str]:
-        """Return the notes of a run by their episodes. Raises RunFolderError."""
         found = self._read()["runs"].get(key, {})
         return found["episodes"] if found.get("created") == self._created(key) else {}
 
@@ -88,7 +87,6 @@ class Notes:
         return self._store.folder(key).record.created.isoformat()
 
     def _read(self) -> Content:
-        """Read the file, without what is no note and no view."""
         found = read_json(self._path) if self._path.exists() else {}
         if not isinstance(found, dict):
             raise RunFolderError(f"{self._path} holds no notes: {found!r:.80}; move it away")
@@ -133,8 +131,6 @@ def _put(texts: dict[str, str], key: str, text: str, most: int, what: str) -> No
 
 
 def notes_routes(notes: Notes) -> list[Route]:
-    """Return the addresses by which pages read and write notes and views."""
-
     def _key(request: Request) -> str:
         return "/".join(request.path_params.values())
 

@@ -90,8 +90,6 @@ NO_CURVES = re.compile(r"step|stage|(environment/.+/)?episodes/count|time/matrix
 
 
 class Panel(TypedDict):
-    """One plot."""
-
     section: str
     title: str
     names: list[str]

@@ -49,8 +49,6 @@ class PlayRequest:
 
 @dataclass(kw_only=True, slots=True)
 class PlayState:
-    """What is known of a session."""
-
     request: PlayRequest
     status: PlayStatus = PlayStatus.STARTING
     note: str = ""  # what is done now, or why the session or the episode has ended
@@ -80,8 +78,6 @@ class PlaySession(Protocol):
 
 
 def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
-    """Return the addresses by which pages play."""
-
     async def state(_: Request) -> Response:
         return Answer(shown_state(session))
 

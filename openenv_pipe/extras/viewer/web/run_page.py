@@ -48,7 +48,6 @@ def describe_run(store: RunStore, key: str) -> dict[str, Any]:
 
 
 def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
-    """Return what changes while a run goes on."""
     records, folder = store.metrics(key).records, store.folder(key)
     return {
         **summarise_run(store, key),

@@ -43,7 +43,6 @@ class RunStore:
         return [f"{path.parent.name}/{path.name}" for path in found]
 
     def path(self, key: str) -> Path:
-        """Return the folder of a run. Raises RunFolderError if there is none."""
         parts = key.split("/")
         if len(parts) != 2 or not all(
             NAME.fullmatch(each) and set(each) != {"."} for each in parts
@@ -78,7 +77,6 @@ class RunStore:
         return self._kept("config", path, read)
 
     def reports(self, key: str) -> dict[str, EvalReport]:
-        """Return the evaluations of a run by the names of their files."""
         folder = self.path(key)
         return self._kept("reports", folder / "eval", lambda: read_reports(folder))
 
@@ -88,7 +86,6 @@ class RunStore:
         return self._kept("during", folder / "eval", lambda: read_during(folder))
 
     def index(self, key: str) -> EpisodeIndex:
-        """Return the index of a run's episodes, up to date."""
         folder = self.path(key)
         with self._lock:
             opening = self._openings.setdefault(folder, Lock())

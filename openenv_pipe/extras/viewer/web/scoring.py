@@ -76,7 +76,6 @@ class TokenScorer:
         return found
 
     async def end(self) -> None:
-        """End what goes on."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
@@ -84,8 +83,6 @@ class TokenScorer:
 
 
 def scoring_routes(store: RunStore, scorer: TokenScorer, *, trust: bool) -> list[Route]:
-    """Return the address by which pages have tokens scored."""
-
     async def scores(request: Request) -> Response:
         async def score(sent: Mapping[str, Any]) -> Any:
             path = store.path("/".join(request.path_params.values()))

@@ -159,7 +159,6 @@ def open_socket(host: str, port: int, *, is_fixed: bool) -> socket.socket:
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve until Ctrl-C."""
     _Server(app).run(sockets=[listener])
 
 

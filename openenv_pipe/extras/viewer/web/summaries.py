@@ -21,7 +21,6 @@ def summarise_runs(store: RunStore) -> list[dict[str, Any]]:
 
 
 def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
-    """Return the row of one run. Values that are not known (yet) are None."""
     try:
         folder = store.folder(key)
     except (RunFolderError, OSError) as error:
@@ -59,7 +58,6 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
 
 
 def _environments(config: Mapping[str, Any]) -> str | None:
-    """Return the names of all environments."""
     first, beside = _value(config, "env", "name"), config.get("beside")
     others = beside if isinstance(beside, dict) else {}
     return " + ".join(map(str, (first, *others))) if first else None
