@@ -145,8 +145,7 @@ class ModelCalls:
 
         A call that the engine has begun is finished and kept even if the caller is cancelled.
 
-        Raises:
-            RejectedCallError: There is no answer.
+        Raises RejectedCallError: there is no answer.
         """
         try:
             request = read_request(body)

@@ -64,9 +64,7 @@ class AgentPlayer(Player, ABC):
     async def _conclude(self, rollout: Rollout) -> None:
         """Answer no further call and no further step, and make the episode's turns of them.
 
-        Raises:
-            SessionError: the environment's session has failed.
-            Exception: the engine has failed.
+        Raises SessionError and Exception.
         """
         calls, steps = rollout.calls, rollout.steps
         await steps.end()

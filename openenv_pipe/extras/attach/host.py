@@ -120,10 +120,7 @@ def http_url(url: str) -> str:
 def tls_context(config: "AttachHostConfig") -> ssl.SSLContext:
     """Return a context that trusts the system's authorities and those of `host.ca_file`.
 
-    With `host.verify_tls=false` it trusts every server.
-
-    Raises:
-        ConfigError: `host.ca_file` cannot be read.
+    With `host.verify_tls=false` it trusts every server. Raises ConfigError.
     """
     context = ssl.create_default_context()
     if not config.verify_tls:

@@ -27,8 +27,7 @@ async def try_baselines(
 ) -> AsyncIterator[Line]:
     """Yield a line for each baseline. One that fails does not end a run, so its line is a warning.
 
-    Raises:
-        HostError: as in training.
+    Raises HostError: as in training.
     """
     if not config.eval.baselines:
         return

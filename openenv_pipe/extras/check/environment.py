@@ -48,9 +48,7 @@ class _Played:
 def check_environment(config: RunConfig) -> Iterator[Line]:
     """Start each environment's servers, play on them, and stop them.
 
-    Raises:
-        ConfigError: a template or pattern of the adapter does not fit the environment.
-        HostError: a server did not start.
+    Raises ConfigError and HostError.
     """
     for name, each in config.environments.items():
         if each.host.has_environment:
@@ -119,8 +117,7 @@ async def _play(
 ) -> _Played:
     """Play the task with the policy; without a policy, only look at its first observation.
 
-    Raises:
-        ConfigError: a template names a field that the observation lacks.
+    Raises ConfigError: a template names a field that the observation lacks.
     """
     play = PlayedEpisode(task=task)
     if policy is not None:

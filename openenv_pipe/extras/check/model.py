@@ -63,8 +63,7 @@ def check_precision(config: RunConfig) -> Iterator[Line]:
 def try_forward(config: RunConfig) -> Iterator[Line]:
     """Load the model on the CPU, and choose how it is sampled and trained, as `train` does.
 
-    Raises:
-        ConfigError: no forward pass agrees with the model's own.
+    Raises ConfigError: no forward pass agrees with the model's own.
     """
     if not config.engine.capabilities.needs_tokenizer or not is_on_this_machine(config.model):
         return

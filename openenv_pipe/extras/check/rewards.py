@@ -42,10 +42,7 @@ async def try_rewards(
 
     They are tried with an episode of random actions, with one of replies that are no actions, and
     with one of each baseline. Without `chat`, an engine that takes messages, these have no token
-    ids, as in the run.
-
-    Raises:
-        HostError: as in training.
+    ids, as in the run. Raises HostError: as in training.
     """
     terms = {k: term for k, term in config.reward.terms.items() if isinstance(term, PythonTerm)}
     if not terms and not config.env.metrics:

@@ -80,12 +80,8 @@ class Nodes(RayConnection):
         For some seconds Ray does not know that a node is lost, and may place a process there, which
         never runs. Such a process is placed again.
 
-        Args:
-            needs: what it needs there, in words.
-            advice: the keys that would need less.
-
-        Raises:
-            HostError: it did not run within `cluster.start_timeout_s`, which is `timeout_s`.
+        needs: what it needs there, in words.
+        advice: the keys that would need less. Raises HostError.
         """
         lost = ""
         try:
@@ -174,9 +170,7 @@ class PlacedProcess:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method in the process and return its result.
 
-        Raises:
-            WorkerLostError: the process is gone, or cannot be reached.
-            PipeError: as the method; another error of the method is raised as FailureError.
+        Raises WorkerLostError and PipeError.
         """
         try:
             return await getattr(self._actor, method).remote(*arguments)

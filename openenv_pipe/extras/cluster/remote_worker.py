@@ -78,9 +78,7 @@ class RemoteWorker:
     async def start(self) -> None:
         """Start its environment servers, and connect to it.
 
-        Raises:
-            WorkerLostError: it is lost, or its connection does not begin with its key.
-            HostError, ConfigError: its servers do not start, or it cannot reach this process.
+        Raises WorkerLostError, HostError and ConfigError.
         """
         self.facts = await self.process.call("start")
         offer, accepted = self._listener.offer()
@@ -114,11 +112,7 @@ class RemoteWorker:
     ) -> Episode:
         """Have an episode played, and return it when it has ended.
 
-        play: an identifier that was not used before.
-
-        Raises:
-            WorkerLostError: the worker was lost before the end.
-            PipeError: the error that ends the run.
+        play: an identifier that was not used before. Raises WorkerLostError and PipeError.
         """
         end = asyncio.get_running_loop().create_future()
         self._plays[play] = _Play(replies=replies, end=end)

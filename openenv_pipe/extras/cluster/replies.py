@@ -42,11 +42,7 @@ class EpisodeReplies:
             exchange.reply.cancel()
 
     async def reply(self, request: Any) -> Any:
-        """Return the reply to the episode's next request.
-
-        Raises:
-            EngineError, ConfigError: as `Engine.generate`.
-        """
+        """Return the reply to the episode's next request. Raises EngineError and ConfigError."""
         digest = hashlib.sha256(repr(request).encode(errors="surrogatepass")).digest()
         remembered = self._exchanges[self._place :]
         if remembered and remembered[0].digest != digest:

@@ -31,9 +31,7 @@ def try_cluster(config: RunConfig) -> Iterator[Line]:
     there. With `cluster.learner_nodes` above 1, the learner's ranks are started, too, and add up a
     tensor. What needs nodes that an autoscaler would have to add is not started.
 
-    Raises:
-        HostError: the cluster cannot be joined, or a worker does not start.
-        ConfigError: the environment cannot be run on a node, or vLLM is not installed there.
+    Raises HostError and ConfigError.
     """
     settings = config.cluster
     assert isinstance(settings, RayClusterConfig)

@@ -53,9 +53,8 @@ class RemoteVllmServer:
     ) -> None:
         """Prepare the server without placing it.
 
-        Args:
-            is_written: the run has written the model's folder, so that no node has it.
-            log: the file on this machine into which the server's log is copied.
+        is_written: the run has written the model's folder, so that no node has it.
+        log: the file on this machine into which the server's log is copied.
         """
         self.url = ""
         self.left_out = ""  # its log is on the node
@@ -97,10 +96,7 @@ class RemoteVllmServer:
     async def place(self) -> PlacedProcess:
         """Find a node with room and vLLM, without starting the server.
 
-        Raises:
-            HostError: the cluster cannot be joined, or has no room in `cluster.start_timeout_s`.
-            ConfigError: vLLM is not installed on the node.
-            WorkerLostError: the node is lost.
+        Raises HostError, ConfigError and WorkerLostError.
         """
         settings, on_gpu = self._settings, self._spec.build == "cuda"
         num_gpus = settings.gpus_per_vllm_server if on_gpu else 0
@@ -251,10 +247,9 @@ class NodeProcess:
     ) -> None:
         """Prepare this process.
 
-        Args:
-            cwd: the run's folder, used where this node has it.
-            key: of the server.
-            inherited: the variables that `engine.variables` passes on from the run's process.
+        cwd: the run's folder, used where this node has it.
+        key: of the server.
+        inherited: the variables that `engine.variables` passes on from the run's process.
         """
         adopt_variables(inherited)
         remember_secrets({key: "the key of a vLLM server"})  # not to be shown by the log
@@ -289,11 +284,7 @@ class NodeProcess:
     async def start(self, spec: ServerSpec, needed: Path | None) -> str:
         """Begin to start the server, and return its URL, as the run's machine reaches it.
 
-        Args:
-            needed: the model's folder, if the run did not send it.
-
-        Raises:
-            ConfigError: the folder is not on this node, or `engine.port` is taken.
+        needed: the model's folder, if the run did not send it. Raises ConfigError.
         """
         if needed is not None and not needed.is_dir():
             raise ConfigError(

@@ -44,9 +44,8 @@ class RolloutWorker:
     ) -> None:
         """Prepare this process.
 
-        Args:
-            cwd, logs: folders of the run's machine, used where this node has them too.
-            inherited: the variables that `env.variables` passes on from the run's process.
+        cwd, logs: folders of the run's machine, used where this node has them too.
+        inherited: the variables that `env.variables` passes on from the run's process.
         """
         adopt_variables(inherited)
         self._config = config

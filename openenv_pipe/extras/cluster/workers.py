@@ -112,9 +112,7 @@ class RolloutWorkers:
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """Play an episode on the worker with the most room, and return it when it has ended.
 
-        Raises:
-            HostError: too many workers were lost, or the cluster's head.
-            EngineError, ConfigError: as the engine.
+        Raises HostError, EngineError and ConfigError.
         """
         replies = EpisodeReplies(context.engine)
         try:

@@ -9,9 +9,7 @@ from openenv_pipe.extras.containers.schema import DockerHostConfig, DockerSandbo
 async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
     """Build or pull the images of `host=docker` and `agent/sandbox=docker` that the daemon lacks.
 
-    Raises:
-        ConfigError: there is nothing to build it from, or no `docker` command.
-        HostError: no daemon answers, or an image cannot be built or pulled.
+    Raises ConfigError and HostError.
     """
     programs = getattr(config.agent, "sandbox", None)
     environments = [

@@ -28,14 +28,9 @@ class Namespace:
 def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: Notify) -> None:
     """Remove the leftovers of dead runs, and tell the name of each.
 
-    Args:
-        dry_run: tell the names only.
-        namespace: where to look for pods; None: nowhere.
-        context: the kubeconfig's context; None: the current one.
-
-    Raises:
-        ConfigError: no cluster is known.
-        HostError: the cluster rejects a call.
+    dry_run: tell the names only.
+    namespace: where to look for pods; None: nowhere.
+    context: the kubeconfig's context; None: the current one. Raises ConfigError and HostError.
     """
     found = _prune_containers(dry_run, notify) + _prune_weights(dry_run)
     if namespace is not None:

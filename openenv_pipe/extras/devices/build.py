@@ -42,11 +42,7 @@ class SeveralDevices(Devices):
 
     @staticmethod
     def check(config: RunConfig) -> str:
-        """Return what a run with these devices has, for people.
-
-        Raises:
-            ConfigError: the model cannot be sharded.
-        """
+        """Return what a run with these devices has, for people. Raises ConfigError."""
         trainer = config.trainer
         if not trainer.is_sharded:
             return ""

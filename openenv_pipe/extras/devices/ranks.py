@@ -143,11 +143,7 @@ def interface_towards(host: str, port: int) -> str:
 
 
 def try_collective(ranks: ConnectedRanks, device: torch.device, num_bytes: int) -> None:
-    """Add up a tensor over all ranks and check the sum. A collective.
-
-    Raises:
-        TrainingError: the sum is wrong.
-    """
+    """Add up a tensor over all ranks and check the sum. A collective. Raises TrainingError."""
     values = torch.full((num_bytes // 4,), float(ranks.rank + 1), device=device)
     expected = ranks.size * (ranks.size + 1) / 2
     if not bool((ranks.sum(values) == expected).all()):

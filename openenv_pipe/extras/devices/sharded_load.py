@@ -57,8 +57,7 @@ def load_sharded_policy(
 
     A rank downloads a model that is not on its machine, on this machine rank 0 before the others.
 
-    Raises:
-        ConfigError: the model cannot be read, or it cannot be sharded.
+    Raises ConfigError: the model cannot be read, or it cannot be sharded.
     """
     download_missing(config)
     with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint, max_tokens):
@@ -214,8 +213,7 @@ def _check_names(weights: Values, folder: Path) -> None:
 def check_shardable(config: ModelConfig) -> None:
     """Check whether a model's weights can be read part by part, if it is on this machine.
 
-    Raises:
-        ConfigError: They cannot.
+    Raises ConfigError: they cannot.
     """
     folder = find_model_folder(config) if isinstance(config, HubModelConfig) else None
     if folder is not None:

@@ -88,10 +88,7 @@ class Workers:
     def running(self, order: str, *arguments: Any) -> Iterator[None]:
         """Let the workers execute `order` while rank 0 does its part inside the block.
 
-        Raises:
-            TrainingError: a worker ended or did not finish in time; the error names its log.
-            ConfigError: there are fewer GPUs than ranks.
-            HostError: there is no room on other nodes.
+        Raises TrainingError, ConfigError and HostError.
         """
         try:
             self._reject_closed()

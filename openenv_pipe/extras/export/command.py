@@ -52,12 +52,7 @@ def export_run(
     trust: also of a run whose folder another user made, or that was changed since.
     notify: gets a line about what was compared.
 
-    Raises:
-        OutOfMemoryError: The machine has too little memory for the whole policy.
-        RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
-        ConfigError: The output cannot be written, or its chat template makes other prompts than
-            training.
-        TrainingError: The files do not compute what the policy computes.
+    Raises OutOfMemoryError, RunFolderError, ConfigError and TrainingError.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])
     if subject.step is None:
@@ -148,8 +143,7 @@ def _compare(
 ) -> float:
     """Read the written model with transformers alone; return how far its logprobs [P, V] differ.
 
-    Raises:
-        TrainingError: They differ by more than `bound`, in nats.
+    Raises TrainingError: they differ by more than `bound`, in nats.
     """
     model = read_model(str(folder))
     with torch.inference_mode():

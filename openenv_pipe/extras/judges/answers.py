@@ -17,8 +17,7 @@ def json_object(text: str) -> dict[str, Any]:
 
     The last, because a judge that thinks aloud may quote what an episode says about its verdict.
 
-    Raises:
-        UnusableAnswerError: there is none, or it cannot be told which one is the last.
+    Raises UnusableAnswerError: there is none, or it cannot be told which one is the last.
     """
     begin, end_mark = THINK
     if text.lstrip().startswith(begin):

@@ -49,14 +49,11 @@ async def check_judge(
 ) -> list[Line]:
     """Let the judge score recorded groups in several orders and again, and report the findings.
 
-    Args:
-        step: whose episodes are judged; None: of all steps, evenly.
-        num_orders: in which the episodes of a group are shown.
-        num_repeats: how often everything is asked again in the first order.
+    step: whose episodes are judged; None: of all steps, evenly.
+    num_orders: in which the episodes of a group are shown.
+    num_repeats: how often everything is asked again in the first order.
 
-    Raises:
-        RunFolderError: there are no recorded groups to judge.
-        JudgeError, ConfigError: as `score_again`.
+    Raises RunFolderError, JudgeError and ConfigError.
     """
     groups = _choose(recorded, step, num_groups)
     judge, reward = recorded.config.judge, recorded.config.reward

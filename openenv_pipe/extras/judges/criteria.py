@@ -174,9 +174,7 @@ def read_answers(
 ) -> list[Answer]:
     """Read an answer: one for the episode, or one for each of its turns if `num_turns` is given.
 
-    Raises:
-        UnusableAnswerError: it is no JSON of the form asked for, or a turn or a criterion is
-            missing, is there twice or has a score that is none of those asked for.
+    Raises UnusableAnswerError.
     """
     found = json_object(text)
     if num_turns is None:

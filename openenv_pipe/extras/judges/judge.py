@@ -81,11 +81,7 @@ class Judge:
     ) -> Verdict[Value]:
         """Ask until `read` accepts the answer, which it may reject with UnusableAnswerError.
 
-        Raises:
-            NoVerdictError: there was no answer, or none that can be read.
-            BudgetSpentError: the budget is spent, and `judge.when_spent` is continue.
-            JudgeError: the budget is spent, and `judge.when_spent` is end.
-            ConfigError: the endpoint rejects every request, because of its address or its key.
+        Raises NoVerdictError, BudgetSpentError, JudgeError and ConfigError.
         """
         asked = list(messages)
         bodies: list[dict[str, Any]] = []
@@ -181,11 +177,7 @@ class Judge:
 
 
 def require_judge(term: str, judge: object | None) -> Judge | None:
-    """Return the judge that a reward term asks; None without one.
-
-    Raises:
-        ConfigError: `judge` is a type whose `build` yields another object.
-    """
+    """Return the judge that a reward term asks; None without one. Raises ConfigError."""
     if judge is not None and not isinstance(judge, Judge):
         raise ConfigError(
             f"reward.terms.{term} cannot ask the judge that this type of `judge` opens, a "
@@ -200,11 +192,10 @@ async def open_judge(
 ) -> AsyncIterator[Judge]:
     """Open the judge that the configuration names.
 
-    Args:
-        folder: of its answers, which is made.
-        others: folders of other runs' answers, which are read only.
-        log: of a server that is started for the judge; None: `server.log` in `folder`.
-        repeat: above 0: ask again what was asked with another number.
+    folder: of its answers, which is made.
+    others: folders of other runs' answers, which are read only.
+    log: of a server that is started for the judge; None: `server.log` in `folder`.
+    repeat: above 0: ask again what was asked with another number.
     """
     assert isinstance(config, OpenAIJudgeConfig | VllmJudgeConfig)
     verdicts = Verdicts(folder, others)

@@ -166,9 +166,7 @@ class Ruler:
 def read_scores(text: str, *, part: Sequence[int]) -> Scores:
     """Read the scores of an answer, by the index in `part` that each id stands for.
 
-    Raises:
-        UnusableAnswerError: it is no JSON of the form asked for, or an id or a score is missing, is
-            there twice or is out of range.
+    Raises UnusableAnswerError.
     """
     rows = json_object(text).get("scores")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

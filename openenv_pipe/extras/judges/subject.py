@@ -48,9 +48,7 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
     With `conf=NAME` judge and reward are that experiment's, and the run, if none is named, is its
     newest. Otherwise they are the run's own, with the overrides.
 
-    Raises:
-        RunFolderError: the run does not exist, or is not trusted.
-        ConfigError: the overrides are wrong, or no reward term asks a judge.
+    Raises RunFolderError and ConfigError.
     """
     runs = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
@@ -92,12 +90,7 @@ async def score_again(
 
     Answers that the run has of the same judge to the same question are used again.
 
-    Args:
-        repeat: 0; or a number, to ask the same once more.
-
-    Raises:
-        JudgeError: the judge's budget is spent.
-        ConfigError: the endpoint rejects every request, or no reward term asks a judge.
+    repeat: 0; or a number, to ask the same once more. Raises JudgeError and ConfigError.
     """
     scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)

@@ -52,12 +52,7 @@ class VerifierSource(Protocol):
     """Where the answers come from."""
 
     async def ask(self, episode: Episode) -> Any:
-        """Return the answer about an episode.
-
-        Raises:
-            FailedVerifierError: there is none.
-            ConfigError: there will be none for any episode.
-        """
+        """Return the answer about an episode. Raises FailedVerifierError and ConfigError."""
         ...
 
     def reject(self, episode: Episode) -> None: ...
@@ -227,9 +222,8 @@ async def open_verifier(
 ) -> AsyncIterator[Verifier]:
     """Open the verifier of a term.
 
-    Args:
-        folder: of a judge's answers, where those of verifiers are kept too.
-        others: such folders of other runs, which are read only.
+    folder: of a judge's answers, where those of verifiers are kept too.
+    others: such folders of other runs, which are read only.
     """
     if isinstance(term.source, PythonVerifier):
         yield Verifier(name, term, FunctionSource(name, term, term.source))

@@ -50,9 +50,7 @@ class VllmJudgeClient:
     async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
         """Return the server's JSON for this body; the first call starts the server.
 
-        Raises:
-            RequestRejectedError, EngineError: as `ChatClient.complete`.
-            JudgeError: the server did not start, or has died.
+        Raises RequestRejectedError, EngineError and JudgeError.
         """
         async with self._starting:
             if self._client is None:

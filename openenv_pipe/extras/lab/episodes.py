@@ -87,10 +87,7 @@ async def play_to_end(
 ) -> None:
     """Play an episode to its end, or for env.max_turns turns, and record it in `play`.
 
-    with_states: also request the state before each turn.
-
-    Raises:
-        SessionError: the session failed, or rejected the reset.
+    with_states: also request the state before each turn. Raises SessionError.
     """
 
     async def choose_after_state(

@@ -61,10 +61,7 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial, model: Trai
     them.
 
     Where episodes were seen to end, the limits let some of them end, if the tokens suffice, and
-    half of them where each takes more than env.max_turns.
-
-    Raises:
-        ConfigError: A template asks for a field that an observation lacks.
+    half of them where each takes more than env.max_turns. Raises ConfigError.
     """
     chat = model.chat
     openings = [await _opening(adapter, first, trial) for first in trial.firsts]

@@ -33,8 +33,7 @@ def find_environments(word: str, catalog: Path | None) -> list[FoundEnvironment]
     They are packages of `envs/` folders, of the current folder and of installed distributions, then
     the entries of `catalog`, which `openenv catalog build` has written. No environment is imported.
 
-    Raises:
-        ConfigError: The catalog cannot be read.
+    Raises ConfigError: the catalog cannot be read.
     """
     installed = [each for each in _packages() if _has_word(each, word)]
     return installed + ([] if catalog is None else _entries(word, catalog))

@@ -111,9 +111,7 @@ def inspect_environment(
     notify: receives progress messages.
     model_overrides: of the block `model`; without any, the experiment is for random weights.
 
-    Raises:
-        ConfigError: The target, its description or the model is invalid, or a file exists.
-        HostError, FailureError: The server does not start, or no episode can be begun.
+    Raises ConfigError, HostError and FailureError.
     """
     model = find_model(model_overrides, notify)
     paths = [] if output is None else [output, *_beside(output, model.choice)]

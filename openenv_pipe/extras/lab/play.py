@@ -62,9 +62,7 @@ def play_environment(
 
     seed: replaces the task's own. raw: show observations without the adapter's messages.
 
-    Raises:
-        ConfigError: The target or the task does not exist.
-        HostError, SessionError: The server does not start, or the session failed.
+    Raises ConfigError, HostError and SessionError.
     """
     env = target.serving.env
     server = one_server(target.serving)

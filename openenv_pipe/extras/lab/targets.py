@@ -49,10 +49,7 @@ def find_target(name: str, overrides: Sequence[str]) -> Target:
     """Find what `name` means.
 
     It is a block `env=name`, an experiment `conf=...`, a package's folder, a server's URL, or an
-    image with its tag or digest.
-
-    Raises:
-        ConfigError: It is none of these, or an override is wrong.
+    image with its tag or digest. Raises ConfigError: it is none of these, or an override is wrong.
     """
     if "=" in name:
         overrides = [name, *overrides]

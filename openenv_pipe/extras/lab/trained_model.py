@@ -55,8 +55,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def find_model(overrides: Sequence[str], notify: Callable[[str], None]) -> TrainedModel:
     """Find the model of the overrides, and get its files if only this program can get them.
 
-    Raises:
-        ConfigError: There is no such model, it has no chat template, or it cannot be trained.
+    Raises ConfigError: there is no such model, it has no chat template, or it cannot be trained.
     """
     if not overrides:
         return tiny_model()

@@ -88,10 +88,7 @@ async def try_environment(
 ) -> Trial:
     """Play the first tasks with random actions, in several sessions at once if there are as many.
 
-    notify: receives progress messages.
-
-    Raises:
-        SessionError: No session can be opened, or no task can be reset.
+    notify: receives progress messages. Raises SessionError.
     """
     notify("listing tools")
     tools = await session_tools(env, host, tasks[0], action)

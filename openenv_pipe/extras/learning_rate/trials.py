@@ -34,9 +34,7 @@ def run_trials(
 
     A rate at which the updates break the training does not end the search.
 
-    Raises:
-        ConfigError, RunFolderError, FailureError: as `pipeline.train`.
-        KeyboardInterrupt: `control.stop` ended it; what is done has been saved.
+    Raises ConfigError, RunFolderError, FailureError and KeyboardInterrupt.
     """
     trials = []
     for number, lr in enumerate(request.trials, start=1):

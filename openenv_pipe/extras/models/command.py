@@ -46,10 +46,7 @@ def _where(model: HubModelConfig) -> str:
 async def fetch_model(name: str, notify: Callable[[str], None]) -> Path | None:
     """Get a model onto this machine: an option of `model=`, an id on the hub, or a GGUF file.
 
-    Returns its folder; None for a model that is built from a seed.
-
-    Raises:
-        ConfigError: the model does not exist, or cannot be had.
+    Returns its folder; None for a model that is built from a seed. Raises ConfigError.
     """
     is_option = name in group_options("model")
     by_path = ["model=hub", override_with_text("++model.path", name)]

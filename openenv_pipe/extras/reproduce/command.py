@@ -56,9 +56,7 @@ def reproduce(
 
     trust: also a run whose folder another user made, or that was changed since.
 
-    Raises:
-        RunFolderError: The run cannot be reproduced as it is.
-        ConfigError: Its configuration cannot run here.
+    Raises RunFolderError and ConfigError.
     """
     _reject_unknown(allow)
     recorded = find_run(name, runs_dir)

@@ -53,11 +53,7 @@ def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) 
 
 
 def check_readable(folder: Path) -> None:
-    """Read all that a run is compared with, before the run is repeated.
-
-    Raises:
-        RunFolderError: A file is damaged.
-    """
+    """Read all that a run is compared with, before the run is repeated. Raises RunFolderError."""
     checkpoint_digests(folder)
     read_metrics(folder / "metrics.jsonl")
     for path in report_paths(folder):

@@ -48,17 +48,11 @@ async def rescore_run(
 
     The run's folder is read only. Answers that it has of the same judge are used again.
 
-    Args:
-        words: the run, and overrides of `reward` and `judge`.
-        output: a folder that does not exist yet, or has the answers of an attempt that failed;
-            None: RUN_rescored, beside the run's folder.
-        step: only this one; None: all.
-        notify: receives progress messages.
-
-    Raises:
-        RunFolderError: the run does not exist, has no episodes, or is not trusted.
-        ConfigError: an override is wrong, or `output` exists.
-        JudgeError: a judge or a verifier failed too often, or the budget is spent.
+    words: the run, and overrides of `reward` and `judge`.
+    output: a folder that does not exist yet, or has the answers of an attempt that failed;
+        None: RUN_rescored, beside the run's folder.
+    step: only this one; None: all.
+    notify: receives progress messages. Raises RunFolderError, ConfigError and JudgeError.
     """
     runs = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]

@@ -38,10 +38,7 @@ NUM_TRIED = 1000  # conversations that `check` measures
 async def read_conversations(source: ConversationsConfig, setup: SourceSetup) -> list[Group]:
     """Read all conversations, each as a group of one episode.
 
-    Bad rows are left out, and a note says how many are read, and which are bad.
-
-    Raises:
-        ConfigError: the data cannot be read, or no row can be used.
+    Bad rows are left out, and a note says how many are read, and which are bad. Raises ConfigError.
     """
     chat = setup.rollout.chat
     assert isinstance(chat, ChatFormat)

@@ -32,11 +32,7 @@ from openenv_pipe.types import PREVIOUS, Episode, Group, Message, Tool, Turn, Tu
 
 
 async def read_recorded(source: EpisodesConfig, setup: SourceSetup) -> list[Group]:
-    """Read the recorded episodes that are to be imitated.
-
-    Raises:
-        ConfigError: there are none, or none can be used.
-    """
+    """Read the recorded episodes that are to be imitated. Raises ConfigError."""
     return await asyncio.to_thread(lambda: _chosen(list(_recorded(source)), source, setup))
 
 
@@ -75,9 +71,7 @@ def _files(source: EpisodesConfig) -> list[Path]:
 async def play_teacher(source: TeacherConfig, setup: SourceSetup) -> list[Group]:
     """Let another model play tasks of the train split, and choose what is imitated.
 
-    Raises:
-        ConfigError: no episode is chosen.
-        EngineError, HostError: the teacher cannot play.
+    Raises ConfigError, EngineError and HostError.
     """
     engine = source.engine
     async with ChatClient(engine, block=f"{KEY}.engine", cache_dir=engine.cache_dir) as client:
@@ -88,9 +82,7 @@ async def play_teacher(source: TeacherConfig, setup: SourceSetup) -> list[Group]
 async def play_policy(source: PolicyConfig, setup: SourceSetup) -> list[Group]:
     """Let the policy play tasks of the train split, and choose what it imitates.
 
-    Raises:
-        ConfigError: no episode is chosen.
-        EngineError, HostError: the policy cannot play.
+    Raises ConfigError, EngineError and HostError.
     """
     return await _play(source, setup, setup.rollout)
 

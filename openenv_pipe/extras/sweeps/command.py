@@ -60,11 +60,7 @@ def sweep(
     progress: SweepProgress,
     stopping: StopSource,
 ) -> SweepResult:
-    """Run a job for each combination of values, or a search.
-
-    Raises:
-        ConfigError: No job's configuration composes and has a model that can be had.
-    """
+    """Run a job for each combination of values, or a search. Raises ConfigError."""
     request = read_request(overrides)
     _keep_secrets(request)
     config = _first_config(request, progress)
@@ -81,10 +77,7 @@ def resume(
 ) -> SweepResult:
     """Resume a sweep that was stopped; finished jobs stay as they are.
 
-    trust: also one that another user made, or that was changed since.
-
-    Raises:
-        RunFolderError: The sweep is not trusted, cannot be read, or still runs.
+    trust: also one that another user made, or that was changed since. Raises RunFolderError.
     """
     folder = SweepFolder.open(path)
     if not trust:
@@ -97,10 +90,7 @@ def resume(
 def _keep_secrets(request: MultirunRequest) -> None:
     """Put secrets of the command line into the environment, under the names of their marks.
 
-    Jobs read them there, because secrets are not written to files.
-
-    Raises:
-        ConfigError: A name would have two values.
+    Jobs read them there, because secrets are not written to files. Raises ConfigError.
     """
     secrets = known_secrets({})
     for override in {each: None for job in request.jobs for each in job}:

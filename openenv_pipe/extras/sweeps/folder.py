@@ -118,8 +118,7 @@ class SweepFolder:
     def check_trust(self) -> None:
         """Check that this user made the sweep and its unfinished runs, in this current folder.
 
-        Raises:
-            RunFolderError: Somebody else made them, or they were changed, or made elsewhere.
+        Raises RunFolderError: Somebody else made them, or they were changed, or made elsewhere.
         """
         why = why_untrusted(_signed_text(self.record.overrides), self.record.signature)
         if why is not None:
@@ -161,8 +160,7 @@ class SweepFolder:
     def resume(self) -> None:
         """Take over a stopped sweep in this process; its stopped jobs wait again.
 
-        Raises:
-            RunFolderError: The sweep, or one of its jobs, still runs on this machine.
+        Raises RunFolderError: the sweep, or one of its jobs, still runs on this machine.
         """
         record = self.record
         if record.status == "running" and record.process.alive:

@@ -29,9 +29,8 @@ class KeptProcesses:
     def __init__(self, logs: Path, report: Callable[[bool], None]) -> None:
         """Keep nothing yet.
 
-        Args:
-            logs: the log of each server goes into a folder below it.
-            report: is called for each server of a job, with whether it has to be started.
+        logs: the log of each server goes into a folder below it.
+        report: is called for each server of a job, with whether it has to be started.
         """
         self._logs = logs
         self._report = report
@@ -107,9 +106,8 @@ def _key(spec: ServerSpec, launch: ManagedLaunch, digest: str) -> str:
 def model_digest(spec: ServerSpec, *, written: bool) -> str:
     """Return a digest that is equal for models that the same server can serve.
 
-    Args:
-        written: True if the model is a folder that this run wrote, so that its content is
-            compared. Otherwise its name and revision are.
+    written: True if the model is a folder that this run wrote, so that its content is
+        compared. Otherwise its name and revision are.
     """
     if not written:
         return f"{spec.model}@{spec.revision}"

@@ -49,11 +49,7 @@ class MultirunRequest:
 
 
 def read_request(overrides: Sequence[str]) -> MultirunRequest:
-    """Read the overrides of `train -m`.
-
-    Raises:
-        ConfigError: They cannot be parsed, or do not fit the sweep.
-    """
+    """Read the overrides of `train -m`. Raises ConfigError."""
     with readable_errors(SweepSettings):
         parsed = parse_overrides(overrides, open_loader())
         _reject_hydra_settings([each for each in parsed if block_of(each) == "hydra"])

@@ -150,10 +150,7 @@ class SharedServers:
 def server_key(wanted: Mapping[str, Any]) -> str:
     """Return a digest that is equal for requests that the same servers can serve.
 
-    It covers the code, command, variables and limits.
-
-    Raises:
-        ConfigError: there is no package `env.package`.
+    It covers the code, command, variables and limits. Raises ConfigError.
     """
     env = {key: value for key, value in wanted["env"].items() if key not in CLIENT_KEYS}
     code = code_digest(find_env(env["package"])) if env["package"] else None

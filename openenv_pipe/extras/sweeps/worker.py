@@ -98,8 +98,7 @@ class Worker:
     def _start(self, log: Path) -> None:
         """Start the process. log: for what it prints outside of its jobs, such as during imports.
 
-        Raises:
-            OSError: It cannot be started.
+        Raises OSError: it cannot be started.
         """
         self._connection, theirs = Pipe()
         with theirs:

@@ -37,9 +37,7 @@ def send_scores(
 ) -> None:
     """Send the scores of episodes, each with the id of its trace.
 
-    Raises:
-        ConnectionError: the server has not taken all of them.
-        HttpError: it does not answer.
+    Raises ConnectionError and HttpError.
     """
     events = [event for trace, episode in episodes for event in _events(trace, episode)]
     asyncio.run(_send(server, headers, events, timeout_s))

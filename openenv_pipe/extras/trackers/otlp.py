@@ -35,11 +35,7 @@ class OtlpTracker:
     """One trace for each episode that is sampled. It sends no metrics and knows no runs."""
 
     def __init__(self, key: str, config: OtlpTrackerConfig, folder: Path) -> None:
-        """Read the credentials.
-
-        Raises:
-            ConfigError: the exporter is not installed, or a credential is missing or invalid.
-        """
+        """Read the credentials. Raises ConfigError."""
         try:
             import opentelemetry.exporter.otlp.proto.http.trace_exporter
             import opentelemetry.sdk.trace  # noqa: F401
@@ -158,8 +154,7 @@ class OtlpTracker:
 def _credentials(key: str, config: OtlpTrackerConfig) -> dict[str, str]:
     """Return the header with the credentials, which are read from the environment.
 
-    Raises:
-        ConfigError: a variable is not set, or has a character that no header can have.
+    Raises ConfigError: a variable is not set, or has a character that no header can have.
     """
     credentials = config.credentials
     if credentials is None:

@@ -37,12 +37,9 @@ class Link(Protocol):
     ) -> None:
         """Make the server receive what `send` sends, as this version; after `close`, nothing.
 
-        Args:
-            weights: only their names, types and shapes are read.
+        weights: only their names, types and shapes are read.
 
-        Raises:
-            EngineError: the server rejects the weights.
-            ServerGoneError: the server does not answer.
+        Raises EngineError and ServerGoneError.
         """
 
     async def leave(self, client: VllmClient) -> None:

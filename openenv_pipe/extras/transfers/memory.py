@@ -82,12 +82,7 @@ class MemoryTransfer(Transfer):
         """Send the learner's current weights.
 
         The work for torch's thread is queued before anything is awaited, so that it is done before
-        the learner's next update.
-
-        Raises:
-            EngineError: learner and server cannot transfer the weights.
-            ServerGoneError: the server does not answer.
-            PipeError: the learner cannot gather its weights, such as RankLostError.
+        the learner's next update. Raises EngineError, ServerGoneError and PipeError.
         """
         if client not in self._links:
             self._links[client] = self._make_link(client)

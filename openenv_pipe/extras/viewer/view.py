@@ -36,9 +36,7 @@ def view(
     needs_token: whether requests need the random token that is part of the link.
     trust: also plays untrusted runs, and reads tokenizers that their configurations name.
 
-    Raises:
-        RunFolderError: There is no such run, sweep or folder.
-        ConfigError: The port cannot be used, or other machines would need no token.
+    Raises RunFolderError and ConfigError.
     """
     is_local = host in LOOPBACK or host == "::1"
     if not needs_token and not is_local:
@@ -74,9 +72,7 @@ def view(
 def bundle(target: str | None, folder: Path, *, runs_dir: Path | None = None, trust: bool) -> Path:
     """Write the pages of the target as static files, and return the page to open.
 
-    Raises:
-        RunFolderError: There is no such run, sweep or folder.
-        ConfigError: The folder has files already, or cannot be written.
+    Raises RunFolderError and ConfigError.
     """
     shown_dir, page, _ = find_target(target, runs_dir)
     store = RunStore(shown_dir)
@@ -95,10 +91,7 @@ def bundle(target: str | None, folder: Path, *, runs_dir: Path | None = None, tr
 def find_target(target: str | None, runs_dir: Path | None) -> tuple[Path, str, str]:
     """Return the folder of runs, the address of the page that shows the target, and a note.
 
-    The note says which other folders have runs, if all runs are shown.
-
-    Raises:
-        RunFolderError: There is no such run, sweep or folder.
+    The note says which other folders have runs, if all runs are shown. Raises RunFolderError.
     """
     if target is None:
         first, *others = existing_folders(runs_dir)

@@ -41,12 +41,8 @@ def server_command(
 ) -> str:
     """Return shell commands, or a compose file, that start the servers of engine.url.
 
-    Args:
-        overrides: the arguments of `train`. engine=vllm and engine.launch=attach are added, and
-            a URL if there is none.
-
-    Raises:
-        ConfigError: a server cannot load the configured model.
+    overrides: the arguments of `train`. engine=vllm and engine.launch=attach are added, and
+        a URL if there is none. Raises ConfigError: a server cannot load the configured model.
     """
     url = () if any(each.startswith("engine.url=") for each in overrides) else (DEFAULT_URL,)
     device = f"device={build}"  # with the defaults of a machine that the server is for

@@ -67,12 +67,9 @@ SIGNAL_CAUSES = {
 def install(build: Build, notify: Notify, extra_index: str | None = None) -> Installed:
     """Return the environment, and make it first if it does not exist. Blocks for minutes.
 
-    Args:
-        extra_index: an index of packages beside those that pip and uv are configured with.
+    extra_index: an index of packages beside those that pip and uv are configured with.
 
-    Raises:
-        EngineError: the installation failed; the message has the log's last lines.
-        ConfigError: the cache cannot be written.
+    Raises EngineError and ConfigError.
     """
     target = environment_dir(build)
     try:

@@ -99,11 +99,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def find_ignored(dialect: APIType, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request that have no effect, with their values.
-
-    Raises:
-        ValueError: A field asks for what is not there.
-    """
+    """Return the fields of a request that have no effect, with their values. Raises ValueError."""
     ignored = {}
     for name, value in _fields(dialect, body):
         asks_nothing = value is None or value is False or value in ([], {}, "")

@@ -73,11 +73,7 @@ async def serving_programs(
 ) -> AsyncIterator[Programs]:
     """Serve programs until the end of the block.
 
-    level: of the gateway.
-
-    Raises:
-        OSError: the gateway cannot listen.
-        HostError, ConfigError: the sandbox cannot be opened.
+    level: of the gateway. Raises OSError, HostError and ConfigError.
     """
     build = block_types("agent.sandbox")[config.sandbox.type].build
     open_sandbox = await asyncio.to_thread(load, build)

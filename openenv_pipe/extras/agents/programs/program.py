@@ -49,11 +49,7 @@ class Address:
 
 
 def check_program(config: ProgramAgentConfig) -> str:
-    """Return what is started, for people.
-
-    Raises:
-        ConfigError: it cannot be started as a process of this machine.
-    """
+    """Return what is started, for people. Raises ConfigError."""
     program = config.command[0]
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):
@@ -90,14 +86,11 @@ def make_program(
 ) -> Program:
     """Return the program of one episode, with its placeholders filled in.
 
-    Args:
-        paths: where the sandbox lets it find things.
-        folder: does not exist yet, and is the program's own.
-        task: JSON, for programs that want more than the prompt.
+    paths: where the sandbox lets it find things.
+    folder: does not exist yet, and is the program's own.
+    task: JSON, for programs that want more than the prompt.
 
-    Raises:
-        ProgramStartError: the task does not fit into the program's arguments.
-        ConfigError: agent.files names a file outside of the program's folder.
+    Raises ProgramStartError and ConfigError.
     """
     values, command = placeholders(address, paths, prompt), config.command
     if config.sandbox.is_this_machine:

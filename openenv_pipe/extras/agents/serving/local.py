@@ -35,10 +35,7 @@ def serve_locally(
     title: of the run and its checkpoint, for people.
     key: what requests have to carry.
     max_tokens: of a conversation.
-    notify: receives the address, and what requests ask for and do not get.
-
-    Raises:
-        ConfigError: The model cannot be loaded, or the port is taken.
+    notify: receives the address, and what requests ask for and do not get. Raises ConfigError.
     """
     config = subject.config
     policy = load_policy(

@@ -60,10 +60,7 @@ def serve_run(
     notify: receives lines about the server's start.
     trust: also of a run whose folder another user made, or that was changed since.
 
-    Raises:
-        RunFolderError: The checkpoint does not exist or is damaged.
-        ConfigError: vLLM cannot serve the model here.
-        EngineError: The server did not start, or died.
+    Raises RunFolderError, ConfigError and EngineError.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])
     if not subject.config.engine.capabilities.can_train:
@@ -119,11 +116,7 @@ async def serve(
     """Serve until cancelled.
 
     title: of the run and its checkpoint, for people.
-    check: what else has to be right when the server is ready.
-
-    Raises:
-        ConfigError: the port is taken, or a public address has no API key.
-        EngineError: the server died, or was not ready within `start_timeout_s` seconds.
+    check: what else has to be right when the server is ready. Raises ConfigError and EngineError.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)
     key = server_key(host, notify)
@@ -154,8 +147,7 @@ async def serve(
 def server_key(host: str, notify: Callable[[str], None]) -> str:
     """Return the key that requests have to carry: that of the user, or a new one, which is told.
 
-    Raises:
-        ConfigError: other machines can reach the server, and the user has set no key.
+    Raises ConfigError: other machines can reach the server, and the user has set no key.
     """
     if key := os.environ.get(KEY_VARIABLE, "").strip():
         return key

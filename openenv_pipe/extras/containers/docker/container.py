@@ -104,11 +104,7 @@ def container_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` except `name`.
 
-    Args:
-        shared: the folder for the socket of a container without a network.
-
-    Raises:
-        ConfigError: neither the image nor `env.command` says what to start.
+    shared: the folder for the socket of a container without a network. Raises ConfigError.
     """
     image = setup.daemon.image
     values = {"{port}": str(setup.port), "{host}": "0.0.0.0"}

@@ -49,12 +49,7 @@ def daemon_address() -> str:
 
 
 def connect() -> docker.DockerClient:
-    """Connect to the daemon. Blocks.
-
-    Raises:
-        HostError: no daemon answers.
-        ConfigError: see `daemon_address`.
-    """
+    """Connect to the daemon. Blocks. Raises HostError and ConfigError."""
     address = daemon_address()
     try:
         with socket.socket(socket.AF_UNIX) as trial:  # its errors have types, the SDK's do not

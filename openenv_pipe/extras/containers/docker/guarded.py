@@ -45,9 +45,7 @@ class GuardedDaemon:
     async def open(self, recipe: Recipe, build_timeout_s: float) -> None:
         """Connect, remove containers of dead runs, start the guard, and build a missing image.
 
-        Raises:
-            HostError: the daemon or the build fails.
-            ConfigError: see `ensure_image`.
+        Raises HostError and ConfigError.
         """
         try:
             self.client = await in_thread(connect)

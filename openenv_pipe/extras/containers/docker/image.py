@@ -98,9 +98,7 @@ async def ensure_image(
 ) -> Image:
     """Return the image, after building or pulling it if the daemon does not have it.
 
-    Raises:
-        HostError: the build or pull fails or takes over `timeout_s`; its output is in `log`.
-        ConfigError: there is no `docker` command.
+    Raises HostError and ConfigError.
     """
     found = await in_thread(find_image, client, recipe.name)
     if found is None:

@@ -18,9 +18,7 @@ from openenv_pipe.extras.containers.docker.image import Recipe, ensure_image, fi
 async def prepare_image(recipe: Recipe, timeout_s: float, notify: Callable[[str], None]) -> None:
     """Make sure that the daemon has the image; `notify` is called if that takes long.
 
-    Raises:
-        HostError: no daemon answers, or the image cannot be built or pulled; the log is kept.
-        ConfigError: there is no `docker` command to build or pull it with.
+    Raises HostError and ConfigError.
     """
     client = await in_thread(connect)
     try:

@@ -50,10 +50,7 @@ class ProgramContainer:
     def __init__(
         self, daemon: GuardedDaemon, config: "DockerSandboxConfig", log: Path, files: Path
     ) -> None:
-        """
-        log: gets the output.
-        files: a folder to remove when the program ends.
-        """
+        """log: gets the output. files: a folder to remove when the program ends."""
         self.pid = 0  # of the container's first process, as this machine counts
         self._config = config
         self._log = log

@@ -69,11 +69,7 @@ async def containers_of_programs(
 ) -> AsyncIterator[ProgramContainers]:
     """Get the daemon and the image ready, and remove all containers after the block.
 
-    command: is in the image, or in `config.mounts`.
-
-    Raises:
-        HostError: the daemon or a pull of the image fails.
-        ConfigError: the image is missing, and so is the `docker` command.
+    command: is in the image, or in `config.mounts`. Raises HostError and ConfigError.
     """
     daemon = GuardedDaemon(logs)
     await daemon.open(program_recipe(config), config.build_timeout_s)

@@ -27,8 +27,7 @@ def owner_label() -> str:
 def start_guard(owner: str, folder: Path, log: Path) -> ManagedProcess:
     """Start the guard of the containers whose label `daemon.OWNER` is `owner`.
 
-    Args:
-        folder: the folder of sockets, which the guard removes at its end.
+    folder: the folder of sockets, which the guard removes at its end.
     """
     return ManagedProcess(
         [sys.executable, "-m", docker_guard.__name__, owner, str(folder)],
@@ -39,11 +38,7 @@ def start_guard(owner: str, folder: Path, log: Path) -> ManagedProcess:
 
 
 async def wait_for_guard(guard: ManagedProcess, folder: Path) -> None:
-    """Wait until the guard is ready to notice the death of this process.
-
-    Raises:
-        HostError: the guard was not ready within `GUARD_LIMIT_S` and has been stopped.
-    """
+    """Wait until the guard is ready to notice the death of this process. Raises HostError."""
     deadline = time.monotonic() + GUARD_LIMIT_S
     while not (folder / docker_guard.READY).exists():
         if not guard.alive or time.monotonic() > deadline:

@@ -126,11 +126,7 @@ def docker_command(
 
 
 def variables_file(variables: Mapping[str, str]) -> str:
-    """Return the content of a file for --env-file, one variable a line.
-
-    Raises:
-        ConfigError: a value has several lines, which such a file cannot express.
-    """
+    """Return the content of a file for --env-file, one variable a line. Raises ConfigError."""
     for name, value in variables.items():
         if "\n" in value:
             raise ConfigError(

@@ -161,10 +161,7 @@ class ClusterSettings(Protocol):
 async def connect(settings: ClusterSettings) -> Cluster:
     """Return the cluster that the kubeconfig names, or the one that this process runs in.
 
-    No call is made yet.
-
-    Raises:
-        ConfigError: there is no usable kubeconfig.
+    No call is made yet. Raises ConfigError: there is no usable kubeconfig.
     """
     configuration = client.Configuration()
     path = settings.kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION

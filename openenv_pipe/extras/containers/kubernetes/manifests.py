@@ -58,10 +58,7 @@ def pod(
 ) -> Manifest:
     """Return the manifest of a pod with one environment server.
 
-    owner: see `owner_reference`.
-
-    Raises:
-        ConfigError: `host.pod_spec` sets a field that this function sets.
+    owner: see `owner_reference`. Raises ConfigError.
     """
     spec = {
         "restartPolicy": "Never",

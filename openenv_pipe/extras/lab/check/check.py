@@ -50,9 +50,7 @@ def probe_environment(
 
     Whatever the environment does wrong becomes a line. Nothing is left running or on disk.
 
-    Raises:
-        ConfigError: The policy cannot be used.
-        HostError: The server does not start.
+    Raises ConfigError and HostError.
     """
     if policy:
         load_callable(policy)  # before a server starts

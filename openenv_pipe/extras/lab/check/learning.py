@@ -25,13 +25,9 @@ SECONDS = 60.0  # of a minute
 def probe_learning(words: Sequence[str], *, minutes: float, notify: Callable[[str], None]) -> Line:
     """Train the experiment with the model `tiny`, and compare it with where it started.
 
-    Args:
-        words: `conf=NAME` and overrides.
-        minutes: after which no step is begun. The evaluations before and after it come on top.
-        notify: receives the run's progress.
-
-    Raises:
-        ConfigError: as `tiny_experiment`.
+    words: `conf=NAME` and overrides.
+    minutes: after which no step is begun. The evaluations before and after it come on top.
+    notify: receives the run's progress. Raises ConfigError: as `tiny_experiment`.
     """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
         composed = tiny_experiment([*words, f"runs_dir={folder}"])

@@ -35,8 +35,7 @@ def create_environment(name: str, folder: Path) -> list[Path]:
 
     Nothing is overwritten. A `.gitignore` is written too, unless the folder has one.
 
-    Raises:
-        ConfigError: The name is invalid or taken.
+    Raises ConfigError: the name is invalid or taken.
     """
     _reject_bad_name(name)
     files = {

@@ -31,9 +31,7 @@ def export_episodes(
 ) -> int:
     """Write episodes to a file, or for `atif` and `verifiers` to a folder; return how many rows.
 
-    Raises:
-        ConfigError: A package is missing.
-        RunFolderError: The output exists already, or an episode cannot be read.
+    Raises ConfigError and RunFolderError.
     """
     if output.exists():
         raise RunFolderError(f"{output} exists already; name another file with --output")

@@ -90,8 +90,7 @@ class EpisodeIndex:
     def opened(cls, folder: Path) -> "EpisodeIndex":
         """Return the index of a run folder, up to date; the caller closes it.
 
-        Raises:
-            RunFolderError: This Python's SQLite has no full text search, or there is no space.
+        Raises RunFolderError: This Python's SQLite has no full text search, or there is no space.
         """
         try:
             index = cls(folder, open_or_remake(folder / FILE_NAME))

@@ -57,11 +57,7 @@ class FoundEpisode:
 
 
 def find_episodes(folder: RunFolder, selection: Selection) -> Iterator[FoundEpisode]:
-    """Yield the episodes of a selection, reading one file at a time.
-
-    Raises:
-        RunFolderError: The index cannot be made, or a file is damaged.
-    """
+    """Yield the episodes of a selection, reading one file at a time. Raises RunFolderError."""
     with EpisodeIndex.open(folder.path) as index:
         entries = _entries(index, selection)
     for (source, step), chosen in groupby(entries, key=lambda each: (each.source, each.step)):

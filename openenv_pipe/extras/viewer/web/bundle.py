@@ -58,10 +58,7 @@ def write_bundle(
     """Write the pages of some runs and sweeps into a new folder.
 
     start: the address of the page that is shown first, such as #/run/wordle/0007; empty: all runs.
-    trust: whether tokenizers of models that an untrusted run names may be read.
-
-    Raises:
-        ConfigError: The folder has files already, or cannot be written.
+    trust: whether tokenizers of models that an untrusted run names may be read. Raises ConfigError.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--bundle {folder} exists already; name a folder that does not")

@@ -53,8 +53,7 @@ def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any
 
     The two are `before` and `after`; without these, the first and the last of the first run.
 
-    Raises:
-        RunFolderError: There is no such run.
+    Raises RunFolderError: there is no such run.
     """
     keys = _keys(query)
     reports = {

@@ -41,8 +41,7 @@ IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.png")
 def list_episodes(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the episodes that a page's address asks for, and what the filters can be set to.
 
-    Raises:
-        RunFolderError: A filter is not a number, or an order is unknown.
+    Raises RunFolderError: a filter is not a number, or an order is unknown.
     """
     wanted = wanted_of(query)
     order: Any = query.get("order", "step")
@@ -95,8 +94,7 @@ def list_tasks(store: RunStore, key: str, query: Mapping[str, str]) -> list[dict
 def export_lines(store: RunStore, key: str, query: Mapping[str, str]) -> Iterator[str]:
     """Yield the episodes that a page's address asks for, each as a line of JSON.
 
-    Raises:
-        RunFolderError: A filter is not a number, or a file is damaged.
+    Raises RunFolderError: a filter is not a number, or a file is damaged.
     """
     selection = Selection(wanted=wanted_of(query), first=None)
     found = as_text(find_episodes(store.folder(key), selection), "json")

@@ -142,8 +142,7 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
 def open_socket(host: str, port: int, *, is_fixed: bool) -> socket.socket:
     """Listen on a port, or on one of the next if it is taken and the user has not chosen it.
 
-    Raises:
-        ConfigError: The port cannot be used.
+    Raises ConfigError: the port cannot be used.
     """
     problem: OSError | None = None
     for number in range(port, port + (1 if is_fixed else NUM_PORTS)):
