@@ -26,7 +26,8 @@ def models_table() -> Table:
     for name in group_options("model"):
         try:
             model = _compose([f"model={name}"])
-        except ConfigError:  # such as `hub`, which has no path
+        except ConfigError as error:  # `hub` has no path
+            table.add_row(name, "", str(error).partition("\n")[0])
             continue
         if isinstance(model, HubModelConfig):
             table.add_row(name, model.path, _where(model))
@@ -58,6 +59,8 @@ async def fetch_model(name: str, notify: Callable[[str], None]) -> Path | None:
 
 def _compose(overrides: list[str]) -> ModelConfig:
     with readable_errors():
-        values = load_values(open_loader(), [NO_EXPERIMENT, *overrides], only=("model",))
+        # Models interpolate `device` and `seed`.
+        only = ("model", "device", "seed")
+        values = load_values(open_loader(), [NO_EXPERIMENT, *overrides], only)
         adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
         return adapter.validate_python(values["model"])
