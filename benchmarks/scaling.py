@@ -6,8 +6,7 @@ python benchmarks/scaling.py
 from collections.abc import Iterator, Sequence
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.extras.sizing.cluster import Cluster
-from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS
+from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS, Cluster
 from openenv_pipe.extras.sizing.estimate import make_plan
 from openenv_pipe.extras.sizing.shapes import shape_of
 from openenv_pipe.system.markdown import table

@@ -3,8 +3,8 @@
 import asyncio
 
 from openenv_pipe.extras.cluster.channel import connect
-from openenv_pipe.extras.cluster.messages import EpisodeEnd, Event, PlayOrder, WorkerFacts
 from openenv_pipe.extras.cluster.nodes import Nodes, WorkerLostError
+from openenv_pipe.extras.cluster.worker import EpisodeEnd, Event, PlayOrder, WorkerFacts
 from openenv_pipe.types import Episode, Status
 
 

@@ -17,7 +17,7 @@ from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.extras.lab.scaffold import create_environment
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.extras.sft.command import compose_sft
-from openenv_pipe.extras.sizing.cluster import split_cluster
+from openenv_pipe.extras.sizing.constants import split_cluster
 from openenv_pipe.extras.sweeps.multirun import read_request
 from openenv_pipe.system.resources import group_options
 

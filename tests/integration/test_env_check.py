@@ -10,7 +10,7 @@ import pytest
 
 from openenv_pipe.commands.findings import Line, Result, as_json, has_failed
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.check import probe_environment, sessions
 from openenv_pipe.extras.lab.check.learning import probe_learning
 from openenv_pipe.extras.lab.targets import find_target
 
@@ -21,7 +21,7 @@ NUM_EPISODES = 150
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path, monkeypatch):
     """Assert that no temporary file and no process is left; the speed is measured only briefly."""
-    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield

@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.check import probe_environment, sessions
 from openenv_pipe.extras.lab.targets import find_target
 from tests.commands import SMALL, run
 
@@ -34,7 +34,7 @@ def test_a_second_one_of_the_same_name_is_rejected(folder):
 
 def test_it_passes_its_own_check(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lines = probe_environment(
         find_target(NAME, []), policy=None, num_episodes=100, notify=lambda _: None

@@ -12,7 +12,7 @@ import pytest
 from wild_envs import write_packages
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.check import probe_environment, sessions
 from openenv_pipe.extras.lab.inspect import inspect_environment
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.runs.metrics import read_metrics
@@ -44,7 +44,7 @@ def test_inspect_warns_and_writes_a_penalty(inspection):
 
 
 def test_check_compares_never_acting_with_acting(folder, inspection, monkeypatch):
-    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
     monkeypatch.chdir(folder)
     target = find_target("conf=auction", ["reward.terms.unusable.weight=0"])
     lines = probe_environment(target, policy=None, num_episodes=20, notify=lambda _: None)

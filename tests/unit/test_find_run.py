@@ -9,7 +9,7 @@ from openenv_pipe.cli.main import main
 from openenv_pipe.commands.evaluate import evaluate
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import PipeError, RunFolderError
-from openenv_pipe.extras.judges.subject import find_recorded
+from openenv_pipe.extras.judges.check import find_recorded
 from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.extras.viewer.view import find_target
 from openenv_pipe.pipeline.run import RunControl

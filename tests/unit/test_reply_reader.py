@@ -27,8 +27,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.extras.agents.calls import Connection
 from openenv_pipe.extras.agents.http.chat_completions import read_request, reply_message
 from openenv_pipe.extras.agents.serving.served_model import ServedModel
-from openenv_pipe.extras.judges.answers import json_object, number_of
-from openenv_pipe.extras.judges.judge import UnusableAnswerError
+from openenv_pipe.extras.judges.judge import UnusableAnswerError, json_object, number_of
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.replies.formats import FORMATS, HARMONY, HERMES
 from openenv_pipe.models.replies.reader import PLAIN_READER, ReplyReader

@@ -18,14 +18,14 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.extras.agents.http.error_shapes import (
+from openenv_pipe.extras.agents.http.gate import (
     INVALID_PARAMETERS,
     INVALID_REQUEST,
     NO_METHOD,
+    PARSED,
     error_response,
     rpc_error,
 )
-from openenv_pipe.extras.agents.http.gate import PARSED
 from openenv_pipe.extras.agents.steps import EnvironmentSteps, RejectedStepError
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.system.untrusted_json import parse_request

@@ -1,4 +1,4 @@
-"""A rollout worker: environment servers, sessions and adapter on one node of a cluster.
+"""A rollout worker on one node of a cluster, and the messages between it and the run's process.
 
 It plays the episodes that it is sent, and asks for each reply of the engine. It imports no torch.
 Ray runs it as an actor, but it does not know Ray.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from openenv_pipe.config.schema import EngineCapabilities, EnvConfig, RunConfig
 from openenv_pipe.engines.base import Engine, StaticEngine
 from openenv_pipe.environments.build import build_host
@@ -21,19 +23,67 @@ from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, FailureError, HostError, SessionError
 from openenv_pipe.extras.cluster.channel import Channel, ConnectionOffer, connect
-from openenv_pipe.extras.cluster.messages import (
-    CancelOrder,
-    EpisodeEnd,
-    Event,
-    Order,
-    PlayOrder,
-    ReplyOrder,
-    ReplyRequest,
-    WorkerFacts,
-)
-from openenv_pipe.rollout.context import Chat
+from openenv_pipe.rollout.context import Chat, EpisodeSpec
 from openenv_pipe.rollout.episode import LocalLoop
 from openenv_pipe.system.child_environment import adopt_variables
+from openenv_pipe.types import Episode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayOrder:
+    play: int  # identifies this attempt at the episode in all later messages
+    spec: EpisodeSpec
+    capabilities: EngineCapabilities  # of the engine that replies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyOrder:
+    """The engine's answer to a `ReplyRequest`."""
+
+    play: int
+    reply: Any  # see `engines.base`; a SessionError ends the episode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelOrder:
+    """The episode is not needed any more."""
+
+    play: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyRequest:
+    """A request to the engine."""
+
+    play: int
+    request: Any  # see `engines.base`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeEnd:
+    play: int
+    episode: Episode | None  # None: there is an error
+    error: ConfigError | FailureError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """What has happened in a worker."""
+
+    num_deaths: int  # of environment servers, since the worker's start
+    event: ReplyRequest | EpisodeEnd
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFacts:
+    """What a worker reports when its environment servers run."""
+
+    capacity: int  # episodes that it plays at once
+    node: str  # the host name
+    host: dict[str, JsonValue]  # see `Host.facts`
+
+
+Order = PlayOrder | ReplyOrder | CancelOrder
 
 
 class RolloutWorker:

@@ -15,8 +15,7 @@ from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.extras.cluster.channel import Listener
 from openenv_pipe.extras.cluster.nodes import Nodes, WorkerLostError, connected
-from openenv_pipe.extras.cluster.remote_worker import RemoteWorker
-from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.remote_worker import EpisodeReplies, RemoteWorker
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
 from openenv_pipe.system.stop_request import end_at_once

@@ -1,15 +1,14 @@
 """Judges: models and verifiers that get episodes and decide terms of the reward.
 
-schema        the keys of judges, and of the terms `ruler` and `judge`
-judge         asks for verdicts, keeps the answers within the budget (spending)
+schema        the keys of judges, and of the terms that they decide
+judge         asks for verdicts and reads them, keeps the answers within the budget
 vllm_server   the server of `judge=vllm`
 ruler         a term that compares the episodes of a group
 criteria      a term that scores each episode by criteria
-answers       reads verdicts from answers
 trajectories  shows episodes to judges and verifiers
 verdicts      keeps answers on disk
-verifier      the term `verifier` (its keys: verifier_schema)
-cli           the command `judge check` (check), on recorded episodes (subject)
+verifier      the term `verifier`
+cli, check    the command `judge check`, on recorded episodes
 """
 
 from openenv_pipe.registry import BlockType, Command, Extra
@@ -46,7 +45,7 @@ EXTRA = Extra(
         BlockType(
             block="reward.terms",
             type="verifier",
-            config="openenv_pipe.extras.judges.verifier_schema:VerifierTerm",
+            config="openenv_pipe.extras.judges.schema:VerifierTerm",
             build="openenv_pipe.extras.judges.verifier:opened_verifier",
             open="openenv_pipe.extras.judges.verifier:open_verifier",
         ),

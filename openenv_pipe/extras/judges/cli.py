@@ -78,8 +78,7 @@ def check(
     openenv-pipe judge check latest --min-auc 0.9 --format json
     """
     from openenv_pipe.cli.console import print_findings
-    from openenv_pipe.extras.judges.check import Limits, check_judge
-    from openenv_pipe.extras.judges.subject import find_recorded
+    from openenv_pipe.extras.judges.check import Limits, check_judge, find_recorded
 
     limits = Limits(
         min_auc=min_auc,

@@ -12,14 +12,16 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.judges.answers import json_object, number_of, score_of
 from openenv_pipe.extras.judges.judge import (
     BudgetSpentError,
     Judge,
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
+    json_object,
+    number_of,
     require_judge,
+    score_of,
 )
 from openenv_pipe.extras.judges.schema import Criterion, JudgeTerm
 from openenv_pipe.extras.judges.trajectories import Conversation, distinct_conversations, quoted

@@ -1,11 +1,13 @@
-"""The judge: asks a model for verdicts, keeps its answers, and minds the budget.
+"""The judge: asks a model for verdicts, reads and keeps its answers, and minds the budget.
 
 A judge that gives no usable answer is not a score of 0: the episodes in question have no reward.
 """
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +16,73 @@ from typing import Any, Generic, TypeVar
 
 from openenv_pipe.config.schema import JudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
-from openenv_pipe.engines.openai import ChatClient
+from openenv_pipe.engines.openai import ChatClient, num_reported_tokens
 from openenv_pipe.errors import ConfigError, EngineError, JudgeError, RequestRejectedError
-from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VllmJudgeConfig
-from openenv_pipe.extras.judges.spending import Price, Spending
+from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VerdictsBlock, VllmJudgeConfig
 from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
 from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
+from openenv_pipe.models.replies.formats import THINK
+from openenv_pipe.models.replies.values import START
 from openenv_pipe.system.http_retries import SETTINGS_STATUSES
 from openenv_pipe.types import Message
 
 MAX_QUOTED = 2000  # characters of an unusable answer that the judge is shown again
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
+MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
+_START = re.compile(START)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """The tokens of one answer and its prompt, and what they cost."""
+
+    num_tokens: int
+    cost: float
+
+
+class Spending:
+    """Adds up what answers cost. Requests in flight may exceed the limits of tokens and cost."""
+
+    def __init__(self, config: VerdictsBlock, paid: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._config = config
+        self._num_calls = 0
+        self._num_tokens = 0
+        self._cost = 0.0
+        for answer in paid:
+            self._num_calls += 1
+            self.add(self.price(answer))
+
+    def begin_call(self) -> None:
+        self._num_calls += 1
+
+    def add(self, price: Price) -> None:
+        self._num_tokens += price.num_tokens
+        self._cost += price.cost
+
+    def price(self, answer: Mapping[str, Any]) -> Price:
+        """Return what an answer cost, by the usage that the endpoint reports; without it 0."""
+        num_prompt = num_reported_tokens(answer, "prompt_tokens") or 0
+        num_answer = num_reported_tokens(answer, "completion_tokens") or 0
+        config = self._config
+        cost = (
+            num_prompt * config.price_per_million_prompt_tokens
+            + num_answer * config.price_per_million_answer_tokens
+        ) / 1e6
+        return Price(num_tokens=num_prompt + num_answer, cost=cost)
+
+    def exceeded(self) -> str | None:
+        """Return the limit that is reached, as `judge.max_calls=8`, or None."""
+        spent = {
+            "max_calls": self._num_calls,
+            "max_tokens": self._num_tokens,
+            "max_cost": self._cost,
+        }
+        for key, amount in spent.items():
+            limit = getattr(self._config, key)
+            if limit is not None and amount >= limit:
+                return f"judge.{key}={limit:g}"
+        return None
 
 
 class UnusableAnswerError(ValueError):
@@ -214,3 +271,51 @@ def _text(answer: Mapping[str, Any]) -> str:
     message = choice.get("message") if isinstance(choice, Mapping) else None
     content = message.get("content") if isinstance(message, Mapping) else None
     return content if isinstance(content, str) else ""
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the last JSON object in a text, which is not inside another one.
+
+    The last, because a judge that thinks aloud may quote what an episode says about its verdict.
+
+    Raises UnusableAnswerError: there is none, or it cannot be told which one is the last.
+    """
+    begin, end_mark = THINK
+    if text.lstrip().startswith(begin):
+        _, mark, text = text.partition(end_mark)
+        if not mark:
+            raise UnusableAnswerError("it ends inside a thought")
+    decoder = json.JSONDecoder()
+    last: dict[str, Any] | None = None
+    end = num_failed = 0
+    while match := _START.search(text, end):
+        try:
+            last, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            end, num_failed = match.start() + 1, num_failed + 1
+            if num_failed > MAX_STARTS:
+                raise UnusableAnswerError(
+                    f"more than {MAX_STARTS} braces begin no complete JSON object"
+                ) from None
+    if last is None:
+        raise UnusableAnswerError("it has no complete JSON object")
+    return last
+
+
+def score_of(value: Any, what: str) -> float:
+    if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # NaN is in no range
+        raise UnusableAnswerError(
+            f"the score of {what} is {str(value)[:80]!r}, expected 0.0 to 1.0"
+        )
+    return float(value)
+
+
+def number_of(value: Any, count: int, what: str) -> int:
+    """Return a number in 1..count that is given as 2, as "2" or in words as "turn 2".
+
+    Raises UnusableAnswerError, which names what it is the number of.
+    """
+    numbers = [value] if type(value) is int else re.findall(r"\d{1,9}", str(value))
+    if len(numbers) != 1 or not 1 <= int(numbers[0]) <= count:
+        raise UnusableAnswerError(f"{what} {str(value)[:80]!r} is none of 1 to {count}")
+    return int(numbers[0])

@@ -13,14 +13,16 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.extras.judges.answers import json_object, number_of, score_of
 from openenv_pipe.extras.judges.judge import (
     BudgetSpentError,
     Judge,
     NoVerdictError,
     UnusableAnswerError,
     Verdict,
+    json_object,
+    number_of,
     require_judge,
+    score_of,
 )
 from openenv_pipe.extras.judges.schema import RulerTerm
 from openenv_pipe.extras.judges.trajectories import (

@@ -4,26 +4,74 @@ import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
+    HeaderName,
+    HeaderValue,
     NonNegative,
     Number,
     NumRetries,
     Positive,
     PositiveCount,
     PositiveShare,
+    PythonTarget,
     Seconds,
+    ServerUrl,
     Share,
     Variables,
 )
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.judge import JudgeBlock
-from openenv_pipe.config.schema.reward_terms import Term
+from openenv_pipe.config.schema.reward_terms import NumbersTerm, Term
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_FILE_BYTES = 2**20  # of a file of criteria
+
+
+def _encrypted_or_local(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in LOOPBACK):
+        raise ValueError(
+            f"{url!r} sends episodes without encryption; expected https://, or http:// on this "
+            f"machine ({', '.join(LOOPBACK)})"
+        )
+    return url
+
+
+class HttpVerifier(Block):
+    """An endpoint that each episode is posted to, as JSON."""
+
+    type: Literal["http"]
+    url: Annotated[ServerUrl, AfterValidator(_encrypted_or_local)]
+    headers: dict[HeaderName, HeaderValue] = Field(
+        description="HTTP headers of every request, such as Authorization"
+    )
+    max_retries: NumRetries = Field(description="how often a failed request is repeated")
+
+
+class PythonVerifier(PythonTarget):
+    """A function `target(episode, **options)`, which may be asynchronous."""
+
+
+class VerifierTerm(NumbersTerm):
+    """What a verifier says of each episode: a number, or numbers by name; null: no reward.
+
+    A verifier that fails leaves the episode without a reward.
+    """
+
+    replaces_reward = True
+    type: Literal["verifier"]
+    source: Annotated[HttpVerifier | PythonVerifier, Field(discriminator="type")]
+    timeout_s: Seconds = Field(description="time limit of one request, or of one call")
+    max_concurrent: PositiveCount = Field(description="requests or calls at once")
+    max_failed_share: Share = Field(
+        description="a step or an evaluation in which a larger share of the episodes gets no "
+        "value ends the run"
+    )
 
 
 class VerdictsBlock(JudgeBlock):

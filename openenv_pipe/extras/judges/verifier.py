@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openenv_pipe.errors import ConfigError, JudgeError
+from openenv_pipe.extras.judges.schema import HttpVerifier, PythonVerifier, VerifierTerm
 from openenv_pipe.extras.judges.trajectories import conversation_of
 from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
-from openenv_pipe.extras.judges.verifier_schema import HttpVerifier, PythonVerifier, VerifierTerm
 from openenv_pipe.rewards.values import (
     GroupTerm,
     NoValue,

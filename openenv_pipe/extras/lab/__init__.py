@@ -2,11 +2,9 @@
 
 cli                      options and help
 targets                  what a command is about, and one running server of it
-episodes, random_play    episodes whose actions a function chooses, or chance
+episodes                 episodes whose actions a function chooses, or chance
 inspect                  `env inspect`: a block and an experiment, from what a trial measures
-trained_model            the model that the experiment is for
-adapter_block            the adapter's keys in that block
-chat_prompts             what a model that reads is told
+chat_prompts             the adapter's keys in that block, and what a model that reads is told
 check/                   `env check`: probes by playing
 play                     `env play`: a person in the model's place
 find                     `env find`: what is installed, and what a catalog names

@@ -77,9 +77,9 @@ def inspect(
     openenv-pipe env inspect registry.example/my_env:latest
     """
     from openenv_pipe.cli.console import open_console
+    from openenv_pipe.extras.lab.experiment import split_overrides
     from openenv_pipe.extras.lab.inspect import inspect_environment
     from openenv_pipe.extras.lab.targets import find_target
-    from openenv_pipe.extras.lab.trained_model import split_overrides
 
     of_model, others = split_overrides(overrides)
     console = open_console(stderr=True)

@@ -1,21 +1,26 @@
-"""Play episodes whose actions a function chooses, and look for complaints in what is observed."""
+"""Play episodes whose actions a function, or chance, chooses; look for complaints in them."""
 
 import random
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from openenv_pipe.commands.recorded_play import PlayedEpisode, RecordedPlayer, UsableReplies
+from openenv_pipe.commands.recorded_play import PlayedEpisode, RecordedPlayer, UsableReplies, reset
 from openenv_pipe.config.schema import EnvConfig, ScriptedEngineConfig
 from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
 from openenv_pipe.engines.scripted import ScriptedPolicy, replies_of
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.base import Ask
-from openenv_pipe.environments.client.session import Session
-from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.environments.adapters.json import without_metadata
+from openenv_pipe.environments.adapters.tool import call_action, tools_of
+from openenv_pipe.environments.client.session import LIST_TOOLS, Session, step_aside
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.random_policy import draw_action, draw_call
+from openenv_pipe.environments.schemas import Schema
+from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.system.tasks import awaited
-from openenv_pipe.types import Action, Message, Observation, Opening
+from openenv_pipe.types import Action, Message, Observation, Opening, Task, Tool
 
 ERROR_FIELDS = frozenset({"error", "errors", "error_message", "exception", "traceback"})
 MAX_COMPLAINT = 400  # characters
@@ -27,7 +32,6 @@ COMPLAINT = re.compile(
     r"|\berror:|\b\w+Error\b|failed to|api[_ ]key",
     re.IGNORECASE,
 )
-
 Chooser = Callable[
     [Sequence[Observation], random.Random], Sequence[Action] | Awaitable[Sequence[Action]]
 ]
@@ -125,3 +129,42 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(inner, f"{path}[]")
     else:
         yield path, value
+
+
+def calls_tools(schema: Schema) -> bool:
+    """True for the actions of an MCP environment: calls of tools, or also the list of them."""
+    parts = [schema, *schema.get("$defs", {}).values()]
+    fields = [part.get("properties", {}) for part in parts if isinstance(part, dict)]
+    return any("tool_name" in each for each in fields)
+
+
+def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
+    """Choose one random action per turn for any adapter: a call of a tool if there are tools."""
+    own = without_metadata(schema)
+
+    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        if tools:
+            return [call_action(**draw_call(tools, draw))]
+        return [draw_action(own, observations, draw)]
+
+    return choose
+
+
+async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
+    """Return the tools of an MCP environment; none for any other.
+
+    Without fields of its own, an action may be one, which is asked.
+    """
+    has_fields = bool(without_metadata(schema).get("properties"))
+    if has_fields and not calls_tools(schema):
+        return ()
+    async with host.session() as session:
+        await reset(session, task, env)
+        try:
+            return tools_of(await step_aside(session, env.step_timeout_s, LIST_TOOLS))
+        except (ConfigError, StepRejectedError):
+            if has_fields:
+                raise
+            return ()
+        finally:
+            await session.close()

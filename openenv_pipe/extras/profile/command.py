@@ -1,4 +1,4 @@
-"""Take a few steps of a training in a folder that is removed again, and record where time goes."""
+"""Take a few steps of a training in a folder that is removed again, and show where time goes."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +10,14 @@ from typing import Any
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, FailureError
-from openenv_pipe.extras.profile.recorder import Moment, Recorder
+from openenv_pipe.extras.profile.recorder import MEANINGS, Moment, Recorder
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.files import temporary_folder
+from openenv_pipe.system.tables import Column, Fit, Table
 
 FIRST = 1  # steps that are not measured: the first one warms caches up
 
@@ -152,3 +153,41 @@ class _StepWatch:
             self.recorder.start(self._loop)
         elif metrics["step"] == self._last:
             self.recorder.stop()
+
+
+def as_table(profiled: Profiled) -> Table:
+    table = Table(
+        Column("activity"),
+        Column("s per step", justify="right"),
+        Column("of the time", justify="right"),
+        Column("alone", justify="right"),
+        Column("", drop=1, fit=Fit.FOLD, style="dim"),
+    )
+    step_s = profiled.duration_s / len(profiled.steps)
+    for label, share in profiled.shares.items():
+        table.add_row(
+            label,
+            f"{share.total * step_s:.2f}",
+            f"{share.total:.0%}",
+            f"{share.alone:.0%}",
+            MEANINGS[label],
+        )
+    nothing = profiled.nothing
+    table.add_row(
+        "none", f"{nothing * step_s:.2f}", f"{nothing:.0%}", "", "none of these: waits of threads"
+    )
+    return table
+
+
+def summary(profiled: Profiled) -> str:
+    """Return the speed of the measured steps in one line."""
+    num_steps = len(profiled.steps)
+    parts = [
+        f"{num_steps} step{'s' * (num_steps > 1)} after the first",
+        f"{profiled.duration_s / num_steps:.2f} s each",
+        f"{profiled.mean('time/tokens_per_s'):.0f} sampled tokens/s",
+    ]
+    if computed := profiled.mean("time/learner_tokens_per_s"):
+        mfu = profiled.mean("time/mfu")
+        parts.append(f"{computed:.0f} tokens/s in the update ({mfu:.0%} of the matrix rate)")
+    return ", ".join(parts)

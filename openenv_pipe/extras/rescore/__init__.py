@@ -2,8 +2,7 @@
 
 api      `openenv_pipe.rescore`
 cli      the command's options and help
-rescore  reads the episodes, asks the reward's terms, and writes the episodes beside the run
-changes  what has changed: means by term, and how far the two rewards agree
+rescore  asks the reward's terms again, writes the episodes beside the run, says what has changed
 """
 
 from openenv_pipe.registry import Command, Extra

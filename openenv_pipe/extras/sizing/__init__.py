@@ -1,8 +1,7 @@
 """`openenv-pipe plan`: what a number of GPUs gives for a configuration, on paper.
 
 cli          the command's arguments and help
-cluster      the GPUs, and the words that describe them
-constants    what is measured, published or assumed of GPUs and servers
+constants    the GPUs, and what is measured, published or assumed of them and of servers
 shapes       the dimensions of a model that is not loaded
 estimate     the plan: memory, time and the bottleneck
 text         its tables

@@ -19,7 +19,7 @@ def plan(overrides: Overrides) -> None:
     """
     from openenv_pipe.cli.console import print_table
     from openenv_pipe.config.compose import compose
-    from openenv_pipe.extras.sizing.cluster import split_cluster
+    from openenv_pipe.extras.sizing.constants import split_cluster
     from openenv_pipe.extras.sizing.estimate import make_plan
     from openenv_pipe.extras.sizing.shapes import shape_of
     from openenv_pipe.extras.sizing.text import as_table, constants_table

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.sizing.cluster import Cluster
-from openenv_pipe.extras.sizing.constants import Gpu, constant
+from openenv_pipe.extras.sizing.constants import Cluster, Gpu, constant
 from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.memory_estimate import (
     BYTES,

@@ -7,8 +7,7 @@ command         a sweep from its command line to its table
 job             one job, from its overrides to its recorded end
 worker          the process that runs one job after another, as the sweep sees it
 worker_process  that process
-shared_servers  servers that jobs of a worker lease in turn
-leased_host     a job's servers: its host leases them
+leased_host     servers that jobs of a worker lease in turn
 kept_vllm       vLLM's servers, which a worker keeps
 watch           progress of the jobs: a line each, and updates of sweep.json
 search          values that Optuna proposes, and jobs that it prunes

@@ -3,9 +3,8 @@
 build           what sends them, and whether it reaches the servers
 rules           keys that do not go together
 memory          the transfer of a version, over a link to each server
-link            what a link is; the one over gloo, between CPUs
+link            what a link is; the one over gloo, between CPUs; chunks of weights
 nccl, ipc       the learner's end of vLLM's own transfers, between GPUs
-packing         divides weights into chunks
 """
 
 from openenv_pipe.registry import BlockType, Extra

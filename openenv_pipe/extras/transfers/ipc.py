@@ -15,10 +15,10 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
 from openenv_pipe.engines.vllm.inside.openenv_pipe_ipc import describe, gpu_id
 from openenv_pipe.errors import EngineError
-from openenv_pipe.extras.transfers.link import TransferError
-from openenv_pipe.extras.transfers.packing import (
+from openenv_pipe.extras.transfers.link import (
     CHUNK_BYTES,
     Chunk,
+    TransferError,
     buffer_for,
     device_of,
     divide,

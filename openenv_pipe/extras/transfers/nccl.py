@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
-from openenv_pipe.extras.transfers.link import LONGEST_WAIT, TransferError
-from openenv_pipe.extras.transfers.packing import (
+from openenv_pipe.extras.transfers.link import (
     CHUNK_BYTES,
+    LONGEST_WAIT,
     Chunk,
+    TransferError,
     buffer_for,
     device_of,
     divide,

@@ -18,8 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from openenv_pipe.extras.agents.http.error_shapes import error_response
-from openenv_pipe.extras.agents.http.gate import PARSED
+from openenv_pipe.extras.agents.http.gate import PARSED, error_response
 from openenv_pipe.extras.agents.schema import ClientAgentConfig
 from openenv_pipe.extras.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.context import EpisodeSpec

@@ -14,14 +14,32 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_pipe.extras.agents.calls import Connection
-from openenv_pipe.extras.agents.http.error_shapes import error_response
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.http_server import BodyError, mark_known, read_body
 from openenv_pipe.system.untrusted_json import parse_request, parse_untrusted
 
+# Codes of JSON-RPC.
+PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMETERS = -32700, -32600, -32601, -32602
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+_GOOGLE_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    429: "RESOURCE_EXHAUSTED",
+}
+FIRST_FAULT = 500  # of the status codes that are the server's fault
 MAX_CALL_BYTES = 16 * 2**20  # of a call of the model
 MAX_MESSAGE_BYTES = 4 * 2**20  # of every other request, and of a message of a WebSocket
 MAX_OPEN_BY_CLIENT = 1024  # requests and WebSockets
@@ -32,6 +50,30 @@ POLICY_VIOLATION, TRY_AGAIN_LATER = 1008, 1013  # of WebSockets
 RELAYED = "upstream returned 400: "  # what the proxy puts before our own reasons
 PARSED = "openenv_pipe.parsed"  # the key of a request's JSON in its scope
 connection: ContextVar[Connection] = ContextVar("connection")
+
+
+def error_response(status: int, message: str, path: str = "") -> JSONResponse:
+    """Return an error in the form of the dialect that a path belongs to, by default OpenAI's."""
+    is_fault = status >= FIRST_FAULT
+    kind = "api_error" if is_fault else "invalid_request_error"
+    body: dict[str, Any]
+    lowered = path.lower()
+    if lowered.endswith(("/messages", "/messages/count_tokens")):
+        kind = _ANTHROPIC_TYPES.get(status, kind)
+        body = {"type": "error", "error": {"type": kind, "message": message}}
+    elif lowered.endswith(("generatecontent", ":counttokens")):
+        name = _GOOGLE_STATUSES.get(status, "INTERNAL" if is_fault else "INVALID_ARGUMENT")
+        body = {"error": {"code": status, "message": message, "status": name}}
+    elif lowered.endswith("/mcp"):
+        body = rpc_error(None, PARSE_ERROR if status == 400 else INVALID_REQUEST, message)
+    else:
+        body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return JSONResponse(body, status_code=status)
+
+
+def rpc_error(number: Any, code: int, message: str) -> dict[str, Any]:
+    """Return an error of JSON-RPC. number: of the message that it answers."""
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

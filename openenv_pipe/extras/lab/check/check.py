@@ -18,13 +18,11 @@ from openenv_pipe.extras.lab.check.groups import probe_groups
 from openenv_pipe.extras.lab.check.memory import probe_memory
 from openenv_pipe.extras.lab.check.protocol import probe_protocol
 from openenv_pipe.extras.lab.check.seeds import probe_seeds
-from openenv_pipe.extras.lab.check.sessions import probe_sessions
-from openenv_pipe.extras.lab.check.speed import probe_speed
+from openenv_pipe.extras.lab.check.sessions import probe_sessions, probe_speed
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.extras.lab.check.tasks import probe_tasks
 from openenv_pipe.extras.lab.check.validation import probe_validation
-from openenv_pipe.extras.lab.episodes import Chooser, scripted
-from openenv_pipe.extras.lab.random_play import random_actions, session_tools
+from openenv_pipe.extras.lab.episodes import Chooser, random_actions, scripted, session_tools
 from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task

@@ -10,8 +10,12 @@ from openenv_pipe import __version__
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError, RunFolderError, TrainingError
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
-from openenv_pipe.extras.viewer.episodes.messages import messages_of, tools_of
-from openenv_pipe.extras.viewer.episodes.verifiers import FILE_NAME, verifiers_episode
+from openenv_pipe.extras.viewer.episodes.verifiers import (
+    FILE_NAME,
+    messages_of,
+    tools_of,
+    verifiers_episode,
+)
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.secrets import redact

@@ -23,10 +23,12 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.episodes.index_file import (
     FILE_NAME,
     DamagedIndexError,
+    Summary,
     connect,
     open_or_remake,
     open_temporary,
     remove,
+    summarise_row,
 )
 from openenv_pipe.extras.viewer.episodes.query import (
     COLUMNS,
@@ -44,7 +46,6 @@ from openenv_pipe.extras.viewer.episodes.query import (
     phrase_of,
     reward_expression,
 )
-from openenv_pipe.extras.viewer.episodes.summary import Summary, summarise_row
 from openenv_pipe.runs.episodes import enumerate_rows
 from openenv_pipe.system.untrusted_text import visible
 

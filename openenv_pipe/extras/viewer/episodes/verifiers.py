@@ -1,19 +1,44 @@
 """Recorded episodes as those of verifiers from version 0.4 on, the lines of its `traces.jsonl`."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
-from openenv_pipe.extras.viewer.episodes.messages import messages_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
-from openenv_pipe.types import Episode, Status, Turn
+from openenv_pipe.models.chat.messages import split_tools
+from openenv_pipe.types import Episode, Message, Status, Tool, Turn
 
+# A message, and the turn whose reply it is; None: the agent did not write it there.
+Shown = tuple[dict[str, str], Turn | None]
+Messages = list[Shown]
 FILE_NAME = "traces.jsonl"
 TRACE_VERSION = 1  # of verifiers.v1.trace
 STOP_CONDITIONS = {Status.TURN_LIMIT: "max_turns", Status.TOKEN_LIMIT: "max_total_tokens"}
 ROLES = ("system", "user", "assistant")  # of messages that need nothing but a content
 Row = dict[str, Any]
+
+
+def messages_of(episode: Episode) -> Messages:
+    """Return what the model was shown and wrote, without the tools; it ends with the last reply."""
+    found: Messages = []
+    for turn in episode.agent_turns:
+        found += [(_plain(each), None) for each in split_tools(turn.messages)[1]]
+        found.append(({"role": "assistant", "content": turn.reply}, turn))
+    return found
+
+
+def tools_of(episode: Episode) -> list[Tool]:
+    return split_tools(episode.turns[0].messages)[0] if episode.turns else []
+
+
+def _plain(message: Message) -> dict[str, str]:
+    """Return a message whose values are texts, which tables need, without its images."""
+    values = {str(key): value for key, value in message.items() if key != "images"}
+    return {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+    }
 
 
 def verifiers_episode(run: str, env: str, model: str, found: FoundEpisode) -> Row:

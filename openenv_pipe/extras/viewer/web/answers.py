@@ -1,12 +1,50 @@
-"""JSON answers: text of others is made visible, and numbers that JSON lacks become null."""
+"""Answers as JSON and as streams: text of others is made visible; NaN and infinity become null."""
 
+import asyncio
 import json
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.http_server import BodyError, read_body
+from openenv_pipe.system.untrusted_json import parse_request
 from openenv_pipe.system.untrusted_text import visible
+
+HEARTBEAT_S = 15.0  # after which a connection without events gets a comment
+MAX_SENT_BYTES = 64 * 1024
+
+
+def stream_changes(
+    request: Request, read: Callable[[], Awaitable[Any]], *, poll_s: float
+) -> StreamingResponse:
+    """Answer with an event for each change of what `read` returns, which is JSON.
+
+    The stream ends when the page is closed or the server ends (`app.state.has_ended`).
+    """
+    has_ended: asyncio.Event = request.app.state.has_ended
+    return StreamingResponse(_changes(has_ended, read, poll_s), media_type="text/event-stream")
+
+
+async def _changes(
+    has_ended: asyncio.Event, read: Callable[[], Awaitable[Any]], poll_s: float
+) -> AsyncIterator[str]:
+    last, quiet_s = None, 0.0
+    while not has_ended.is_set():
+        now = await read()
+        if now != last:
+            yield f"data: {json.dumps(now)}\n\n"
+            last, quiet_s = now, 0.0
+        elif quiet_s >= HEARTBEAT_S:
+            yield ": nothing new\n\n"
+            quiet_s = 0.0
+        try:
+            await asyncio.wait_for(has_ended.wait(), poll_s)
+        except TimeoutError:
+            quiet_s += poll_s
 
 
 class Answer(Response):
@@ -30,4 +68,26 @@ def _clean(value: Any) -> Any:
         return {visible(str(key)): _clean(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(each) for each in value]
+    return value
+
+
+async def act_on(request: Request, act: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Response:
+    """Answer with what `act` returns for the object that a page has sent, or with its error."""
+    try:
+        return Answer(await act(await _sent(request)))
+    except (PipeError, OSError) as error:
+        return Answer({"error": str(error)}, status_code=400)
+
+
+async def _sent(request: Request) -> Mapping[str, Any]:
+    """Read what a page has sent. Raises ConfigError if it is not an object, or too long."""
+    try:
+        content = await read_body(request.scope, request.receive, max_bytes=MAX_SENT_BYTES)
+        value = parse_request(content or b"{}")
+    except BodyError as error:
+        raise ConfigError(f"{error}; send less, or try again") from error
+    except ValueError as error:
+        raise ConfigError(f"what was sent is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"what was sent is {value!r:.80}; expected an object")
     return value

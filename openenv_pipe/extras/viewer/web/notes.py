@@ -18,9 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.extras.viewer.web.answers import Answer
+from openenv_pipe.extras.viewer.web.answers import Answer, act_on
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.extras.viewer.web.sent import act_on
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import read_json, write_json
 

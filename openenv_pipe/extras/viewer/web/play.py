@@ -15,11 +15,9 @@ from starlette.routing import Route
 
 from openenv_pipe.environments.images import find_references, reference_of
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.viewer.web.answers import Answer
+from openenv_pipe.extras.viewer.web.answers import Answer, act_on, stream_changes
 from openenv_pipe.extras.viewer.web.episodes import content_of
-from openenv_pipe.extras.viewer.web.events import stream_changes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.extras.viewer.web.sent import act_on
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.types import Episode, Image, Message
 

@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
+from openenv_pipe.extras.viewer.web.answers import act_on
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.extras.viewer.web.sent import act_on
 from openenv_pipe.extras.viewer.web.tokens import MAX_TOKENS, texts_of
 from openenv_pipe.extras.viewer.web.weights import UNTRAINED
 

@@ -23,8 +23,7 @@ from starlette.staticfiles import StaticFiles
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.web import comparisons, episodes, run_page
 from openenv_pipe.extras.viewer.web.access import Access
-from openenv_pipe.extras.viewer.web.answers import Answer
-from openenv_pipe.extras.viewer.web.events import stream_changes
+from openenv_pipe.extras.viewer.web.answers import Answer, stream_changes
 from openenv_pipe.extras.viewer.web.notes import Notes, notes_routes
 from openenv_pipe.extras.viewer.web.play import PlaySession, play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore

@@ -6,8 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.extras.viewer.web.metrics_reader import Record
-from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.run_store import Record, RunStore
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.tags import read_tags
 

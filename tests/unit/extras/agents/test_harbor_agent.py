@@ -8,7 +8,7 @@ from programs import RepliesEngine, agent_config, play_episodes, programs_contex
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.agents.programs.harbor import read_verdict
+from openenv_pipe.extras.agents.programs.player import read_verdict
 from openenv_pipe.extras.agents.programs.program import check_program
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer

@@ -18,7 +18,7 @@ from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.check import environment
 from openenv_pipe.extras.check.baselines import try_baselines
-from openenv_pipe.extras.check.tokens import load_chat, tokens_line
+from openenv_pipe.extras.check.environment import load_chat, tokens_line
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Episode, Opening

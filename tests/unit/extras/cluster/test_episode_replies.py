@@ -7,7 +7,7 @@ import pytest
 
 from openenv_pipe.engines.base import Completion, MessageRequest, TextReply, TokenRequest
 from openenv_pipe.errors import EngineError
-from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.remote_worker import EpisodeReplies
 from openenv_pipe.types import Finish
 
 

@@ -15,9 +15,9 @@ from openenv_pipe.errors import HostError, SessionError
 from openenv_pipe.extras.cluster import remote_worker
 from openenv_pipe.extras.cluster import worker as worker_module
 from openenv_pipe.extras.cluster import workers as module
-from openenv_pipe.extras.cluster.messages import ReplyRequest
 from openenv_pipe.extras.cluster.nodes import WorkerLostError
-from openenv_pipe.extras.cluster.replies import EpisodeReplies
+from openenv_pipe.extras.cluster.remote_worker import EpisodeReplies
+from openenv_pipe.extras.cluster.worker import ReplyRequest
 from openenv_pipe.extras.cluster.workers import RolloutWorkers
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer

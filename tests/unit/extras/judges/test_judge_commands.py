@@ -10,7 +10,7 @@ import pytest
 from openenv_pipe.cli import main as cli
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.extras.judges.subject import find_recorded
+from openenv_pipe.extras.judges.check import find_recorded
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn

@@ -15,7 +15,7 @@ from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.extras.lab.check.leaks import leak_lines
+from openenv_pipe.extras.lab.check.groups import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.extras.lab.check.memory import growth_line
 from openenv_pipe.extras.lab.check.protocol import PROBES, first_text

@@ -8,7 +8,7 @@ import yaml
 from openenv_pipe.config.compose import compose_env
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.metadata import ServerMetadata
-from openenv_pipe.extras.lab.adapter_block import adapter_block
+from openenv_pipe.extras.lab.chat_prompts import adapter_block
 from openenv_pipe.extras.lab.inspect import env_block
 
 METADATA = {"metadata": {"type": "object"}}

@@ -14,12 +14,14 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks.sets import RangeTasks
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.lab.adapter_block import adapter_block
-from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, is_description
-from openenv_pipe.extras.lab.experiment import Limits, fit_limits, fit_memory, for_model
-from openenv_pipe.extras.lab.trained_model import (
+from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, adapter_block, is_description
+from openenv_pipe.extras.lab.experiment import (
+    Limits,
     TrainedModel,
     find_model,
+    fit_limits,
+    fit_memory,
+    for_model,
     split_overrides,
     tiny_model,
 )

@@ -17,12 +17,11 @@ from openenv_pipe.extras.lab.experiment import (
     experiment,
     fit_limits,
     for_model,
+    tiny_model,
 )
 from openenv_pipe.extras.lab.inspect import env_block
 from openenv_pipe.extras.lab.templates import first_template, following_template, is_plain
-from openenv_pipe.extras.lab.trained_model import tiny_model
-from openenv_pipe.extras.lab.trial import Trial
-from openenv_pipe.extras.lab.trial_notes import notes_of, problem_of
+from openenv_pipe.extras.lab.trial import Trial, notes_of, problem_of
 from openenv_pipe.types import Task
 
 DESCRIPTION = ServerMetadata(

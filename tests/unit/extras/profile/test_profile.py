@@ -12,7 +12,9 @@ from fakes import run_config
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema_keys import known_keys
-from openenv_pipe.extras.profile.activities import (
+from openenv_pipe.extras.profile.advice import CAUSES, advice
+from openenv_pipe.extras.profile.command import Profiled, Share
+from openenv_pipe.extras.profile.recorder import (
     COROUTINE_RULES,
     MEANINGS,
     PACKAGE,
@@ -20,11 +22,10 @@ from openenv_pipe.extras.profile.activities import (
     REWARDS,
     THREAD_RULES,
     FrameRule,
+    Moment,
+    Recorder,
     find_label,
 )
-from openenv_pipe.extras.profile.advice import CAUSES, advice
-from openenv_pipe.extras.profile.command import Profiled, Share
-from openenv_pipe.extras.profile.recorder import Moment, Recorder
 from openenv_pipe.registry import block_types, load
 
 

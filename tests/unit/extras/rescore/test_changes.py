@@ -4,7 +4,7 @@ import pytest
 import run_samples
 
 from openenv_pipe import Run, rescore
-from openenv_pipe.extras.rescore.changes import Changes
+from openenv_pipe.extras.rescore.rescore import Changes
 from openenv_pipe.types import Episode, Group, Status, Task
 
 TASK = Task(id="train/0", split="train", index=0, seed=0)

@@ -10,8 +10,7 @@ from fakes import run_config
 from openenv_pipe.cli import main as cli
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.sizing.cluster import Cluster
-from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS
+from openenv_pipe.extras.sizing.constants import CONSTANTS, GPUS, Cluster
 from openenv_pipe.extras.sizing.estimate import _plans, make_plan
 from openenv_pipe.extras.sizing.shapes import PUBLISHED, shape_of
 from openenv_pipe.extras.sizing.text import WISHES, as_table

@@ -20,7 +20,6 @@ from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.extras.sweeps import command as sweep_command
 from openenv_pipe.extras.sweeps import leased_host as leased_module
-from openenv_pipe.extras.sweeps import shared_servers as shared_servers_module
 from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable, multirun
 from openenv_pipe.extras.sweeps.folder import (
     JobFile,
@@ -31,9 +30,8 @@ from openenv_pipe.extras.sweeps.folder import (
     stop_mark,
 )
 from openenv_pipe.extras.sweeps.job import Order, Orders
-from openenv_pipe.extras.sweeps.leased_host import sharing
+from openenv_pipe.extras.sweeps.leased_host import SharedServers, server_key, sharing
 from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
-from openenv_pipe.extras.sweeps.shared_servers import SharedServers, server_key
 from openenv_pipe.extras.sweeps.watch import Watch
 from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.runs.folder import RunFolder
@@ -301,7 +299,7 @@ class FakeServers:
 
 @pytest.fixture
 async def shared(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_servers_module, "_build", FakeServers)
+    monkeypatch.setattr(leased_module, "_build", FakeServers)
     monkeypatch.setattr(FakeServers, "made", [])
     found = SharedServers(tmp_path / "servers", lambda *_: None)
     yield found
@@ -366,7 +364,7 @@ def test_the_code_of_an_environment_is_in_the_key(tmp_path):
 
 
 def test_what_says_nothing_of_servers_is_not_in_the_key():
-    assert set(EnvConfig.model_fields) >= shared_servers_module.CLIENT_KEYS
+    assert set(EnvConfig.model_fields) >= leased_module.CLIENT_KEYS
     changes: list[dict[str, Any]] = [{}, {"max_turns": 2}, {"tasks": {}}]
     assert len({server_key(request_of(**each)) for each in changes}) == 1
 
@@ -400,7 +398,7 @@ async def test_a_job_that_is_stopped_while_it_waits_leaves_the_servers_to_the_ne
 
 async def test_runs_on_event_loops_of_their_own_have_the_same_servers(tmp_path, monkeypatch):
     """A host learns that its server has another address, and that there is none any more."""
-    monkeypatch.setattr(shared_servers_module, "_build", FakeServers)
+    monkeypatch.setattr(leased_module, "_build", FakeServers)
     monkeypatch.setattr(FakeServers, "made", [])
     monkeypatch.setattr(SessionPool, "open_all", open_nothing)
     config, reported = compose(["conf=echo"]).config, []
@@ -456,7 +454,7 @@ async def test_idle_servers_that_are_leased_while_others_stop_stay(shared, monke
 
     for size in range(5):
         await lease_once(shared, variables={"SIZE": str(size)})
-    monkeypatch.setattr(shared_servers_module, "MAX_IDLE", 1)
+    monkeypatch.setattr(leased_module, "MAX_IDLE", 1)
     monkeypatch.setattr(FakeServers, "close", close)
     await lease_once(shared, variables={"SIZE": "another"})
     assert leases[0].servers.urls == ["http://server/1"]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from openenv_pipe.engines.vllm.inside.openenv_pipe_ipc import describe
+from openenv_pipe.extras.transfers.link import divide
 from openenv_pipe.extras.transfers.nccl import NcclLink
-from openenv_pipe.extras.transfers.packing import divide
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,7 +3,7 @@
 import pytest
 from fakes import CPU, tiny_model
 
-from openenv_pipe.extras.transfers.packing import buffer_for, device_of, divide, fill
+from openenv_pipe.extras.transfers.link import buffer_for, device_of, divide, fill
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.weights import PolicyWeights
 from tests.unit.test_device_placement import on_gpu, pretended_gpu

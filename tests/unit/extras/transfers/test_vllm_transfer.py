@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.server_command import ServerSpec, server_argument
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError, RankLostError
 from openenv_pipe.extras.transfers import memory as transfer_memory
-from openenv_pipe.extras.transfers.packing import divide
+from openenv_pipe.extras.transfers.link import divide
 
 PATIENCE_S = 60.0
 CHUNK_BYTES = 64

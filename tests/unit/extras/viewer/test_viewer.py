@@ -19,7 +19,7 @@ from openenv_pipe.extras.viewer.play_checkpoint import CheckpointPlay
 from openenv_pipe.extras.viewer.view import find_target
 from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.answers import as_json
-from openenv_pipe.extras.viewer.web.panels import panels_of
+from openenv_pipe.extras.viewer.web.run_page import panels_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.evals import DURING
 
