@@ -83,7 +83,8 @@ class Gateway(Endpoint):
         self._token = token
         self._host = host if path is None else None
         if path is None:
-            listener = _listen(host, port)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=QUEUE)
             name = f"[{host}]" if ":" in host else host
             self.url = f"http://{name}:{listener.getsockname()[1]}"
         else:
@@ -94,7 +95,7 @@ class Gateway(Endpoint):
             find=self._calls,
             admit=self._admit,
             level=level,
-            routes=[*routes, *SessionRoutes(self._steps).routes],
+            routes=[*routes, *SessionRoutes(lambda key: self._rollouts[key].steps).routes],
             on_rejection=self._note_rejection,
         )
 
@@ -139,17 +140,9 @@ class Gateway(Endpoint):
         if (rollout := self._rollouts.get(key)) is not None:
             rollout.calls.rejections.append(for_people(reason))
 
-    def _steps(self, key: str) -> EnvironmentSteps:
-        return self._rollouts[key].steps
-
     def _calls(self, key: str) -> ModelCalls | None:
         rollout = self._rollouts.get(key)
         return None if rollout is None else rollout.calls
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=QUEUE)
 
 
 def _listen_at(path: Path) -> socket.socket:

@@ -146,8 +146,9 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
             measured += [line async for line in baselines]
     finally:
         await host.close()
+    did = "answered" if config.host.type == "attach" else "started, answered and stopped"
     return [
-        Line("servers", Result.OK, _servers_text(config, num_servers)),
+        Line("servers", Result.OK, f"{num_servers} {did}"),
         _sessions_line(config, host.capacity),
         _seed_line(*(played[number].trajectory for number in (0, 2, 3))),
         *_held_out_lines(config, splits),
@@ -155,12 +156,6 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         *_tasks_lines(len(tasks), differ=differ, is_played=is_played),
         *measured,
     ]
-
-
-def _servers_text(config: RunConfig, num_servers: int) -> str:
-    if config.host.type == "attach":
-        return f"{num_servers} answered"
-    return f"{num_servers} started, answered and stopped"
 
 
 async def _play(

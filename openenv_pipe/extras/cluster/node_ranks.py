@@ -111,7 +111,9 @@ class RayRanks:
             except PipeError as error:
                 errors.append(error)
         errors.sort(key=lambda error: not isinstance(error, WorkerLostError))
-        return _of_rank(errors[0]) if errors else None
+        if not errors or isinstance(errors[0], ConfigError | TrainingError):
+            return errors[0] if errors else None
+        return RankLostError(str(errors[0]))
 
     def close(self) -> None:
         self._is_closed = True
@@ -161,10 +163,3 @@ class RayRanks:
                     f"{self._ranks[rank].name} has not finished {order!r} within {limit_s:g} s"
                 )
         return {rank: call.result() for rank, call in self._calls.items()}
-
-
-def _of_rank(error: PipeError) -> PipeError:
-    """Return a rank's error as the learner's; those of the configuration are as they are."""
-    if isinstance(error, ConfigError | TrainingError):
-        return error
-    return RankLostError(str(error))

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -229,14 +228,12 @@ class RolloutWorkers:
             while True:
                 if self._failure is not None:
                     raise self._failure.with_traceback(None)
-                worker = max(self._usable(), key=lambda each: each.num_free, default=None)
+                usable = (each for each in self._workers if not each.is_lost)
+                worker = max(usable, key=lambda each: each.num_free, default=None)
                 if worker is not None and worker.num_free > 0:
                     worker.num_free -= 1
                     return worker
                 await self._has_changed.wait()
-
-    def _usable(self) -> Iterator[RemoteWorker]:
-        return (worker for worker in self._workers if not worker.is_lost)
 
     async def _notify(self) -> None:
         async with self._has_changed:

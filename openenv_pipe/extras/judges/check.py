@@ -195,7 +195,11 @@ def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group
             for group in recorded.groups(each)
             if sum(not episode.failed for episode in group.episodes) > 1
         ]
-        played.sort(key=lambda group: not _rewards_differ(group))  # stable
+        played.sort(  # stable: groups whose rewards differ come first
+            key=lambda group: (
+                len({environment_reward(each) for each in group.episodes if not each.failed}) < 2
+            )
+        )
         chosen += played[:per_step]
     if not chosen:
         raise RunFolderError(
@@ -203,10 +207,6 @@ def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group
             f"steps {spread[0]} to {spread[-1]}; choose another step with --step"
         )
     return chosen[:num_groups]
-
-
-def _rewards_differ(group: Group) -> bool:
-    return len({environment_reward(each) for each in group.episodes if not each.failed}) > 1
 
 
 def _with_orders(reward: RewardConfig, num_orders: int) -> RewardConfig:

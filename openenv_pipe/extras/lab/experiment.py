@@ -241,8 +241,9 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
 
     name: of the experiment and its block.
     """
-    is_small = _is_small(trial, limits)
-    num_tasks = 50 if not is_small else 4 if trial.mean_step_s > SLOW_STEP_S else 20
+    is_slow = trial.mean_step_s > SLOW_STEP_S
+    is_small = is_slow or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
+    num_tasks = 4 if is_slow else 20 if is_small else 50
     return {
         "name": name,
         "host": _host(serving, trial),
@@ -310,11 +311,6 @@ def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) ->
     lr = 3.0e-4 if "warm_start" in trainer else 1.0e-2
     trainer["optimizer"] = {"type": "muon", "lr": lr}
     return trainer
-
-
-def _is_small(trial: Trial, limits: Limits) -> bool:
-    """Return whether steps should have few episodes, because these are long, or slow."""
-    return trial.mean_step_s > SLOW_STEP_S or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
 
 
 def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:

@@ -35,7 +35,10 @@ def find_environments(word: str, catalog: Path | None) -> list[FoundEnvironment]
 
     Raises ConfigError: the catalog cannot be read.
     """
-    installed = [each for each in _packages() if _has_word(each, word)]
+    word = word.casefold()
+    installed = [
+        each for each in _packages() if word in f"{each.name} {each.description}".casefold()
+    ]
     return installed + ([] if catalog is None else _entries(word, catalog))
 
 
@@ -46,10 +49,6 @@ def environments_table(found: list[FoundEnvironment]) -> Table:
     for each in found:
         table.add_row(each.name, each.description, each.use)
     return table
-
-
-def _has_word(each: FoundEnvironment, word: str) -> bool:
-    return word.casefold() in f"{each.name} {each.description}".casefold()
 
 
 def _packages() -> Iterator[FoundEnvironment]:

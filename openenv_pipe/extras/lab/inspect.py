@@ -154,7 +154,7 @@ def _inspect(
     """kept: the block that is there, whose experiment gets a file for the model."""
     description, trial = seen.description, seen.trial
     problem = problem_of(trial, serving.env, description.action)
-    comments = _comments(serving, trial)
+    comments = [_where(serving), ONE_SESSION if trial.num_sessions == 1 else ""]
     block = env_block(description, serving.env, trial, comments, seen.prompts)
     name = name or yaml.safe_load(block)["name"]
     notes = list(notes_of(trial, serving.env))
@@ -250,10 +250,6 @@ def _model_text(model: str, keys: dict[str, Any]) -> str:
     """Return the file of what only the model needs."""
     about = FOR_TINY if model == TINY else f"Limits in tokens of the model `{model}`."
     return f"# @package _global_\n# {about}\n{to_yaml(keys, WIDTH)}"
-
-
-def _comments(serving: ServingConfig, trial: Trial) -> list[str]:
-    return [_where(serving), ONE_SESSION if trial.num_sessions == 1 else ""]
 
 
 def env_block(

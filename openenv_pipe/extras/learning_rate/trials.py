@@ -68,7 +68,8 @@ def _run(
         evaluates=False,
         continued_by=shlex.join(command),
     )
-    warmed_up = next(filter(_has_warm_start, known.values()), None)
+    ends = (each for each in known.values() if checkpoint_path(each.path, WARM_START_END).is_dir())
+    warmed_up = next(ends, None)
     try:
         if own is not None:
             return pipeline.resume(str(own.path), [], command, control)
@@ -109,11 +110,6 @@ def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
         if values == wanted and is_same_code:
             found[lr] = folder
     return found
-
-
-def _has_warm_start(folder: RunFolder) -> bool:
-    """Return whether a run has the weights after its warm start."""
-    return checkpoint_path(folder.path, WARM_START_END).is_dir()
 
 
 def _has_failed(folder: RunFolder) -> bool:

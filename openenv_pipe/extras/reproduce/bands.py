@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Group
 
 NUM_DEVIATIONS = 4.0
 MISMATCH_FACTOR = 3.0  # by which the mismatch itself may grow between two runs
@@ -48,13 +48,14 @@ def step_bands(
     mismatch: the recorded mean up to the step.
     """
     found = []
-    for metric, value in (("reward/mean", _reward), ("success/rate", _success)):
-        old = [[value(episode) for episode in group.scored] for group in expected]
-        new = [value(episode) for group in seen for episode in group.scored]
+    for metric, name in (("reward/mean", "reward"), ("success/rate", "success")):
+        old = [[float(getattr(each, name)) for each in group.scored] for group in expected]
+        new = [float(getattr(each, name)) for group in seen for each in group.scored]
         flat = [each for group in old for each in group]
         if flat and new:
             episodes = [episode for group in expected for episode in group.scored]
-            width = _width([group for group in old if group], _length(episodes), mismatch, step)
+            length = fmean(episode.num_completion_tokens for episode in episodes)
+            width = _width([group for group in old if group], length, mismatch, step)
             found.append(
                 Band(step=step, metric=metric, expected=fmean(flat), seen=fmean(new), width=width)
             )
@@ -78,15 +79,3 @@ def _width(groups: Sequence[Sequence[float]], length: float, mismatch: float, st
         independent = NUM_DEVIATIONS * math.sqrt(2.0) * error
         width = min(width, independent) if independent else width
     return width
-
-
-def _length(episodes: Sequence[Episode]) -> float:
-    return fmean(episode.num_completion_tokens for episode in episodes)
-
-
-def _reward(episode: Episode) -> float:
-    return episode.reward
-
-
-def _success(episode: Episode) -> float:
-    return float(episode.success)

@@ -52,15 +52,18 @@ def reproduce(
     control: RunControl,
     trust: bool,
 ) -> Reproduction:
-    """Run it again in a new folder, and compare the two.
+    """Run it again in a new folder, and compare the two. Raises RunFolderError and ConfigError.
 
     trust: also a run whose folder another user made, or that was changed since.
-
-    Raises RunFolderError and ConfigError.
     """
     _reject_unknown(allow)
     recorded = find_run(name, runs_dir)
-    _reject_fork(recorded)
+    lineage = recorded.record.lineage
+    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
+        raise RunFolderError(
+            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
+            "weights that its configuration does not produce; name a run from its beginning"
+        )
     config = recorded.config_to_run(trust=trust)
     if not config.agent.plays_on_demand and not is_replay:
         raise RunFolderError(
@@ -79,11 +82,14 @@ def reproduce(
     if not is_replay:
         _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
-    folder = _new_folder(recorded, config, command)
+    lineage = recorded.lineage("reproduction")
+    overrides = recorded.overrides
+    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
+    end = min(num_recorded, steps or num_recorded)
     attempt = Attempt(
         folder=folder,
         config=config,
-        stop_after=_end(config, num_recorded, steps),
+        stop_after=end if end < config.trainer.steps else None,
         expected=recorded.record.facts,
         on_differences=judge,
         other_verdicts=[recorded.verdicts],
@@ -93,15 +99,6 @@ def reproduce(
     else:
         run(attempt, control)
     return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
-
-
-def _reject_fork(recorded: RunFolder) -> None:
-    lineage = recorded.record.lineage
-    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
-        raise RunFolderError(
-            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
-            "weights that its configuration does not produce; name a run from its beginning"
-        )
 
 
 def _compare(
@@ -118,7 +115,12 @@ def _compare(
     if why := _why_inexact(recorded, folder, config, is_replay=is_replay):
         bands = list(_bands(recorded.path, folder.path))
         failed = next((band for band in bands if not band.holds), None)
-        difference = None if failed is None else _as_text(failed)
+        difference = None
+        if failed is not None:
+            difference = (
+                f"grpo step {failed.step}: {failed.metric} was {failed.expected:.6g}, is "
+                f"{failed.seen:.6g}, outside ± {failed.width:.3g}"
+            )
         verdict = "within the bands" if difference is None else f"different: {difference}"
         lines = [f"Not byte for byte: {for_markdown(why)}.", "", _table(bands)]
     else:
@@ -190,13 +192,6 @@ def _table(bands: Sequence[Band]) -> str:
     return table(["step", "metric", "recorded", "now", "band", "within"], rows)
 
 
-def _as_text(band: Band) -> str:
-    return (
-        f"grpo step {band.step}: {band.metric} was {band.expected:.6g}, is {band.seen:.6g}, "
-        f"outside ± {band.width:.3g}"
-    )
-
-
 def _reject_or_notify(
     allow: Collection[str], progress: Progress, differences: Sequence[Difference]
 ) -> None:
@@ -221,14 +216,3 @@ def _reject_unknown(allow: Collection[str]) -> None:
     for kind in allow:
         if kind not in ALLOWABLE:
             raise RunFolderError(f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)}")
-
-
-def _end(config: RunConfig, num_recorded: int, steps: int | None) -> int | None:
-    """Return the step to stop after; None for the configuration's own end with its evaluation."""
-    end = min(num_recorded, steps or num_recorded)
-    return end if end < config.trainer.steps else None
-
-
-def _new_folder(recorded: RunFolder, config: RunConfig, command: Sequence[str]) -> RunFolder:
-    lineage = recorded.lineage("reproduction")
-    return RunFolder.create(config, overrides=recorded.overrides, command=command, lineage=lineage)

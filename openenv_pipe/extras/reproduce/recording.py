@@ -7,9 +7,7 @@ Of `eval/`, these are the reports that the run itself has written, not those of 
 `reproduce` accepts it in place of its run. Nothing is overwritten.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
@@ -25,7 +23,11 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
     folder = find_run(name, runs_dir)
     path = folder.metrics_path
     records = ((line, parse_record(path, number, line)) for number, line in read_lines(path))
-    kept = [line for line, record in records if _is_kept(record, steps)]
+    kept = [
+        line
+        for line, record in records
+        if steps is None or record["stage"] != "grpo" or record["step"] <= steps
+    ]
     if not kept:
         raise RunFolderError(f"{folder.path} has no step yet, so there is nothing to record")
     config, digests = read_bytes(folder.path / "config.json"), checkpoint_digests(folder.path)
@@ -50,7 +52,3 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
     write_json(to / RECORDED_DIGESTS, digests)
     recorded = folder.record.model_copy(update={"lineage": folder.lineage("recording")})
     write_json(to / "run.json", recorded.model_dump(mode="json"))
-
-
-def _is_kept(record: Mapping[str, Any], steps: int | None) -> bool:
-    return steps is None or record["stage"] != "grpo" or record["step"] <= steps

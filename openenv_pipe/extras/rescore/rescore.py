@@ -20,7 +20,7 @@ from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Group
 
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 Row = tuple[str, float | None, float | None]
@@ -43,7 +43,9 @@ class Changes:
         """Add a group as the run has it, and as it is scored now; both with the same members."""
         for values, group in ((self.before, before), (self.now, now)):
             for episode in group.scored:
-                _add(values, episode)
+                numbers = {"reward": episode.reward, "success": float(episode.success)}
+                for name, number in {**episode.reward_terms, **numbers}.items():
+                    values.setdefault(name, []).append(number)
         pairs = [
             (old.reward, new.reward)
             for old, new in zip(before.episodes, now.episodes, strict=True)
@@ -73,12 +75,6 @@ class Changes:
             "groups_with_signal_now": self.num_signals[1],
             "groups_reordered": self.num_reordered,
         }
-
-
-def _add(values: dict[str, list[float]], episode: Episode) -> None:
-    numbers = {"reward": episode.reward, "success": float(episode.success)}
-    for name, number in {**episode.reward_terms, **numbers}.items():
-        values.setdefault(name, []).append(number)
 
 
 def _mean(values: Sequence[float] | None) -> float | None:

@@ -115,7 +115,8 @@ class SharedServers:
         self._sets.append(leased)
 
     async def _start(self, key: str, wanted: Mapping[str, Any]) -> ServerSet:
-        while len(idle := self._idle()) > MAX_IDLE:  # others may lease while one stops
+        # Others may lease while one stops.
+        while len(idle := [each for each in self._sets if not each.is_leased]) > MAX_IDLE:
             await self._stop(idle[0])
         self._report("lease", "environment", True)
         logs = self._new_folder()
@@ -135,9 +136,6 @@ class SharedServers:
         logs = self._logs / f"environment_{len(list(self._logs.glob('environment_*'))) + 1}"
         logs.mkdir()
         return logs
-
-    def _idle(self) -> list[ServerSet]:
-        return [each for each in self._sets if not each.is_leased]
 
     async def _clear(self, idle: ServerSet) -> None:
         """Clear a set for its next job, or stop it if that fails."""

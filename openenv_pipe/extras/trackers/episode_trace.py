@@ -120,7 +120,9 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "gen_ai.conversation.id": f"{origin.session}/{_text(group)}/{episode.member}",
         "gen_ai.usage.input_tokens": sum(turn.num_prompt_tokens for turn in episode.turns),
         "gen_ai.usage.output_tokens": episode.num_completion_tokens,
-        "gen_ai.input.messages": _messages([_observed(episode.first_observation)]),
+        "gen_ai.input.messages": _messages(
+            [{"role": "user", "content": json.dumps(episode.first_observation, ensure_ascii=False)}]
+        ),
         "gen_ai.output.messages": _messages([_reply(turn) for turn in last]),
         "session.id": origin.session,
         **{OWN + name: value for name, value in own.items()},
@@ -209,11 +211,6 @@ def _tool_name(step: Step) -> str:
 
 def _reply(turn: Turn) -> Message:
     return {"role": "assistant", "content": turn.reply, "finish_reason": str(turn.finish)}
-
-
-def _observed(observation: Mapping[str, Any]) -> Message:
-    """Return an observation as a message: what the environment said, not the whole prompt."""
-    return {"role": "user", "content": json.dumps(observation, ensure_ascii=False)}
 
 
 def _messages(messages: list[Message]) -> str:

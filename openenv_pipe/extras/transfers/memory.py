@@ -61,7 +61,8 @@ class MemoryTransfer(Transfer):
 
     async def send(self, client: VllmClient, version: PolicyVersion, *, paused: bool) -> None:
         async with self._turn, replacing_weights(client, paused=paused):
-            await self._close_links_of_dead_servers()
+            for gone in [each for each in self._links if each.is_closed]:  # Their servers are dead.
+                await asyncio.to_thread(self._links.pop(gone).close)
             if not self.can_read(version):
                 raise EngineError(f"version {version.step} has left the learner's memory")
             await self._send_weights(client, version)
@@ -122,10 +123,6 @@ class MemoryTransfer(Transfer):
             raise there
         if here is not None:
             raise EngineError(f"the weights cannot be sent to {client.url}: {here}") from here
-
-    async def _close_links_of_dead_servers(self) -> None:
-        for gone in [each for each in self._links if each.is_closed]:
-            await asyncio.to_thread(self._links.pop(gone).close)
 
 
 def _has_failed(end: asyncio.Future[None]) -> bool:

@@ -109,7 +109,8 @@ def find_ignored(dialect: APIType, body: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is not supported: {advice}")
         if value not in NEUTRAL.get(name, ()):
             ignored[name] = value
-    kinds = [_kind_of(dialect, tool) for tool in _tools(body)]
+    tools = body.get("tools")
+    kinds = [_kind_of(dialect, tool) for tool in tools] if isinstance(tools, list) else []
     if left_out := [kind for kind in kinds if kind != "function"]:
         ignored["tools of type"] = ", ".join(dict.fromkeys(left_out))
     return ignored
@@ -132,11 +133,6 @@ def _fields(dialect: APIType, body: Mapping[str, Any]) -> Iterator[tuple[str, An
         yield name, value
         if dialect is APIType.GOOGLE and name in ("generationConfig", "config"):
             yield from _fields(dialect, value if isinstance(value, dict) else {})
-
-
-def _tools(body: Mapping[str, Any]) -> list[Any]:
-    tools = body.get("tools")
-    return tools if isinstance(tools, list) else []
 
 
 def _kind_of(dialect: APIType, tool: Any) -> str:

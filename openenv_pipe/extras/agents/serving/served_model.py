@@ -4,7 +4,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -65,7 +65,10 @@ class ServedModel:
             raise RejectedCallError(str(error)) from None
         temperature, top_p, seed = _temperature(body), _top_p(body), body.get("seed")
         ignored = ignored_settings(body, temperature=temperature, top_p=top_p)
-        self._tell_of(ignored.keys() | body.get(IGNORED, {}).keys() - {"seed"})
+        named = ignored.keys() | body.get(IGNORED, {}).keys() - {"seed"}
+        for name in sorted(named - self._told):
+            self._told.add(name)
+            self._notify(f"a request asks for {name}, which this server ignores")
         number = self._num_calls
         self._num_calls += 1
         try:
@@ -116,11 +119,6 @@ class ServedModel:
                 f"{self._max_tokens} for messages and reply together"
             )
         return min(room, request.max_tokens or room)
-
-    def _tell_of(self, ignored: Set[str]) -> None:
-        for name in sorted(ignored - self._told):
-            self._told.add(name)
-            self._notify(f"a request asks for {name}, which this server ignores")
 
 
 class ModelEndpoint(Endpoint):

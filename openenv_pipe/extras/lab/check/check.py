@@ -64,7 +64,9 @@ async def _check(
     async with one_server(serving, num_sessions=num_declared) as host:
         tasks = await open_tasks(serving.env, "train", host)
         read_policy = partial(_chooser, serving.env, host, tasks[0])
-        choosers = {"random": await _random_chooser(serving.env, host, tasks[0])}
+        schema = (await fetch_metadata(host.urls[0], host.access)).action
+        tools = await session_tools(serving.env, host, tasks[0], schema)
+        choosers = {"random": random_actions(schema, tools)}
         if policy:
             choosers["scripted"] = await read_policy(policy)
         subject = EnvironmentUnderTest(
@@ -96,11 +98,6 @@ async def _check(
         except PipeError as error:  # The server died; the error has the end of its log.
             lines.append(watch.lap(failed("server", error)))
         return lines
-
-
-async def _random_chooser(env: EnvConfig, host: Host, task: Task) -> Chooser:
-    schema = (await fetch_metadata(host.urls[0], host.access)).action
-    return random_actions(schema, await session_tools(env, host, task, schema))
 
 
 async def _chooser(env: EnvConfig, host: Host, task: Task, policy: str) -> Chooser:

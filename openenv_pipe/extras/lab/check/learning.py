@@ -36,7 +36,8 @@ def probe_learning(words: Sequence[str], *, minutes: float, notify: Callable[[st
             run = Run(train(composed, [], control).path)
         except PipeError as error:
             return failed(LEARNING, error)
-        return learning_line(run.evals, composed.config.eval, num_steps=_num_steps(run))
+        num_steps = sum(row.get("stage") == "grpo" for row in run.metrics)
+    return learning_line(run.evals, composed.config.eval, num_steps=num_steps)
 
 
 def tiny_experiment(words: Sequence[str]) -> Composed:
@@ -93,7 +94,3 @@ def learning_line(evals: Mapping[str, EvalReport], config: EvalConfig, *, num_st
     if is_proven:
         return Line(LEARNING, Result.OK, text, measured)
     return Line(LEARNING, Result.WARN, f"nothing was proven to be learnt {text}", measured)
-
-
-def _num_steps(run: Run) -> int:
-    return sum(row.get("stage") == "grpo" for row in run.metrics)

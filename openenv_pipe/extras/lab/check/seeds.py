@@ -91,7 +91,8 @@ def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Li
     pairs = list(zip(plays, again, strict=True))
     num_unlike = sum(not are_alike(one, other) for one, other in pairs)
     if not num_unlike:
-        clocks = sorted({name for one, other in pairs for name in _clocks(one, other)})
+        differing = (_differences(one, other) or {} for one, other in pairs)
+        clocks = sorted({name for each in differing for name in each if each[name]})
         besides = f", except for the clocks {', '.join(clocks)}" if clocks else ""
         text = f"{len(plays)} tasks played twice are the same{besides}"
         return Line("same seed", Result.OK, text)
@@ -107,10 +108,6 @@ def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Li
 def are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
     differences = _differences(one, other)
     return differences is not None and all(differences.values())
-
-
-def _clocks(one: PlayedEpisode, other: PlayedEpisode) -> set[str]:
-    return {path for path, are_clocks in (_differences(one, other) or {}).items() if are_clocks}
 
 
 def _differences(one: PlayedEpisode, other: PlayedEpisode) -> dict[str, bool] | None:

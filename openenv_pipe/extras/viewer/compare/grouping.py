@@ -128,7 +128,8 @@ def compare_settings(found: Found) -> Comparison:
         groups.setdefault(values, []).append(run)
     settings = [_measure(runs, keys, labels) for runs in groups.values()]
     settings.sort(key=_rank)
-    alike = _have_the_same_tasks(settings)
+    finals = [run.final for setting in settings for run in setting.counted]
+    alike = len({frozenset(task.key for task in final.tasks) for final in finals if final}) <= 1
     first = settings[0] if settings and "success" in settings[0].figures else None
     best = first if alike and first is not None and _is_representative(first) else None
     present = {name for setting in settings for name in setting.figures}
@@ -277,11 +278,6 @@ def _best_run(best: Setting) -> FoundRun:
         return success.mean if success else -1.0, reward.mean if reward else -1.0
 
     return max(best.counted, key=worth)
-
-
-def _have_the_same_tasks(settings: Sequence[Setting]) -> bool:
-    finals = [run.final for setting in settings for run in setting.counted]
-    return len({frozenset(task.key for task in final.tasks) for final in finals if final}) <= 1
 
 
 def _may_equal(best: Setting, other: Setting) -> bool:

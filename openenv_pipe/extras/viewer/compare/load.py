@@ -94,7 +94,8 @@ def _find_sweep(path: Path) -> Found:
     stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
     file = path / "sweep.json"
     jobs = _jobs(file) if file.is_file() else []
-    runs = [_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp]
+    folders = sorted(path.parent for path in runs_dir.glob("*/*/run.json"))
+    runs = [_read(path) for path in folders if path.name.isdecimal() and _sweep_of(path) == stamp]
     without = [job for job in jobs if job.get("run") is None]
     lost = [
         f"job {job.get('index')} ({_words(job.get('overrides'))}): {job.get('status')}"
@@ -121,11 +122,6 @@ def _jobs(file: Path) -> list[dict[str, Any]]:
 
 def _words(overrides: Any) -> str:
     return " ".join(map(str, overrides)) if isinstance(overrides, list) else str(overrides)
-
-
-def _run_folders(runs_dir: Path) -> list[Path]:
-    found = [path.parent for path in runs_dir.glob("*/*/run.json")]
-    return sorted(path for path in found if path.name.isdecimal())
 
 
 def _sweep_of(path: Path) -> str | None:

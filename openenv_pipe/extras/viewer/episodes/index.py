@@ -323,10 +323,6 @@ def _episode_files(folder: Path) -> dict[str, os.DirEntry[str]]:
     return dict(sorted(found.items()))
 
 
-def _name_of(folder: Path, path: Path) -> str:
-    return path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
-
-
 def _stamp(file: Path | os.DirEntry[str]) -> tuple[int, int, int]:
     """Return what changes when a file is replaced."""
     found = file.stat()
@@ -352,7 +348,8 @@ def file_of(folder: Path, source: str, step: int | None) -> Path:
 
 def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> None:
     """Replace the rows of one file by what it has now. Raises OSError and sqlite3.Error."""
-    stamp, name = _stamp(path), _name_of(folder, path)
+    stamp = _stamp(path)
+    name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
     problem: str | None = None
     with connection:
         connection.execute("BEGIN IMMEDIATE")

@@ -182,11 +182,8 @@ def counted_table(wanted: EpisodeFilter) -> str:
 
 
 def phrase_of(wanted: EpisodeFilter) -> str | None:
-    """Return the FTS5 query for the text of a filter; None if it has none."""
-    return _phrase(wanted.text) if wanted.text is not None and wanted.text.strip() else None
-
-
-def _phrase(text: str) -> str:
-    """Return the FTS5 query for words in a row, whatever signs the text has."""
-    words = re.findall(r"\w+", storable_text(text).replace("\x00", " "))
+    """Return the FTS5 query for the words of a filter, whatever signs it has; None without text."""
+    if wanted.text is None or not wanted.text.strip():
+        return None
+    words = re.findall(r"\w+", storable_text(wanted.text).replace("\x00", " "))
     return f'"{" ".join(words)}"*' if words else '""'

@@ -152,7 +152,7 @@ def shown_state(session: PlaySession) -> dict[str, Any]:
 
 def _shown_episode(episode: Episode) -> dict[str, Any]:
     recorded = RecordedEpisode(line=0, group="play", episode=episode, advantages=None)
-    content = content_of(recorded, _address_of_image, whole=False)
+    content = content_of(recorded, "api/play/image?name={}".format, whole=False)
     # The engine counts versions of its own; the page names the checkpoint.
     turns = [{**turn, "policy_versions": []} for turn in content["turns"]]
     return {
@@ -162,10 +162,6 @@ def _shown_episode(episode: Episode) -> dict[str, Any]:
         "success": episode.success,
         "status": episode.status,
     }
-
-
-def _address_of_image(name: str) -> str:
-    return f"api/play/image?name={name}"
 
 
 def _image(session: PlaySession, name: str) -> bytes | None:
