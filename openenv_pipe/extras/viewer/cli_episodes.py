@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -62,6 +62,7 @@ Best = Annotated[int | None, typer.Option(min=1, help="The N with the highest re
 
 @app.command(DEFAULT)
 def show(
+    context: typer.Context,
     run: Run,
     step: Step = None,
     evaluation: Evaluation = None,
@@ -99,18 +100,7 @@ def show(
     )
     from openenv_pipe.runs.find import find_run
 
-    wanted = _wanted(
-        step,
-        evaluation,
-        task,
-        status,
-        success,
-        min_reward,
-        max_reward,
-        term,
-        text,
-        is_scored=True if worst or best else None,
-    )
+    wanted = _wanted(context.params, is_scored=True if worst or best else None)
     selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
     folder = find_run(run, runs_dir)
     num_shown = 0
@@ -125,6 +115,7 @@ def show(
 
 @app.command()
 def export(
+    context: typer.Context,
     run: Run,
     form: Annotated[
         Literal["parquet", "jsonl", "trl", "verifiers", "atif"],
@@ -161,9 +152,7 @@ def export(
     from openenv_pipe.extras.viewer.episodes.listing import Selection, find_episodes, none_found
     from openenv_pipe.runs.find import find_run
 
-    wanted = _wanted(
-        step, evaluation, task, status, success, min_reward, max_reward, term, text, is_scored=True
-    )
+    wanted = _wanted(context.params, is_scored=True)
     folder = find_run(run, runs_dir)
     output = output or default_output(folder, form)
     selection = Selection(wanted=wanted, best=best, first=None)
@@ -176,34 +165,20 @@ def export(
     print(output)
 
 
-def _wanted(
-    step: int | None,
-    evaluation: str | None,
-    task: str | None,
-    status: str | None,
-    success: bool | None,
-    min_reward: float | None,
-    max_reward: float | None,
-    term: str | None,
-    text: str | None,
-    *,
-    is_scored: bool | None,
-) -> "EpisodeFilter":
+def _wanted(options: Mapping[str, Any], *, is_scored: bool | None) -> "EpisodeFilter":
     """Return the filter that the options of a command describe."""
     from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
 
+    evaluation = options["evaluation"]
     return EpisodeFilter(
         source=f"eval/{evaluation}" if evaluation else TRAIN,
-        first_step=step,
-        last_step=step,
-        task=task,
-        status=status,
-        success=success,
-        reward_term=term,
-        reward_from=min_reward,
-        reward_to=max_reward,
+        first_step=options["step"],
+        last_step=options["step"],
+        reward_term=options["term"],
+        reward_from=options["min_reward"],
+        reward_to=options["max_reward"],
         is_scored=is_scored,
-        text=text,
+        **{name: options[name] for name in ("task", "status", "success", "text")},
     )
 
 

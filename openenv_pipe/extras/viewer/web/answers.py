@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http_server import BodyError, read_body
 from openenv_pipe.system.untrusted_json import parse_request
 from openenv_pipe.system.untrusted_text import visible
@@ -71,12 +71,20 @@ def _clean(value: Any) -> Any:
     return value
 
 
-async def act_on(request: Request, act: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Response:
-    """Answer with what `act` returns for the object that a page has sent, or with its error."""
-    try:
-        return Answer(await act(await _sent(request)))
-    except (PipeError, OSError) as error:
-        return Answer({"error": str(error)}, status_code=400)
+def acting(
+    act: Callable[[Request, Mapping[str, Any]], Awaitable[Any]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with what `act` returns for the object that a page sends."""
+
+    async def endpoint(request: Request) -> Response:
+        return Answer(await act(request, await _sent(request)))
+
+    return endpoint
+
+
+def error_answer(request: Request, error: Exception) -> Response:
+    is_sent = request.method not in ("GET", "HEAD")
+    return Answer({"error": str(error)}, status_code=400 if is_sent else 404)
 
 
 async def _sent(request: Request) -> Mapping[str, Any]:

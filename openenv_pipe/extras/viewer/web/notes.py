@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.extras.viewer.web.answers import Answer, act_on
+from openenv_pipe.extras.viewer.web.answers import Answer, acting
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import read_json, write_json
@@ -134,32 +134,23 @@ def notes_routes(notes: Notes) -> list[Route]:
         return "/".join(request.path_params.values())
 
     def read(request: Request) -> Response:
-        try:
-            key = _key(request)
-            found = {"notes": notes.of_run(key)} if key else {"views": notes.views()}
-        except (RunFolderError, OSError) as error:
-            return Answer({"error": str(error)}, status_code=404)
+        key = _key(request)
+        found = {"notes": notes.of_run(key)} if key else {"views": notes.views()}
         return Answer({**found, "can_write": notes.can_write})
 
-    async def write_note(request: Request) -> Response:
-        async def act(sent: Mapping[str, Any]) -> Any:
-            key = _key(request)
-            await asyncio.to_thread(notes.set_note, key, sent.get("episode"), sent.get("text"))
-            return {"notes": await asyncio.to_thread(notes.of_run, key)}
+    async def write_note(request: Request, sent: Mapping[str, Any]) -> Any:
+        key = _key(request)
+        await asyncio.to_thread(notes.set_note, key, sent.get("episode"), sent.get("text"))
+        return {"notes": await asyncio.to_thread(notes.of_run, key)}
 
-        return await act_on(request, act)
-
-    async def write_view(request: Request) -> Response:
-        async def act(sent: Mapping[str, Any]) -> Any:
-            await asyncio.to_thread(notes.set_view, sent.get("name"), sent.get("address"))
-            return {"views": await asyncio.to_thread(notes.views)}
-
-        return await act_on(request, act)
+    async def write_view(_: Request, sent: Mapping[str, Any]) -> Any:
+        await asyncio.to_thread(notes.set_view, sent.get("name"), sent.get("address"))
+        return {"views": await asyncio.to_thread(notes.views)}
 
     run = "/api/runs/{name}/{number}/notes"
     return [
         Route("/api/views", read),
-        Route("/api/views", write_view, methods=["POST"]),
+        Route("/api/views", acting(write_view), methods=["POST"]),
         Route(run, read),
-        Route(run, write_note, methods=["POST"]),
+        Route(run, acting(write_note), methods=["POST"]),
     ]

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from openenv_pipe.environments.images import find_references, reference_of
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.viewer.web.answers import Answer, act_on, stream_changes
+from openenv_pipe.extras.viewer.web.answers import Answer, acting, stream_changes
 from openenv_pipe.extras.viewer.web.episodes import content_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.episodes import RecordedEpisode
@@ -79,31 +79,22 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
     async def state(_: Request) -> Response:
         return Answer(shown_state(session))
 
-    async def start(request: Request) -> Response:
-        async def begin(sent: Mapping[str, Any]) -> Any:
-            wanted = _request_of(sent)
-            store.path(wanted.run)
-            await session.start(wanted)
-            return shown_state(session)
+    async def start(_: Request, sent: Mapping[str, Any]) -> Any:
+        wanted = _request_of(sent)
+        store.path(wanted.run)
+        await session.start(wanted)
+        return shown_state(session)
 
-        return await act_on(request, begin)
+    async def reply(_: Request, sent: Mapping[str, Any]) -> Any:
+        text = sent.get("text")
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"text is {text!r:.80}; expected a string, or null")
+        await session.reply(text)
+        return shown_state(session)
 
-    async def reply(request: Request) -> Response:
-        async def give(sent: Mapping[str, Any]) -> Any:
-            text = sent.get("text")
-            if text is not None and not isinstance(text, str):
-                raise ConfigError(f"text is {text!r:.80}; expected a string, or null")
-            await session.reply(text)
-            return shown_state(session)
-
-        return await act_on(request, give)
-
-    async def end(request: Request) -> Response:
-        async def stop(_: Mapping[str, Any]) -> Any:
-            await session.end()
-            return shown_state(session)
-
-        return await act_on(request, stop)
+    async def end(_: Request, __: Mapping[str, Any]) -> Any:
+        await session.end()
+        return shown_state(session)
 
     async def image(request: Request) -> Response:
         png = _image(session, request.query_params.get("name", ""))
@@ -119,9 +110,9 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
 
     return [
         Route("/api/play", state),
-        Route("/api/play/start", start, methods=["POST"]),
-        Route("/api/play/reply", reply, methods=["POST"]),
-        Route("/api/play/end", end, methods=["POST"]),
+        Route("/api/play/start", acting(start), methods=["POST"]),
+        Route("/api/play/reply", acting(reply), methods=["POST"]),
+        Route("/api/play/end", acting(end), methods=["POST"]),
         Route("/api/play/image", image),
         Route("/api/play/events", events),
     ]

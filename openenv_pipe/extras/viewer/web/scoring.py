@@ -10,12 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
-from openenv_pipe.extras.viewer.web.answers import act_on
+from openenv_pipe.extras.viewer.web.answers import acting
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.tokens import MAX_TOKENS, texts_of
 from openenv_pipe.extras.viewer.web.weights import UNTRAINED
@@ -83,25 +82,22 @@ class TokenScorer:
 
 
 def scoring_routes(store: RunStore, scorer: TokenScorer, *, trust: bool) -> list[Route]:
-    async def scores(request: Request) -> Response:
-        async def score(sent: Mapping[str, Any]) -> Any:
-            path = store.path("/".join(request.path_params.values()))
-            found = await scorer.score({"path": str(path.resolve()), **_checked(sent)})
-            ids = sorted({token for top in found["top"] if top for token, _ in top})
-            texts, _ = await asyncio.to_thread(texts_of, ids, path, trust=trust)
-            known = dict(zip(ids, texts or map(str, ids), strict=True))
-            return found | {
-                "scored": found["scored"][:MAX_TOKENS],
-                "kl": found["kl"][:MAX_TOKENS],
-                "top": [
-                    top and [[known[token], share] for token, share in top]
-                    for top in found["top"][:MAX_TOKENS]
-                ],
-            }
+    async def score(request: Request, sent: Mapping[str, Any]) -> Any:
+        path = store.path("/".join(request.path_params.values()))
+        found = await scorer.score({"path": str(path.resolve()), **_checked(sent)})
+        ids = sorted({token for top in found["top"] if top for token, _ in top})
+        texts, _ = await asyncio.to_thread(texts_of, ids, path, trust=trust)
+        known = dict(zip(ids, texts or map(str, ids), strict=True))
+        return found | {
+            "scored": found["scored"][:MAX_TOKENS],
+            "kl": found["kl"][:MAX_TOKENS],
+            "top": [
+                top and [[known[token], share] for token, share in top]
+                for top in found["top"][:MAX_TOKENS]
+            ],
+        }
 
-        return await act_on(request, score)
-
-    return [Route("/api/runs/{name}/{number}/scores", scores, methods=["POST"])]
+    return [Route("/api/runs/{name}/{number}/scores", acting(score), methods=["POST"])]
 
 
 def _checked(sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.web import comparisons, episodes, run_page
 from openenv_pipe.extras.viewer.web.access import Access
-from openenv_pipe.extras.viewer.web.answers import Answer, stream_changes
+from openenv_pipe.extras.viewer.web.answers import Answer, error_answer, stream_changes
 from openenv_pipe.extras.viewer.web.notes import Notes, notes_routes
 from openenv_pipe.extras.viewer.web.play import PlaySession, play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
@@ -72,6 +72,7 @@ def build_app(
         routes=routes,
         middleware=[Middleware(Access, token=token, is_local=is_local)],
         lifespan=lifespan,
+        exception_handlers=dict.fromkeys((PipeError, OSError), error_answer),
     )
     app.state.has_ended = asyncio.Event()
     return app
@@ -82,7 +83,7 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
 
     def route(path: str, read: Reader) -> Route:
         def endpoint(request: Request) -> Response:
-            return _answer(lambda: read(store, _key(request), request.query_params))
+            return Answer(read(store, _key(request), request.query_params))
 
         return Route(f"/api{path}", endpoint)
 
@@ -91,19 +92,13 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
         return stream_changes(request, stamp, poll_s=POLL_S)
 
     def image(request: Request) -> Response:
-        try:
-            png = episodes.read_image(store, _key(request), request.query_params)
-        except (PipeError, OSError) as error:
-            return Answer({"error": str(error)}, status_code=404)
+        png = episodes.read_image(store, _key(request), request.query_params)
         return Response(png, media_type="image/png")
 
     def export(request: Request) -> Response:
         key = _key(request)
-        try:
-            lines = episodes.export_lines(store, key, request.query_params)
-            beginning = list(islice(lines, 1))  # so that an error is an answer
-        except (PipeError, OSError) as error:
-            return Answer({"error": str(error)}, status_code=404)
+        lines = episodes.export_lines(store, key, request.query_params)
+        beginning = list(islice(lines, 1))  # so that an error is an answer
         name = f'attachment; filename="{key.replace("/", "_")}.jsonl"'
         return StreamingResponse(
             chain(beginning, lines),
@@ -181,13 +176,6 @@ class _Server(BoundedServer):
 def _key(request: Request) -> str:
     """Return the run, or the sweep, that an address names."""
     return "/".join(request.path_params.values())
-
-
-def _answer(read: Callable[[], Any]) -> Response:
-    try:
-        return Answer(read())
-    except (PipeError, OSError) as error:
-        return Answer({"error": str(error)}, status_code=404)
 
 
 def _curves(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
