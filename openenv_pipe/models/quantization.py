@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 
 SETTING = "model.quantization=nf4"
 BLOCK_SIZE = 64  # the only size that bitsandbytes reads back correctly on a CPU
@@ -21,12 +21,8 @@ BLOCK_SIZE = 64  # the only size that bitsandbytes reads back correctly on a CPU
 
 def load_bitsandbytes(setting: str) -> ModuleType:
     """Import bitsandbytes for a setting that needs it. Raises ConfigError if it is missing."""
-    try:
+    with needed_by(setting, "bitsandbytes"):
         import bitsandbytes
-    except ImportError as error:
-        raise ConfigError(
-            f"{setting} needs the package bitsandbytes ({error}); {how_to_install('bitsandbytes')}"
-        ) from error
     return bitsandbytes
 
 

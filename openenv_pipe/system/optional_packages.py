@@ -3,7 +3,8 @@
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
@@ -28,6 +29,20 @@ def how_to_install(package: str) -> str:
         folder = "." if Path.cwd() == CHECKOUT else CHECKOUT
         return f"`pip install -e '{folder}[{extra}]'`"
     return f"`pip install '{DISTRIBUTION}[{extra}]'`"
+
+
+@contextmanager
+def needed_by(what: str, package: str, otherwise: str = "") -> Iterator[None]:
+    """Turn a failed import of the package in the block into a ConfigError that says what needs it.
+
+    otherwise: what can be done in place of installing it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs the package {package} ({error}); {how_to_install(package)}{otherwise}"
+        ) from error
 
 
 def reject_missing_requirements(folder: Path) -> None:

@@ -21,7 +21,7 @@ from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
 from openenv_pipe.environments.tasks.sets import Labels
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.resources import did_you_mean
 
 Row = Mapping[str, Any]
@@ -331,12 +331,8 @@ def read_dataset(config: TaskDataset, key: str) -> Rows:
     Raises:
         ConfigError: `datasets` is not installed, or the data set or a column cannot be read.
     """
-    try:
+    with needed_by(f"{key}.type=dataset", "datasets"):
         import datasets
-    except ImportError as error:
-        raise ConfigError(
-            f"{key}.type=dataset needs the package datasets; {how_to_install('datasets')}"
-        ) from error
     load = partial(
         datasets.load_dataset,
         config.path,

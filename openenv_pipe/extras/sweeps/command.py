@@ -25,7 +25,7 @@ from openenv_pipe.extras.sweeps.multirun import MultirunRequest, read_request
 from openenv_pipe.extras.sweeps.schema import RayJobs
 from openenv_pipe.extras.sweeps.watch import SweepProgress, Watch
 from openenv_pipe.extras.sweeps.worker import Worker
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.ray_connection import (
     HEAD_CHECK_S,
     NUM_FAILED_CHECKS,
@@ -266,12 +266,8 @@ def _search(
     progress: SweepProgress,
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
-    try:
+    with needed_by("sweep=search", "optuna"):
         from openenv_pipe.extras.sweeps.search import Search
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"sweep=search needs the package optuna ({error}); {how_to_install('optuna')}"
-        ) from error
     assert request.sweep.type == "search"
     search = Search(folder, request.sweep, request.parameters)
     watch = Watch(folder, progress, search)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.diff import flat
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.extras.trackers.schema import MlflowTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 
 SQLITE = "sqlite:///"
@@ -127,15 +126,10 @@ def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
 
 def _load_mlflow() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    try:
+    with needed_by("tracker=mlflow", "mlflow-skinny", ", or set tracker=none"):
         import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
         import mlflow
         import mlflow.entities
         import sqlalchemy  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"tracker=mlflow needs the package {error.name}, which is not installed; "
-            f"{how_to_install('mlflow-skinny')}, or set tracker=none"
-        ) from error
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # each new file has lines about itself
     return mlflow

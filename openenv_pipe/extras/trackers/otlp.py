@@ -27,7 +27,7 @@ from openenv_pipe.extras.trackers.schema import OtlpTrackerConfig
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.http import Access, HttpClient
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 from openenv_pipe.types import Episode, Group
 
@@ -114,15 +114,10 @@ class OtlpTracker:
 
     def __init__(self, key: str, config: OtlpTrackerConfig, folder: Path) -> None:
         """Read the credentials. Raises ConfigError."""
-        try:
+        package = "opentelemetry-exporter-otlp-proto-http"
+        with needed_by("tracker.type=otlp", package, ", or set tracker=none"):
             import opentelemetry.exporter.otlp.proto.http.trace_exporter
             import opentelemetry.sdk.trace  # noqa: F401
-        except ImportError as error:
-            package = "opentelemetry-exporter-otlp-proto-http"
-            raise ConfigError(
-                f"tracker.type=otlp needs the package {package}, which is not installed; "
-                f"{how_to_install(package)}, or set tracker=none"
-            ) from error
         self._config = config
         self._headers = {**config.headers, **_credentials(key, config)}
         self._run: TrackedRun | None = None

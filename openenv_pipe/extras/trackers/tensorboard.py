@@ -4,10 +4,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.schema import TensorboardTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 
@@ -16,13 +15,8 @@ class TensorboardTracker:
     """Event files in one folder, which a resumed run writes again; tags are `stage/key`."""
 
     def __init__(self, key: str, config: TensorboardTrackerConfig, folder: Path) -> None:
-        try:
+        with needed_by("tracker=tensorboard", "tensorboard", ", or set tracker=none"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "tracker=tensorboard needs the tensorboard package, which is not installed; "
-                f"{how_to_install('tensorboard')}, or set tracker=none"
-            ) from error
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def open(self, run: TrackedRun) -> Opened:

@@ -7,11 +7,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.extras.trackers.schema import TrackioTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.trackers.base import (
     Opened,
@@ -73,12 +72,7 @@ class TrackioTracker:
 
 
 def _load_trackio() -> Any:
-    try:
+    with needed_by("tracker=trackio", "trackio", ", or set tracker=none"):
         import trackio
         import trackio.sqlite_storage
-    except ImportError as error:
-        raise ConfigError(
-            "tracker=trackio needs the trackio package, which is not installed; "
-            f"{how_to_install('trackio')}, or set tracker=none"
-        ) from error
     return trackio

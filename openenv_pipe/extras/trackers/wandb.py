@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.extras.trackers.schema import WandbTrackerConfig
 from openenv_pipe.runs.record import EndStatus
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.trackers.base import (
     Opened,
     TrackedEvaluation,
@@ -104,11 +103,6 @@ def _notes(run: TrackedRun) -> str | None:
 
 def _load_wandb() -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
-    try:
+    with needed_by("tracker=wandb", "wandb", ", or set tracker=none"):
         import wandb
-    except ImportError as error:
-        raise ConfigError(
-            "tracker=wandb needs the wandb package, which is not installed; "
-            f"{how_to_install('wandb')}, or set tracker=none"
-        ) from error
     return wandb

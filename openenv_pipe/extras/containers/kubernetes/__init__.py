@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
@@ -14,11 +13,6 @@ if TYPE_CHECKING:
 
 def build_kubernetes_host(env: "EnvConfig", config: "KubernetesHostConfig", logs: Path) -> "Host":
     """Build the host. Raises ConfigError if its package is missing or `pod_spec` is rejected."""
-    try:
+    with needed_by("host=kubernetes", "kubernetes"):
         from openenv_pipe.extras.containers.kubernetes.host import KubernetesHost
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"host=kubernetes needs the package kubernetes ({error}); "
-            f"{how_to_install('kubernetes')}"
-        ) from error
     return KubernetesHost(env, config, logs)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from openenv_pipe import __version__
 from openenv_pipe.algorithms.samples import episode_samples
-from openenv_pipe.errors import ConfigError, RunFolderError, TrainingError
+from openenv_pipe.errors import RunFolderError, TrainingError
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.verifiers import (
     FILE_NAME,
@@ -17,7 +17,7 @@ from openenv_pipe.extras.viewer.episodes.verifiers import (
     verifiers_episode,
 )
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system.optional_packages import how_to_install
+from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Sample, Turn
@@ -200,14 +200,9 @@ def _write_each(output: Path, rows: Iterator[Row]) -> int:
 
 
 def _write_parquet(output: Path, rows: Iterator[Row]) -> int:
-    try:
+    with needed_by("--format parquet", "datasets", ", or use --format jsonl"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError(
-            "--format parquet needs the package pyarrow, which is not installed; "
-            f"{how_to_install('datasets')}, or use --format jsonl"
-        ) from error
     schema, count = _parquet_schema(pyarrow), 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with parquet.ParquetWriter(output, schema) as writer:
