@@ -201,9 +201,11 @@ class PersonAtTerminal:
         self._console = open_console(soft_wrap=True, highlight=False)
 
     def show(self, text: str, kind: str) -> None:
+        """Show a text. kind: a role of messages, `reward`, `note`, or empty."""
         self._console.print(text, style=STYLES.get(kind))
 
     def reply(self) -> str:
+        """Return the next reply. Raises EOFError at the end of the input."""
         reply = input("> ")
         if not sys.stdin.isatty():
             print(reply)  # piped input would be missing from a transcript

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -38,20 +38,15 @@ from openenv_pipe.types import (
     Task,
 )
 
+if TYPE_CHECKING:
+    from openenv_pipe.extras.lab.cli import PersonAtTerminal
+
 POLL_S = 1.0
-
-
-class Person(Protocol):
-    def show(self, text: str, kind: str) -> None:
-        """Show a text. kind: a role of messages, `reward`, `note`, or empty."""
-
-    def reply(self) -> str:
-        """Return the next reply. Raises EOFError at the end of the input."""
 
 
 def play_environment(
     target: Target,
-    person: Person,
+    person: "PersonAtTerminal",
     *,
     split: Literal["train", "eval"],
     index: int,
@@ -103,7 +98,7 @@ async def _reward_text(config: RewardConfig, env: EnvConfig, episode: Episode) -
 class ShownAdapter:
     """An adapter that shows the person what a model would be given."""
 
-    def __init__(self, adapter: Adapter, person: Person, *, raw: bool) -> None:
+    def __init__(self, adapter: Adapter, person: "PersonAtTerminal", *, raw: bool) -> None:
         """raw: show observations in place of the messages that are made of them."""
         self.read = adapter.read
         self._adapter = adapter
@@ -166,7 +161,7 @@ class ShownPlayer(RecordedPlayer):
         engine: PersonEngine,
         adapter: ShownAdapter,
         record: PlayedEpisode,
-        person: Person,
+        person: "PersonAtTerminal",
     ) -> None:
         super().__init__(env, engine, adapter, record)
         self._shown = adapter
@@ -187,7 +182,7 @@ class Game:
         adapter: Adapter,
         env: EnvConfig,
         task: Task,
-        person: Person,
+        person: "PersonAtTerminal",
         *,
         raw: bool,
     ) -> None:

@@ -9,11 +9,11 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
@@ -23,7 +23,7 @@ from openenv_pipe.extras.sweeps.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.extras.sweeps.job import Order, Orders
 from openenv_pipe.extras.sweeps.multirun import MultirunRequest, read_request
 from openenv_pipe.extras.sweeps.schema import RayJobs
-from openenv_pipe.extras.sweeps.watch import SweepProgress, Watch
+from openenv_pipe.extras.sweeps.watch import Watch
 from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.ray_connection import (
@@ -35,6 +35,9 @@ from openenv_pipe.system.ray_connection import (
 )
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Table
+
+if TYPE_CHECKING:
+    from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable
 
 _log = logging.getLogger(__name__)
 
@@ -88,19 +91,6 @@ def _call_in_folder(folder: Path, function: Callable[[int], None], number: int) 
     function(number)
 
 
-class StopSource(Protocol):
-    """Where a request to stop a sweep comes from, such as Ctrl-C."""
-
-    @property
-    def is_made(self) -> bool:
-        """True if the sweep was asked to stop."""
-
-    def accepting(
-        self, stop: Callable[[], None], kill: Callable[[], None]
-    ) -> AbstractContextManager[None]:
-        """While open, call `stop` at the first request and `kill` at the second one."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
     has_succeeded: bool  # every job has finished or was pruned
@@ -111,8 +101,8 @@ class SweepResult:
 def sweep(
     overrides: Sequence[str],
     command: Sequence[str],
-    progress: SweepProgress,
-    stopping: StopSource,
+    progress: "SweepTable",
+    stopping: "SweepSignals",
 ) -> SweepResult:
     """Run a job for each combination of values, or a search. Raises ConfigError."""
     request = read_request(overrides)
@@ -127,7 +117,7 @@ def sweep(
 
 
 def resume(
-    path: Path, progress: SweepProgress, stopping: StopSource, *, trust: bool
+    path: Path, progress: "SweepTable", stopping: "SweepSignals", *, trust: bool
 ) -> SweepResult:
     """Resume a sweep that was stopped; finished jobs stay as they are.
 
@@ -157,7 +147,7 @@ def _keep_secrets(request: MultirunRequest) -> None:
                 )
 
 
-def _first_config(request: MultirunRequest, progress: SweepProgress) -> RunConfig:
+def _first_config(request: MultirunRequest, progress: "SweepTable") -> RunConfig:
     """Return the configuration of the first job that composes and whose model can be had.
 
     Raises the first ConfigError if there is none. On a cluster, its nodes need the model.
@@ -188,8 +178,8 @@ def _first_config(request: MultirunRequest, progress: SweepProgress) -> RunConfi
 def _carry_out(
     folder: SweepFolder,
     request: MultirunRequest,
-    progress: SweepProgress,
-    stopping: StopSource,
+    progress: "SweepTable",
+    stopping: "SweepSignals",
 ) -> SweepResult:
     progress.note(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     stop = stop_all_mark(folder.path, folder.record.attempt).touch
@@ -263,7 +253,7 @@ def _search(
     folder: SweepFolder,
     request: MultirunRequest,
     worker: Worker,
-    progress: SweepProgress,
+    progress: "SweepTable",
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
     with needed_by("sweep=search", "optuna"):

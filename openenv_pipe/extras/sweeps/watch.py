@@ -6,9 +6,9 @@ are those of a run's last record.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -18,40 +18,21 @@ from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.tables import Column, Fit, Table
 
+if TYPE_CHECKING:
+    from openenv_pipe.extras.sweeps.cli import SweepTable
+    from openenv_pipe.extras.sweeps.search import Search
+
 LOOK_EVERY_S = 0.5
 TELL_EVERY_S = 15.0  # between lines about a running job
 NUMBERS = {"reward": "reward/mean", "success": "success/rate", "loss": "loss/supervised"}
 STYLES = {**STATUS_STYLES, "waiting": "dim", "pruned": "yellow"}
 
 
-class Judge(Protocol):
-    """Receives the records of running jobs."""
-
-    def see(self, job: Job, records: Sequence[Mapping[str, Any]]) -> None:
-        """Handle all records of a job's run so far; called whenever there are more."""
-
-
-class SweepProgress(Protocol):
-    """Receives what a sweep reports while it works."""
-
-    def note(self, text: str) -> None:
-        """Report a line about the sweep."""
-
-    def job(self, line: str) -> None:
-        """Report a change of one job, which the next table has too."""
-
-    def table(self, make: Callable[[], Table]) -> None:
-        """Report the state of all jobs, about twice a second while jobs run."""
-
-    def end_table(self) -> None:
-        """Report that no job runs at present."""
-
-
 class Watch:
     """Reads the progress of a sweep's jobs, for people and for the judge of a search."""
 
     def __init__(
-        self, folder: SweepFolder, progress: SweepProgress, judge: Judge | None = None
+        self, folder: SweepFolder, progress: "SweepTable", judge: "Search | None" = None
     ) -> None:
         self._folder = folder
         self._progress = progress

@@ -71,12 +71,12 @@ class SteeredEngine(StaticEngine):
 
 
 class CheckpointPlay:
-    """A `viewer.play.PlaySession`: one session, which its owner ends."""
+    """Plays one session at a time, which its owner ends. All calls come from one event loop."""
 
     def __init__(self, runs_dir: Path, *, trust: bool, idle_s: float = IDLE_S) -> None:
         """trust: play also runs whose folders another user made, or that were changed since."""
-        self.state: PlayState | None = None
-        self.version = 0
+        self.state: PlayState | None = None  # of the session that goes on, or of the last one
+        self.version = 0  # grows with every change of the state
         self._runs_dir = runs_dir
         self._trust = trust
         self._idle_s = idle_s
@@ -85,6 +85,7 @@ class CheckpointPlay:
         self._awaited: asyncio.Future[Any] | None = None  # what the person decides next
 
     async def start(self, request: PlayRequest) -> None:
+        """Start a session, or another episode in it. Raises ConfigError if another goes on."""
         state = self.state
         if state is not None and state.status is not PlayStatus.ENDED:
             is_same = (state.request.run, state.request.checkpoint) == (
@@ -102,6 +103,7 @@ class CheckpointPlay:
         self._task = asyncio.create_task(self._run(self.state))
 
     async def reply(self, text: str | None) -> None:
+        """Give the next reply; None: the model gives it. Raises ConfigError if none is wanted."""
         if self.state is None or self.state.status is not PlayStatus.CHOOSING:
             raise ConfigError("no reply is waited for now")
         self._answer(text if text is None else encodable(text))

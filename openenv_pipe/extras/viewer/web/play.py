@@ -1,13 +1,12 @@
 """Play a checkpoint in its environment: what the pages send, and what they are shown of a session.
 
-The viewer has one session at a time. It is played by a `PlaySession`, which `view.py`
-hands over, because it builds the parts of a run, which are rooms above this one.
+The viewer has one session at a time, a `CheckpointPlay`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +19,9 @@ from openenv_pipe.extras.viewer.web.episodes import content_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.types import Episode, Image, Message
+
+if TYPE_CHECKING:
+    from openenv_pipe.extras.viewer.play_checkpoint import CheckpointPlay
 
 MAX_INDEX = 10**9
 POLL_S = 0.2  # how often a page's connection looks whether the session has changed
@@ -59,23 +61,7 @@ class PlayState:
     scripted: list[dict[str, str]] = field(default_factory=list)  # replies by player, for each turn
 
 
-class PlaySession(Protocol):
-    """Plays one session at a time. All calls come from one event loop."""
-
-    version: int  # grows with every change of the state
-    state: PlayState | None  # of the session that goes on, or of the last one
-
-    async def start(self, request: PlayRequest) -> None:
-        """Start a session, or another episode in it. Raises ConfigError if another goes on."""
-
-    async def reply(self, text: str | None) -> None:
-        """Give the next reply; None: the model gives it. Raises ConfigError if none is wanted."""
-
-    async def end(self) -> None:
-        """End the session, and wait until its servers are gone."""
-
-
-def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
+def play_routes(store: RunStore, session: "CheckpointPlay") -> list[Route]:
     async def state(_: Request) -> Response:
         return Answer(shown_state(session))
 
@@ -118,7 +104,7 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
     ]
 
 
-def shown_state(session: PlaySession) -> dict[str, Any]:
+def shown_state(session: "CheckpointPlay") -> dict[str, Any]:
     """Return what a page shows of the session; its status is null if there was none."""
     state = session.state
     if state is None:
@@ -155,7 +141,7 @@ def _shown_episode(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _image(session: PlaySession, name: str) -> bytes | None:
+def _image(session: "CheckpointPlay", name: str) -> bytes | None:
     """Return the PNG file of an image that the episode has shown."""
     episode = session.state and session.state.episode
     for observation in episode.observations if episode else ():

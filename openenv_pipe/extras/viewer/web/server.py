@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -25,11 +25,14 @@ from openenv_pipe.extras.viewer.web import comparisons, episodes, run_page
 from openenv_pipe.extras.viewer.web.access import Access
 from openenv_pipe.extras.viewer.web.answers import Answer, error_answer, stream_changes
 from openenv_pipe.extras.viewer.web.notes import Notes, notes_routes
-from openenv_pipe.extras.viewer.web.play import PlaySession, play_routes
+from openenv_pipe.extras.viewer.web.play import play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.scoring import TokenScorer, scoring_routes
 from openenv_pipe.extras.viewer.web.summaries import summarise_runs
 from openenv_pipe.system.http_server import BoundedServer
+
+if TYPE_CHECKING:
+    from openenv_pipe.extras.viewer.play_checkpoint import CheckpointPlay
 
 STATIC = Path(__file__).parent / "static"
 POLL_S = 1.0  # how often a run's files are looked at while a page shows it
@@ -45,7 +48,7 @@ def build_app(
     token: str | None = None,
     is_local: bool = True,
     trust: bool = False,
-    play: PlaySession | None = None,
+    play: "CheckpointPlay | None" = None,
     scorer: TokenScorer | None = None,
 ) -> Starlette:
     """Return the application that shows the runs of a store.
