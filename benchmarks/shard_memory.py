@@ -26,9 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
 from openenv_pipe.config.schema import RunConfig  # noqa: E402
-from openenv_pipe.extras.devices.learner_group import build_rank  # noqa: E402
+from openenv_pipe.extras.devices.learner_group import ShardedLearner, build_rank  # noqa: E402
 from openenv_pipe.extras.devices.ranks import ConnectedRanks  # noqa: E402
-from openenv_pipe.extras.devices.sharded_learner import ShardedLearner  # noqa: E402
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy  # noqa: E402
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks  # noqa: E402
 from openenv_pipe.models.load import load_policy  # noqa: E402

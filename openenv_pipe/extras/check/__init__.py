@@ -2,9 +2,8 @@
 
 cli          the command's help
 checks       all checks, in their order
-environment  servers, sessions, seeds and tasks, and an episode of each baseline (baselines)
-rewards      the user's reward functions, called with an episode
-tokens       the first messages against the limits of an episode
+environment  servers, sessions, seeds and tasks, and the first messages against their limits
+rewards      the user's reward functions, called with an episode; an episode of each baseline
 model        the model beyond what training requires
 """
 

@@ -25,8 +25,7 @@ from openenv_pipe.environments.tasks import (
     split_warnings,
 )
 from openenv_pipe.errors import ConfigError, SessionError
-from openenv_pipe.extras.check.baselines import LIMIT_S, try_baselines
-from openenv_pipe.extras.check.rewards import try_rewards
+from openenv_pipe.extras.check.rewards import LIMIT_S, try_baselines, try_rewards
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_chat as load_chat_format

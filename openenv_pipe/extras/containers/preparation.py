@@ -22,7 +22,7 @@ async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
     # Imported late, because Docker's SDK takes a while.
     from openenv_pipe.extras.containers.docker.image import image_recipe
     from openenv_pipe.extras.containers.docker.prepare import prepare_image
-    from openenv_pipe.extras.containers.docker.program import program_recipe
+    from openenv_pipe.extras.containers.docker.sandbox import program_recipe
 
     for env, host in environments:
         await prepare_image(image_recipe(env, host), host.build_timeout_s, notify)

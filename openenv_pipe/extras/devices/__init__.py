@@ -1,8 +1,8 @@
 """`trainer.devices` above 1: a copy of the policy on each device, or a shard of it.
 
 build           what a run learns with
-learner_group   trainer.parallel=data: the learner as seen from rank 0
-sharded_learner, sharded_weights   trainer.parallel=fsdp: GRPO and the warm start, publication
+learner_group   the learner, as seen from rank 0 and on each rank
+sharded_weights trainer.parallel=fsdp: publication
 fsdp, shard_files, sharded_load    a sharded policy, its files, its loading
 ranks           how ranks communicate
 workers, worker   the processes of the other ranks, as seen from rank 0 and from inside

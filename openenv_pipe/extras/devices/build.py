@@ -6,8 +6,7 @@ import torch
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy
-from openenv_pipe.extras.devices.learner_group import LearnerGroup
-from openenv_pipe.extras.devices.sharded_learner import ShardedLearner, ShardedWarmStart
+from openenv_pipe.extras.devices.learner_group import LearnerGroup, ShardedLearner, ShardedWarmStart
 from openenv_pipe.extras.devices.sharded_load import check_shardable, load_sharded_policy
 from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.extras.devices.workers import Workers

@@ -2,7 +2,7 @@
 
 With `parallel: data` the run's policy is whole in this process, and has a copy in each worker. Only
 GRPO is distributed: rank 0 does the warm start alone and then broadcasts its result. With
-`parallel: fsdp` (`sharded_learner.py`) each rank holds a shard of it from the beginning.
+`parallel: fsdp` (`ShardedLearner`) each rank holds a shard of it from the beginning.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,79 @@ import torch
 
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.extras.devices.ranks import ConnectedRanks
+from openenv_pipe.extras.devices.fsdp import ShardedOptimizer, ShardedPolicy
+from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.out_of_memory import UPDATE
 from openenv_pipe.types import Sample
 
 OUT_OF_MEMORY_STAGE = UPDATE
+
+
+class ShardedLearner(Learner):
+    """A `Learner` of which each rank has one. A call on rank 0 is a call on all ranks."""
+
+    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: ConnectedRanks) -> None:
+        trainer = config.trainer
+        super().__init__(
+            policy,
+            trainer,
+            max_episode_tokens=config.max_episode_tokens,
+            seed=config.seed,
+            ranks=ranks,
+            optimizer=ShardedOptimizer(
+                policy.trained_parameters(),
+                trainer.optimizer,
+                trainer.steps * trainer.total_updates_per_step,
+                ranks,
+            ),
+        )
+
+    @collective("learner")
+    def update(
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
+    ) -> dict[str, float]:
+        return super().update(samples, step, uncomputed, replayed)
+
+    @collective("learner")
+    def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
+        return super().kl_from_sampler(samples)
+
+
+class ShardedWarmStart(WarmStart):
+    """A `WarmStart` of which each rank has one. Rank 0 draws the samples of a step for all."""
+
+    def __init__(self, policy: ShardedPolicy, config: RunConfig, ranks: ConnectedRanks) -> None:
+        settings = config.trainer.warm_start
+        super().__init__(
+            policy,
+            settings,
+            tokens_per_batch=config.trainer.tokens_per_batch,
+            seed=config.seed,
+            ranks=ranks,
+            optimizer=ShardedOptimizer(
+                policy.trained_parameters(), settings.optimizer, settings.steps, ranks
+            ),
+        )
+
+    def _learn(self, part: Sequence[Sample]) -> tuple[float, float]:
+        return self.learn(part, torch.initial_seed())
+
+    @collective("warm_start")
+    def learn(self, part: Sequence[Sample], seed: int) -> tuple[float, float]:
+        """Take an optimizer step; return loss and norm. seed: of dropout, on rank 0."""
+        if self._ranks.rank:
+            torch.manual_seed(seed + self._ranks.rank)
+        return super()._learn(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,9 +26,13 @@ from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy
-from openenv_pipe.extras.devices.learner_group import StateLayout, build_rank
+from openenv_pipe.extras.devices.learner_group import (
+    ShardedLearner,
+    ShardedWarmStart,
+    StateLayout,
+    build_rank,
+)
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, Rendezvous, try_collective
-from openenv_pipe.extras.devices.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
 from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
 from openenv_pipe.learner.learner import Learner

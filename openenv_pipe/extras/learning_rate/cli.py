@@ -43,7 +43,7 @@ def lr(
     with controlled() as control:
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.extras.learning_rate.choice import choose
-        from openenv_pipe.extras.learning_rate.text import as_json, as_table, override_of
+        from openenv_pipe.extras.learning_rate.request import as_json, as_table, override_of
         from openenv_pipe.extras.learning_rate.trials import run_trials
 
         for text in (request.costs, *request.doubts):

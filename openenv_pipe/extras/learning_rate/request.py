@@ -1,20 +1,25 @@
-"""Which learning rates are tried, for how many steps, and the configuration of each trial."""
+"""Which learning rates are tried, the configuration of each trial, and the trials as a table."""
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.learning_rate.choice import MIN_STEPS
+from openenv_pipe.extras.learning_rate.choice import MIN_STEPS, Choice, Mean, Trial
+from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.tables import Column, Fit, Table
+from openenv_pipe.system.untrusted_text import for_people
 
 KEY = "trainer.optimizer.lr"
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the configuration's rate
 # A collapse is to be seen, nobody needs the best weights of a trial, and the weights after a warm
 # start are those that the other trials begin with.
 OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null", "trainer.checkpoint.keep_last=null")
+NOTHING = "–"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,3 +115,52 @@ def _read_rates(text: str) -> list[float]:
 def _num_warmup_steps(config: RunConfig) -> int:
     trainer = config.trainer
     return math.ceil(trainer.optimizer.lr_warmup_steps / trainer.total_updates_per_step)
+
+
+def as_table(trials: Sequence[Trial]) -> Table:
+    optional: list[tuple[str, Callable[[Trial], float | None], str]] = [
+        ("success", lambda trial: trial.success, "{:.2f}"),
+        ("KL", lambda trial: trial.kl, "{:.3g}"),
+    ]
+    shown = [each for each in optional if any(map(each[1], trials))]
+    table = Table(
+        Column("lr", justify="right"),
+        Column("reward, first third", justify="right"),
+        Column("last third", justify="right"),
+        *(Column(title, drop=2, justify="right") for title, _, _ in shown),
+        Column("gradient norm", drop=3, justify="right"),
+        Column("unusable replies", drop=2, justify="right"),
+        Column("run", drop=4),
+        Column("alarms", fit=Fit.FOLD),
+    )
+    for trial in trials:
+        alarms = [*trial.collapses, *([trial.failure] if trial.failure else [])]
+        table.add_row(
+            f"{trial.lr:g}",
+            _mean(trial.first),
+            _mean(trial.last),
+            *(_number(value(trial), form) for _, value, form in shown),
+            _number(trial.grad_norm, "{:.3g}"),
+            _number(trial.unusable, "{:.0%}"),
+            trial.run,
+            for_people("; ".join(alarms)) or "none",
+        )
+    return table
+
+
+def override_of(choice: Choice) -> str | None:
+    return None if choice.lr is None else f"{KEY}={choice.lr!r}"
+
+
+def as_json(trials: Sequence[Trial], choice: Choice) -> str:
+    rows = [asdict(trial) for trial in trials]
+    found = {"trials": rows, **asdict(choice), "override": override_of(choice)}
+    return redact(json.dumps(found, indent=2))
+
+
+def _mean(mean: Mean | None) -> str:
+    return NOTHING if mean is None else f"{mean.value:.3f} ± {mean.error:.3f}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else form.format(value)

@@ -26,7 +26,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
 from openenv_pipe.extras.viewer.episodes.index import file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
-from openenv_pipe.extras.viewer.web.weights import start_of_training
+from openenv_pipe.extras.viewer.web.tokens import start_of_training
 from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy, select_device

@@ -11,24 +11,141 @@ took 3,500 steps a second through the socket, and 2,500 through a published port
 No container outlives the run: a guard process removes them (`guard.py`).
 """
 
+import asyncio
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from docker.types import DeviceRequest, Mount
 from pydantic import JsonValue
 
 from openenv_pipe.environments.hosts.package import manifest
+from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.containers.docker.container import ContainerSetup, EnvContainer
+from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained
 from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
 from openenv_pipe.extras.containers.docker.image import Image, image_recipe
+from openenv_pipe.extras.containers.docker.running import (
+    SHARED_FOLDER,
+    RunningContainer,
+    behind_proxy,
+    cause_of_death,
+    entry,
+    restrictions,
+)
+from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
     from openenv_pipe.extras.containers.schema import DockerHostConfig
+
+SOCKET = "server"  # the socket's name in the folder that container and host share
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerSetup:
+    """The settings that the containers of one host share."""
+
+    daemon: GuardedDaemon
+    port: int  # of the server in the container
+
+
+class EnvContainer:
+    def __init__(self, env: "EnvConfig", config: "DockerHostConfig", index: int, log: Path) -> None:
+        self.log = log
+        self.url = ""
+        self.setup: ContainerSetup | None = None
+        self._env = env
+        self._config = config
+        self._index = index
+        self._running: RunningContainer | None = None
+
+    async def start(self) -> None:
+        try:
+            await self._launch()
+            self.url = await self._find_url()
+            healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
+            await unless_dead(healthy, self.died())
+        except FailureError as error:
+            await self.stop()
+            raise HostError(f"env {self._env.name!r}: {error}", self.log) from error
+        except DaemonErrors as error:
+            await self.stop()
+            raise HostError(
+                f"env {self._env.name!r}: Docker cannot start a container: {explained(error)}"
+            ) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def died(self) -> str:
+        running = self._running
+        assert running is not None
+        await running.ended.wait()
+        limit = f"host.mem_limit_mb={self._config.mem_limit_mb}"
+        return running.failure or cause_of_death(running.state, limit)
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            await self._running.remove(self._config.stop_timeout_s)
+
+    async def _launch(self) -> None:
+        setup = self.setup
+        assert setup is not None
+        shared = setup.daemon.folder / str(self._index)
+        shared.mkdir(exist_ok=True)
+        shared.chmod(0o777)  # for the image's user; only this user can open the parent folder
+        (shared / SOCKET).unlink(missing_ok=True)
+        options = container_options(self._env, self._config, setup, shared)
+        self._running = RunningContainer(setup.daemon.client, self.log, str(self._index))
+        await self._running.start(options)
+
+    async def _find_url(self) -> str:
+        setup, running = self.setup, self._running
+        assert setup is not None and running is not None
+        if self._config.network == "none-outbound":
+            return f"unix://{setup.daemon.folder / str(self._index) / SOCKET}"
+        ports = (await running.attributes())["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
+        if not ports:  # a container that has ended has no ports
+            cause = await asyncio.wait_for(self.died(), self._config.start_timeout_s)
+            raise HostError(f"the server died before it was ready: {cause}")
+        return f"http://{LOOPBACK}:{ports[0]['HostPort']}"
+
+
+def container_options(
+    env: "EnvConfig", config: "DockerHostConfig", setup: ContainerSetup, shared: Path
+) -> dict[str, Any]:
+    """Return the keyword arguments of `containers.create` except `name`.
+
+    shared: the folder for the socket of a container without a network. Raises ConfigError.
+    """
+    image = setup.daemon.image
+    values = {"{port}": str(setup.port), "{host}": "0.0.0.0"}
+    command = [filled_in(part, values) for part in env.command or image.start]
+    if not command:
+        raise ConfigError(f"image {image.name} has neither ENTRYPOINT nor CMD; set env.command")
+    options: dict[str, Any] = {
+        **restrictions(config),
+        "image": image.id,
+        "environment": server_variables(env, config.sessions_per_server),
+        "labels": dict(setup.daemon.labels),
+        "tmpfs": {"/tmp": f"size={config.tmp_mb}m,mode=1777"},
+    }
+    if config.gpus:
+        which = {"count": -1} if config.gpus == "all" else {"device_ids": list(config.gpus)}
+        options["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **which)]
+    if config.network == "bridge":
+        options["ports"] = {f"{setup.port}/tcp": (LOOPBACK, None)}
+    else:
+        command = behind_proxy(f"{SHARED_FOLDER}/{SOCKET}", str(setup.port), command)
+        options["network_mode"] = "none"
+        options["mounts"] = [Mount(SHARED_FOLDER, str(shared), type="bind")]
+    return options | entry(command)
 
 
 class DockerHost(SupervisedHost):

@@ -2,7 +2,7 @@
 
     python3 -I -S -c SOURCE FROM TO COMMAND...
 
-`container.py` and `program.py` pass this file's text into the container. There the program starts
+`host.py` and `sandbox.py` pass this file's text into the container. There the program starts
 COMMAND and forwards every connection to FROM to TO. One of them is the path of a socket in a folder
 that the container shares with the host, the other a port of 127.0.0.1, the container's loopback: an
 environment's server is reached from the socket, and a program reaches the socket from the port.

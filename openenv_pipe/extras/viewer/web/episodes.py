@@ -16,8 +16,7 @@ from openenv_pipe.extras.viewer.episodes.index import file_of
 from openenv_pipe.extras.viewer.episodes.listing import Selection, as_text, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of
-from openenv_pipe.extras.viewer.web.weights import weights_of
+from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of, weights_of
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.images import FOLDER as IMAGES
 from openenv_pipe.runs.transcript import branch_notes

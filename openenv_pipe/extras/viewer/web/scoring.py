@@ -16,8 +16,7 @@ from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
 from openenv_pipe.extras.viewer.web.answers import acting
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.extras.viewer.web.tokens import MAX_TOKENS, texts_of
-from openenv_pipe.extras.viewer.web.weights import UNTRAINED
+from openenv_pipe.extras.viewer.web.tokens import MAX_TOKENS, UNTRAINED, texts_of
 
 COMMAND = (sys.executable, "-m", "openenv_pipe.extras.viewer.score_tokens")
 LIMIT_S = 600

@@ -17,8 +17,8 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.check import environment
-from openenv_pipe.extras.check.baselines import try_baselines
 from openenv_pipe.extras.check.environment import load_chat, tokens_line
+from openenv_pipe.extras.check.rewards import try_baselines
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Episode, Opening
@@ -109,7 +109,7 @@ def test_baselines_that_cannot_be_played_are_warnings_as_train_goes_on(players: 
 
 
 def test_a_baseline_that_takes_long_is_stopped(players: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("openenv_pipe.extras.check.baselines.LIMIT_S", 0.05)
+    monkeypatch.setattr("openenv_pipe.extras.check.rewards.LIMIT_S", 0.05)
 
     class SlowHost(FakeHost):
         async def delay(self) -> None:

@@ -16,10 +16,14 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.extras.containers.docker import image, prepare
-from openenv_pipe.extras.containers.docker.container import ContainerSetup, container_options
 from openenv_pipe.extras.containers.docker.daemon import connect, daemon_address
 from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
-from openenv_pipe.extras.containers.docker.host import declared_port, exposed_port
+from openenv_pipe.extras.containers.docker.host import (
+    ContainerSetup,
+    container_options,
+    declared_port,
+    exposed_port,
+)
 from openenv_pipe.extras.containers.docker.image import Image, image_recipe
 from openenv_pipe.extras.containers.docker.prepare import prepare_image
 from openenv_pipe.extras.containers.docker.running import SOCKET_PROXY, cause_of_death

@@ -8,7 +8,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
 from openenv_pipe.extras.containers.docker.image import Image
-from openenv_pipe.extras.containers.docker.program import program_options, program_recipe
+from openenv_pipe.extras.containers.docker.sandbox import program_options, program_recipe
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.runs.trust import CODE
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.extras.devices import fsdp, sharded_learner
+from openenv_pipe.extras.devices import fsdp, learner_group
 from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.models.load import load_policy
 from tests.fakes import CPU, random_samples, tiny_model
@@ -66,7 +66,7 @@ class RecordingOptimizer(fsdp.ShardedOptimizer):
 def update_shards(lora_rank: int, mesh: DeviceMesh) -> None:
     """Update the first rank's shards of a policy; nothing comes from the second rank."""
     fsdp.init_device_mesh = lambda *arguments, **options: mesh  # it reads values of tensors
-    sharded_learner.ShardedOptimizer = RecordingOptimizer
+    learner_group.ShardedOptimizer = RecordingOptimizer
     whole, ranks = (
         load_policy(tiny_model(lora_rank=lora_rank), seed=0, device=CPU),
         ConnectedRanks(0, 2),
@@ -86,7 +86,7 @@ def update_shards(lora_rank: int, mesh: DeviceMesh) -> None:
         policy.packs_rows = True
         given = ("trainer.devices=2", "trainer.parallel=fsdp", "trainer.optimizer.type=adamw")
         config = compose(["conf=echo", *given]).config
-        learner = sharded_learner.ShardedLearner(policy, config, ranks)
+        learner = learner_group.ShardedLearner(policy, config, ranks)
         assert "loss/policy" in learner.update(random_samples(1, count=3), 1)
         state = learner.optimizer.tensors()
     gradients = learner.optimizer.gradients
