@@ -13,13 +13,7 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
 )
 from openenv_pipe.errors import RequestRejectedError
-from openenv_pipe.extras.agents.calls import (
-    MODEL,
-    Call,
-    ModelCalls,
-    RejectedCallError,
-    WaitingCall,
-)
+from openenv_pipe.extras.agents.calls import MODEL, Call, ModelCalls, RejectedCallError, WaitingCall
 from openenv_pipe.extras.agents.http.chat_completions import ChatRequest, message_key
 from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.conversation import UNTRAINED_VERSION

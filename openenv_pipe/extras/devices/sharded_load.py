@@ -14,25 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.devices.fsdp import (
-    Root,
-    ShardedPolicy,
-    as_shard_of,
-    shard,
-    shard_like,
-)
+from openenv_pipe.extras.devices.fsdp import Root, ShardedPolicy, as_shard_of, shard, shard_like
 from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.extras.devices.shard_files import read_shapes, read_shards
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.forward.architecture_check import fix_rope_table, reject_unsupported
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
 from openenv_pipe.models.hub import download_missing, find_model_folder
-from openenv_pipe.models.load import (
-    DTYPES,
-    build_empty,
-    build_tiny,
-    load_chat,
-)
+from openenv_pipe.models.load import DTYPES, build_empty, build_tiny, load_chat
 from openenv_pipe.models.safetensors_only import plain_name, reject_other_weights
 from openenv_pipe.system.out_of_memory import LOADING
 

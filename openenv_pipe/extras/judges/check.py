@@ -10,11 +10,7 @@ from typing import Any
 
 from openenv_pipe.algorithms.agreement import agreement_of, environment_reward, rank_correlation
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.recorded_groups import (
-    recorded_groups,
-    recorded_steps,
-    without_rewards,
-)
+from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError

@@ -14,13 +14,7 @@ from typing import Any
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.machine import find_shape, memory_line
-from openenv_pipe.config.compose import (
-    NO_EXPERIMENT,
-    assign,
-    block_of,
-    compose,
-    parse_overrides,
-)
+from openenv_pipe.config.compose import NO_EXPERIMENT, assign, block_of, compose, parse_overrides
 from openenv_pipe.config.schema import EnvConfig, LocalEngineConfig, RunConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json

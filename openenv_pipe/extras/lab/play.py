@@ -27,16 +27,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.tasks import awaited
-from openenv_pipe.types import (
-    Action,
-    Episode,
-    Group,
-    Message,
-    Observation,
-    Opening,
-    Status,
-    Task,
-)
+from openenv_pipe.types import Action, Episode, Group, Message, Observation, Opening, Status, Task
 
 if TYPE_CHECKING:
     from openenv_pipe.extras.lab.cli import PersonAtTerminal

@@ -9,11 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean
 
-from openenv_pipe.commands.recorded_groups import (
-    recorded_groups,
-    recorded_steps,
-    without_rewards,
-)
+from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.scoring import open_scorer
 from openenv_pipe.runs.episodes import episodes_path, write_episodes

@@ -5,12 +5,7 @@ from pathlib import Path
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.memory_estimate import (
-    Shape,
-    decoder_shape,
-    read_folder_shape,
-    tiny_shape,
-)
+from openenv_pipe.models.memory_estimate import Shape, decoder_shape, read_folder_shape, tiny_shape
 
 
 def _decoder(

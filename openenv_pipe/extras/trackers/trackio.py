@@ -12,13 +12,7 @@ from openenv_pipe.extras.trackers.schema import TrackioTrackerConfig
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.untrusted_text import code_block
-from openenv_pipe.trackers.base import (
-    Opened,
-    TrackedEvaluation,
-    TrackedRun,
-    TrackedStep,
-    origin_of,
-)
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep, origin_of
 
 
 class TrackioTracker:

@@ -10,13 +10,7 @@ from openenv_pipe.extras.trackers.episode_table import COLUMNS, episode_rows
 from openenv_pipe.extras.trackers.schema import WandbTrackerConfig
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.optional_packages import needed_by
-from openenv_pipe.trackers.base import (
-    Opened,
-    TrackedEvaluation,
-    TrackedRun,
-    TrackedStep,
-    origin_of,
-)
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep, origin_of
 
 LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
 

@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig
-from openenv_pipe.engines.base import (
-    Completion,
-    Engine,
-    StaticEngine,
-    TextReply,
-    TokenRequest,
-)
+from openenv_pipe.engines.base import Completion, Engine, StaticEngine, TextReply, TokenRequest
 from openenv_pipe.engines.scripted import Replies, replies_of
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.web.play import PlayRequest, PlayState, PlayStatus

@@ -6,12 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from openenv_pipe.extras.containers.docker.daemon import (
-    DaemonErrors,
-    connect,
-    in_thread,
-    rejection,
-)
+from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, connect, in_thread, rejection
 from openenv_pipe.extras.containers.docker.image import Recipe, ensure_image, find_image
 
 

@@ -14,12 +14,7 @@ from typing import Any
 from openenv_pipe.commands.thresholds import Means
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.system.intervals import (
-    FRACTIONS,
-    Interval,
-    interval_over_runs,
-    paired_difference,
-)
+from openenv_pipe.system.intervals import FRACTIONS, Interval, interval_over_runs, paired_difference
 
 CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
-from openenv_pipe.environments.images import (
-    find_references,
-    reference_of,
-    replace_references,
-)
+from openenv_pipe.environments.images import find_references, reference_of, replace_references
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.episodes.index import file_of
 from openenv_pipe.extras.viewer.episodes.listing import Selection, as_text, find_episodes
