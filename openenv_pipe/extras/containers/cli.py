@@ -10,8 +10,7 @@ def prune(
         bool, typer.Option("--dry-run", "-n", help="List it, and remove nothing.")
     ] = False,
     namespace: Annotated[
-        str | None,
-        typer.Option(help="Also look for pods, in this namespace.", show_default=False),
+        str | None, typer.Option(help="Also look for pods, in this namespace.", show_default=False)
     ] = None,
     context: Annotated[
         str | None,

@@ -185,10 +185,7 @@ class LearnerGroup(Learner):
 
 
 def build_rank(
-    policy: Policy,
-    config: RunConfig,
-    ranks: Ranks,
-    reference: list[torch.Tensor] | None = None,
+    policy: Policy, config: RunConfig, ranks: Ranks, reference: list[torch.Tensor] | None = None
 ) -> Learner:
     """Build one rank's learner of a whole policy."""
     learner = Learner(

@@ -153,9 +153,7 @@ def try_collective(ranks: ConnectedRanks, device: torch.device, num_bytes: int) 
         )
 
 
-def collective(
-    owner: str,
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def collective(owner: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Let all ranks call a method, with the same arguments, when rank 0 calls it.
 
     owner: the name of the method's object in `worker.Worker`. The object has its ranks in `_ranks`.

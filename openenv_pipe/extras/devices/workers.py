@@ -171,13 +171,7 @@ class Workers:
         device = "cpu" if on_cpu else f"cuda:{rank}"
         own = [rank, self.ranks.size, device, self._num_threads_of_rank()]
         return ManagedProcess(
-            [
-                sys.executable,
-                "-m",
-                WORKER,
-                str(socket_path),
-                *map(str, own),
-            ],
+            [sys.executable, "-m", WORKER, str(socket_path), *map(str, own)],
             log=self._logs / f"rank-{rank}.log",
             environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
             grace_s=STOP_LIMIT_S,

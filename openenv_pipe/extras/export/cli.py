@@ -12,8 +12,7 @@ from openenv_pipe.cli.progress import notify_user
 def export(
     run: Checkpoint,
     output: Annotated[
-        Path | None,
-        typer.Option(help="The folder to make.  [default: RUN/export/NAME]"),
+        Path | None, typer.Option(help="The folder to make.  [default: RUN/export/NAME]")
     ] = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,

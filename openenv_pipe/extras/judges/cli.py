@@ -10,10 +10,7 @@ from openenv_pipe.cli.arguments import Form, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_subject
 from openenv_pipe.cli.progress import notify_user
 
-app = typer.Typer(
-    help="Judges: measure how good one is.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help="Judges: measure how good one is.", no_args_is_help=True)
 
 Words = Annotated[
     list[str],

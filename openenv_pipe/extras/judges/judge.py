@@ -131,10 +131,7 @@ class Judge:
         self._has_told = False
 
     async def ask(
-        self,
-        messages: Sequence[Message],
-        schema: Mapping[str, Any],
-        read: Callable[[str], Value],
+        self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], Value]
     ) -> Verdict[Value]:
         """Ask until `read` accepts the answer, which it may reject with UnusableAnswerError.
 

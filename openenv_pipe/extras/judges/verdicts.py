@@ -33,10 +33,7 @@ class Verdicts:
         self._unread: list[tuple[str, Mapping[str, Any]]] = []
 
     async def answer(
-        self,
-        url: str,
-        body: Mapping[str, Any],
-        ask: Callable[[], Awaitable[dict[str, Any]]],
+        self, url: str, body: Mapping[str, Any], ask: Callable[[], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """Return the answer to a request, and ask only if there is none yet.
 

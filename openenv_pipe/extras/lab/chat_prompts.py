@@ -77,13 +77,7 @@ class ChatPrompts:
 
     @classmethod
     def of(
-        cls,
-        trial: Trial,
-        env: EnvConfig,
-        action: Schema,
-        held_out: TaskSet,
-        *,
-        takes_tools: bool,
+        cls, trial: Trial, env: EnvConfig, action: Schema, held_out: TaskSet, *, takes_tools: bool
     ) -> Self:
         """Choose the moves and the examples. held_out: the tasks of the evaluation."""
         listed = list(_listed(trial))
@@ -291,9 +285,7 @@ def _sentence(text: str) -> str:
 
 
 def adapter_block(
-    description: ServerMetadata,
-    trial: Trial | None = None,
-    prompts: ChatPrompts | None = None,
+    description: ServerMetadata, trial: Trial | None = None, prompts: ChatPrompts | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Return the adapter's type, and the keys that differ from `conf/env/adapter/<type>.yaml`."""
     schema = without_metadata(description.action)

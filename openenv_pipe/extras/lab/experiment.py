@@ -64,11 +64,7 @@ class TrainedModel:
 def tiny_model() -> TrainedModel:
     """Return the model of experiments that name none."""
     return TrainedModel(
-        choice=TINY,
-        keys={},
-        chat=ChatFormat(build_tokenizer()),
-        max_length=None,
-        reads=False,
+        choice=TINY, keys={}, chat=ChatFormat(build_tokenizer()), max_length=None, reads=False
     )
 
 

@@ -145,11 +145,7 @@ def _beside(output: Path, model: str) -> list[Path]:
 
 
 def _inspect(
-    serving: ServingConfig,
-    model: TrainedModel,
-    seen: "_Seen",
-    name: str | None,
-    kept: Path | None,
+    serving: ServingConfig, model: TrainedModel, seen: "_Seen", name: str | None, kept: Path | None
 ) -> Inspection:
     """kept: the block that is there, whose experiment gets a file for the model."""
     description, trial = seen.description, seen.trial

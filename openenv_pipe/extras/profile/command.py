@@ -55,8 +55,7 @@ class Profiled:
                 alone[label] = alone.get(label, 0.0) + lasts_s
         return {
             label: Share(
-                total=total[label] / self.duration_s,
-                alone=alone.get(label, 0.0) / self.duration_s,
+                total=total[label] / self.duration_s, alone=alone.get(label, 0.0) / self.duration_s
             )
             for label in sorted(total, key=lambda label: -total[label])
         }

@@ -176,10 +176,7 @@ def _first_config(request: MultirunRequest, progress: "SweepTable") -> RunConfig
 
 
 def _carry_out(
-    folder: SweepFolder,
-    request: MultirunRequest,
-    progress: "SweepTable",
-    stopping: "SweepSignals",
+    folder: SweepFolder, request: MultirunRequest, progress: "SweepTable", stopping: "SweepSignals"
 ) -> SweepResult:
     progress.note(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     stop = stop_all_mark(folder.path, folder.record.attempt).touch
@@ -201,11 +198,7 @@ def _carry_out(
 
 
 def _launch(
-    folder: SweepFolder,
-    request: MultirunRequest,
-    worker: Worker,
-    watch: Watch,
-    jobs: Sequence[Job],
+    folder: SweepFolder, request: MultirunRequest, worker: Worker, watch: Watch, jobs: Sequence[Job]
 ) -> None:
     """Run the waiting jobs, here in turn or at once on a Ray cluster, and watch them."""
     waiting = [job for job in jobs if job.status == "waiting"]
@@ -250,10 +243,7 @@ def _place(orders: Orders, settings: RayJobs) -> None:
 
 
 def _search(
-    folder: SweepFolder,
-    request: MultirunRequest,
-    worker: Worker,
-    progress: "SweepTable",
+    folder: SweepFolder, request: MultirunRequest, worker: Worker, progress: "SweepTable"
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
     with needed_by("sweep=search", "optuna"):

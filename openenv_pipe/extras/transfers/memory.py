@@ -30,10 +30,7 @@ class MemoryTransfer(Transfer):
     """All weights, over a link to each server, so that the death of one does not affect others."""
 
     def __init__(
-        self,
-        weights: "PolicyWeights",
-        executor: Executor,
-        make_link: Callable[[VllmClient], Link],
+        self, weights: "PolicyWeights", executor: Executor, make_link: Callable[[VllmClient], Link]
     ) -> None:
         """executor: torch's thread."""
         self._weights = weights

@@ -22,8 +22,7 @@ def view(
         ),
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]"),
+        int | None, typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]")
     ] = None,
     host: Annotated[
         str, typer.Option(help="0.0.0.0 lets other machines in, with the link that is printed.")

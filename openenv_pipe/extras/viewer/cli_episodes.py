@@ -38,8 +38,7 @@ app = typer.Typer(
 )
 
 Run = Annotated[
-    str,
-    typer.Argument(help="A run's folder, its id, or latest.", autocompletion=complete_run),
+    str, typer.Argument(help="A run's folder, its id, or latest.", autocompletion=complete_run)
 ]
 Step = Annotated[int | None, typer.Option(min=0, help="Of this step. 0: the demonstrations.")]
 Evaluation = Annotated[

@@ -69,10 +69,7 @@ def pod(
         "imagePullSecrets": [{"name": secret} for secret in config.image_pull_secrets],
         "containers": [container(env, config)],
         "volumes": [
-            {
-                "name": "tmp",
-                "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.tmp_mb}Mi"},
-            }
+            {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.tmp_mb}Mi"}}
         ],
     }
     if taken := sorted(set(spec) & set(config.pod_spec)):

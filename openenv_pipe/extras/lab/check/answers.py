@@ -163,10 +163,7 @@ async def _play(
         played[place] = AnsweredTask(task=task, answer=answer, reward=reward, why=why)
 
     await subject.spread(
-        range(len(tasks)),
-        do,
-        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
-        limit_s=LIMIT_S,
+        range(len(tasks)), do, num_sessions=min(NUM_SESSIONS, subject.num_sessions), limit_s=LIMIT_S
     )
     return [played[place] for place in sorted(played)]
 

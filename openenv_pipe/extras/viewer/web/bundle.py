@@ -178,10 +178,7 @@ def _episodes(
                 each.line: {
                     "content": content_of(each, copy_image, whole=False),
                     "tokens": tokens_of(
-                        each,
-                        trained.get((each.group, each.episode.member)),
-                        path,
-                        trust=trust,
+                        each, trained.get((each.group, each.episode.member)), path, trust=trust
                     ),
                 }
                 for each in recorded
@@ -189,9 +186,7 @@ def _episodes(
         )
 
 
-def _with_reasons(
-    entries: list[IndexedEpisode],
-) -> Iterator[tuple[IndexedEpisode, str | None]]:
+def _with_reasons(entries: list[IndexedEpisode]) -> Iterator[tuple[IndexedEpisode, str | None]]:
     """Yield the episodes of a file with the reason why their group was not trained on."""
     groups: dict[str, list[IndexedEpisode]] = {}
     for entry in entries:
