@@ -1,13 +1,4 @@
-"""Agents that call the model by HTTP: programs that a run starts, and clients that come to it.
-
-schema        the keys of the agents, of the sandbox `none` and of `host=none`
-player        plays an episode by what calls the model: calls, steps, turns
-gateway       the server that they reach; http: what it understands, and whom it admits
-programs      `agent=program`, and the sandbox `none`
-clients       `agent=client`
-no_host       `host=none`: episodes without an environment
-serving       `openenv-pipe serve`: trained models for the same clients
-"""
+"""Agents that call the model by HTTP: programs that a run starts, and clients that come to it."""
 
 from openenv_pipe.registry import BlockType, Command, Extra
 

@@ -1,9 +1,4 @@
-"""`host=attach`: environment servers that others start and stop.
-
-schema          the keys
-unused          keys that have no effect
-host            the servers, behind TLS and tokens, slow, full, gone and back
-"""
+"""`host=attach`: environment servers that others start and stop."""
 
 from openenv_pipe.registry import BlockType, Extra
 

@@ -1,11 +1,4 @@
-"""Environment servers, programs and vLLM servers in containers, by Docker or Kubernetes.
-
-schema        the keys of the hosts and of the sandbox
-docker        host, sandbox of programs, and launch of vLLM servers
-kubernetes    host
-preparation   gets the images before a run has a folder
-cli, prune    the command `prune`
-"""
+"""Environment servers, programs and vLLM servers in containers, by Docker or Kubernetes."""
 
 from openenv_pipe.registry import BlockType, Command, Extra
 

@@ -1,10 +1,4 @@
-"""`openenv-pipe export`: a checkpoint as a Hugging Face folder, with its adapter merged.
-
-cli         the command's options and help
-api         `openenv_pipe.export`
-command     the folder, written, read back and compared
-model_card  its README.md
-"""
+"""`openenv-pipe export`: a checkpoint as a Hugging Face folder, with its adapter merged."""
 
 from openenv_pipe.registry import Command, Extra
 

@@ -1,15 +1,4 @@
-"""Judges: models and verifiers that get episodes and decide terms of the reward.
-
-schema        the keys of judges, and of the terms that they decide
-judge         asks for verdicts and reads them, keeps the answers within the budget
-vllm_server   the server of `judge=vllm`
-ruler         a term that compares the episodes of a group
-criteria      a term that scores each episode by criteria
-trajectories  shows episodes to judges and verifiers
-verdicts      keeps answers on disk
-verifier      the term `verifier`
-cli, check    the command `judge check`, on recorded episodes
-"""
+"""Judges: models and verifiers that get episodes and decide terms of the reward."""
 
 from openenv_pipe.registry import BlockType, Command, Extra
 

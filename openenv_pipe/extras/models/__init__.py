@@ -1,9 +1,4 @@
-"""`openenv-pipe models`, and models that are made on this machine.
-
-gguf            folders of GGUF files
-wheels          models in packages of the package index, and which of the two makes a model
-cli, command    `openenv-pipe models`: list models, and get one
-"""
+"""`openenv-pipe models`, and models that are made on this machine."""
 
 from openenv_pipe.registry import Command, Extra
 

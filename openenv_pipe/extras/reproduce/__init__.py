@@ -1,13 +1,4 @@
-"""`openenv-pipe reproduce`: run a run again and compare the two.
-
-cli          the command's options and help
-api          `openenv_pipe.reproduce`
-command      what is rejected, what is run, the verdict
-replaying    training from recorded episodes, without environment and engine
-recording    a run folder without weights, small enough for version control
-comparing    the first difference between two folders
-bands        tolerances for runs whose sampler is not exact
-"""
+"""`openenv-pipe reproduce`: run a run again and compare the two."""
 
 from openenv_pipe.registry import Command, Extra
 

@@ -1,9 +1,4 @@
-"""`openenv-pipe rescore`: score the recorded episodes of a run with another reward.
-
-api      `openenv_pipe.rescore`
-cli      the command's options and help
-rescore  asks the reward's terms again, writes the episodes beside the run, says what has changed
-"""
+"""`openenv-pipe rescore`: score the recorded episodes of a run with another reward."""
 
 from openenv_pipe.registry import Command, Extra
 

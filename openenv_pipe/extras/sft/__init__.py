@@ -1,11 +1,4 @@
-"""Supervised training on data: what the warm start imitates, and `openenv-pipe sft`.
-
-schema          the keys of the sources
-rows            reads the rows of a file or of a data set, and checks them
-conversations   a source: makes episodes of conversations, in the model's own format
-episodes        three sources: recorded episodes, and those that the policy or a teacher plays
-cli, command    `openenv-pipe sft`: a run of supervised steps alone
-"""
+"""Supervised training on data: what the warm start imitates, and `openenv-pipe sft`."""
 
 from openenv_pipe.registry import BlockType, Command, Extra
 

@@ -1,11 +1,4 @@
-"""`openenv-pipe plan`: what a number of GPUs gives for a configuration, on paper.
-
-cli          the command's arguments and help
-constants    the GPUs, and what is measured, published or assumed of them and of servers
-shapes       the dimensions of a model that is not loaded
-estimate     the plan: memory, time and the bottleneck
-text         its tables
-"""
+"""`openenv-pipe plan`: what a number of GPUs gives for a configuration, on paper."""
 
 from openenv_pipe.registry import Command, Extra
 

@@ -1,9 +1,4 @@
-"""Trackers for the tools that people use.
-
-schema           the keys of their blocks
-tensorboard, wandb, mlflow, trackio   metrics, with tables of episodes (episode_table)
-otlp             episodes as traces (episode_trace), and their rewards as scores (langfuse_scores)
-"""
+"""Trackers for the tools that people use."""
 
 from openenv_pipe.registry import BlockType, Extra
 

@@ -1,11 +1,4 @@
-"""`engine.weight_transfer=broadcast` and `ipc`: all weights to vLLM servers, without files.
-
-build           what sends them, and whether it reaches the servers
-rules           keys that do not go together
-memory          the transfer of a version, over a link to each server
-link            what a link is; the one over gloo, between CPUs; chunks of weights
-nccl, ipc       the learner's end of vLLM's own transfers, between GPUs
-"""
+"""`engine.weight_transfer=broadcast` and `ipc`: all weights to vLLM servers, without files."""
 
 from openenv_pipe.registry import BlockType, Extra
 
