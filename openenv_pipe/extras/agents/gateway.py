@@ -73,7 +73,6 @@ class Gateway(Endpoint):
         port: 0 for any free one.
         routes: further addresses.
         token: what clients have to send to open episodes; None: there are no clients.
-        level: how much the proxy records of answers, as of `Endpoint`.
         path: of a unix socket to listen at in the place of host and port, which everyone may use
             who can open its folder; `url` is then how programs reach it.
 

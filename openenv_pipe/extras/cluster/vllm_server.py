@@ -248,7 +248,6 @@ class NodeProcess:
         """Prepare this process.
 
         cwd: the run's folder, used where this node has it.
-        key: of the server.
         inherited: the variables that `engine.variables` passes on from the run's process.
         """
         adopt_variables(inherited)

@@ -48,10 +48,6 @@ def export_run(
 ) -> Path:
     """Export what `RUN`, `RUN@40`, `RUN@best` or `RUN@start` names, and return its folder.
 
-    runs_dir: where runs are looked for, as for `find_run`.
-    trust: also of a run whose folder another user made, or that was changed since.
-    notify: gets a line about what was compared.
-
     Raises OutOfMemoryError, RunFolderError, ConfigError and TrainingError.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust, secrets_of=["model"])

@@ -246,7 +246,6 @@ async def open_judge(
 ) -> AsyncIterator[Judge]:
     """Open the judge that the configuration names.
 
-    folder: of its answers, which is made.
     others: folders of other runs' answers, which are read only.
     log: of a server that is started for the judge; None: `server.log` in `folder`.
     repeat: above 0: ask again what was asked with another number.

@@ -108,7 +108,6 @@ def inspect_environment(
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
     conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written. Of an
     experiment that is there, only the file of another model is written, for the block as it is.
-    notify: receives progress messages.
     model_overrides: of the block `model`; without any, the experiment is for random weights.
 
     Raises ConfigError, HostError and FailureError.

@@ -98,7 +98,7 @@ async def try_environment(
 ) -> Trial:
     """Play the first tasks with random actions, in several sessions at once if there are as many.
 
-    notify: receives progress messages. Raises SessionError.
+    Raises SessionError.
     """
     notify("listing tools")
     tools = await session_tools(env, host, tasks[0], action)

@@ -52,10 +52,7 @@ def reproduce(
     control: RunControl,
     trust: bool,
 ) -> Reproduction:
-    """Run it again in a new folder, and compare the two. Raises RunFolderError and ConfigError.
-
-    trust: also a run whose folder another user made, or that was changed since.
-    """
+    """Run it again in a new folder, and compare the two. Raises RunFolderError and ConfigError."""
     _reject_unknown(allow)
     recorded = find_run(name, runs_dir)
     lineage = recorded.record.lineage

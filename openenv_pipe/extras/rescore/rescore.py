@@ -131,7 +131,7 @@ async def rescore_run(
     output: a folder that does not exist yet, or has the answers of an attempt that failed;
         None: RUN_rescored, beside the run's folder.
     step: only this one; None: all.
-    notify: receives progress messages. Raises RunFolderError, ConfigError and JudgeError.
+    Raises RunFolderError, ConfigError and JudgeError.
     """
     runs = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]

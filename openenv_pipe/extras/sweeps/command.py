@@ -119,10 +119,7 @@ def sweep(
 def resume(
     path: Path, progress: "SweepTable", stopping: "SweepSignals", *, trust: bool
 ) -> SweepResult:
-    """Resume a sweep that was stopped; finished jobs stay as they are.
-
-    trust: also one that another user made, or that was changed since. Raises RunFolderError.
-    """
+    """Resume a sweep that was stopped; finished jobs stay as they are. Raises RunFolderError."""
     folder = SweepFolder.open(path)
     if not trust:
         folder.check_trust()

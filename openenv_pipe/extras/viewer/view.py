@@ -32,7 +32,6 @@ def view(
     """Serve until Ctrl-C, and print the link to the page.
 
     target: a run, a sweep or a folder of runs; None: all runs. port: None takes one that is free.
-    runs_dir: where runs are looked for, as for `find_run`.
     needs_token: whether requests need the random token that is part of the link.
     trust: also plays untrusted runs, and reads tokenizers that their configurations name.
 

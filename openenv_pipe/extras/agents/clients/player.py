@@ -35,7 +35,6 @@ async def serving_clients(
     """Serve clients until the end of the block, and tell them of a regular end.
 
     loop: has the sessions of their episodes.
-    run: the run's id.
 
     Raises ConfigError if the address cannot be used.
     """

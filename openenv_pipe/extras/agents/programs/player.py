@@ -138,10 +138,7 @@ class Programs(LocalRunner):
 async def serving_programs(
     loop: LocalRunner, config: ProgramAgentConfig, logs: Path, *, level: str
 ) -> AsyncIterator[Programs]:
-    """Serve programs until the end of the block.
-
-    level: of the gateway. Raises OSError, HostError and ConfigError.
-    """
+    """Serve programs until the end of the block. Raises OSError, HostError and ConfigError."""
     build = block_types("agent.sandbox")[config.sandbox.type].build
     open_sandbox = await asyncio.to_thread(load, build)
     async with open_sandbox(config.sandbox, config.command, logs) as sandbox:

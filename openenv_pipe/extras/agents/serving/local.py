@@ -32,9 +32,6 @@ def serve_locally(
 ) -> None:
     """Serve a checkpoint by the local engine until interrupted.
 
-    title: of the run and its checkpoint, for people.
-    key: what requests have to carry.
-    max_tokens: of a conversation.
     notify: receives the address, and what requests ask for and do not get. Raises ConfigError.
     """
     config = subject.config

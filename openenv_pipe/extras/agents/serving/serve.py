@@ -56,9 +56,6 @@ def serve_run(
     """Serve what `RUN`, `RUN@40`, `RUN@best` or `RUN@start` names until interrupted.
 
     engine: None: the run's own, and `local` where vLLM is not installed.
-    runs_dir: where runs are looked for, as for `find_run`.
-    notify: receives lines about the server's start.
-    trust: also of a run whose folder another user made, or that was changed since.
 
     Raises RunFolderError, ConfigError and EngineError.
     """
@@ -115,7 +112,6 @@ async def serve(
 ) -> None:
     """Serve until cancelled.
 
-    title: of the run and its checkpoint, for people.
     check: what else has to be right when the server is ready. Raises ConfigError and EngineError.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)

@@ -69,7 +69,7 @@ def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
 
     A reproduction of another run is no result of its own, so it is left out beside other runs.
 
-    runs_dir: where ids are looked up, as for `find_run`. Raises RunFolderError.
+    Raises RunFolderError.
     """
     if len(targets) == 1 and is_sweep(path := find_folder(targets[0], runs_dir)):
         return _find_sweep(path)
