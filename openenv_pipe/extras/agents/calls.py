@@ -46,8 +46,6 @@ class EndedError(RejectedCallError):
 
 @dataclass(slots=True)
 class Connection:
-    """The HTTP request that a call comes with."""
-
     is_answered: bool = False  # the whole answer was sent
     is_lost: bool = False  # the program left before
 
@@ -69,8 +67,6 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class WaitingCall:
-    """A call that has no answer yet."""
-
     request: ChatRequest
     connection: Connection
     answer: asyncio.Future[dict[str, Any]]
@@ -131,7 +127,6 @@ class ModelCalls:
 
     @property
     def waited_s(self) -> float:
-        """For how long at least one call has waited for the engine."""
         waits = self._num_waiting > 0
         return self._waited_s + (time.monotonic() - self._waiting_since_s if waits else 0.0)
 
@@ -203,7 +198,6 @@ class ModelCalls:
             self._end(calls)
 
     async def _answer(self, calls: Sequence[WaitingCall]) -> None:
-        """Answer calls that are sampled together."""
         try:
             prepared = [each for call in calls if (each := self._prepare(call)) is not None]
             completions = await self._generate(prepared)
@@ -253,7 +247,6 @@ class ModelCalls:
         )
 
     def _finish(self, call: _Prepared, completion: Completion) -> dict[str, Any]:
-        """Keep an answered call, and return its answer."""
         request = call.waiting.request
         self._num_tokens -= call.max_tokens - len(completion.token_ids)
         reply = self._chat.reply_text(completion.token_ids)

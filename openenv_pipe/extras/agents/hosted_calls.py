@@ -122,7 +122,6 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
-    """Return the JSON of the answer."""
     num_prompt, num_reply = usage.num_prompt_tokens, usage.num_completion_tokens
     reason = "length" if reply.finish is Finish.LENGTH else "stop"
     return {

@@ -74,7 +74,6 @@ class KnownReplies:
         self._given.setdefault(message_key(message), []).append(given)
 
     def find(self, history: Sequence[Mapping[str, Any]]) -> FoundReplies:
-        """Find the replies among the messages that a program sends."""
         found: dict[int, KnownReply] = {}
         num_unknown = num_ambiguous = 0
         for index, (message, place) in enumerate(zip(history, _places(history), strict=False)):

@@ -151,7 +151,6 @@ class AgentPlayer(Player, ABC):
         return Status.ANSWERED
 
     def _task(self, opening: Opening) -> dict[str, Any]:
-        """Return the task for the agent."""
         task = self._episode.task
         return {
             "id": task.id,

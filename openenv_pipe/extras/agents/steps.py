@@ -52,7 +52,6 @@ class EnvironmentSteps:
         self.has_ended = asyncio.Event()  # no further step is taken
 
     async def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Take a step. Raises RejectedStepError if it was not taken."""
         call = self._last_call()
         async with self._taken_alone():
             try:

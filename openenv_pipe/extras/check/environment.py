@@ -246,7 +246,6 @@ async def _baselines_differ(
 
 
 def _tasks_lines(num_tasks: int, *, differ: bool, is_played: bool) -> Iterator[Line]:
-    """Compare the first and the last task."""
     if num_tasks == 1:
         return
     if differ:

@@ -55,7 +55,6 @@ def check_lr(config: RunConfig) -> Iterator[Line]:
 
 
 def check_precision(config: RunConfig) -> Iterator[Line]:
-    """Warn of a precision that the processor computes slowly."""
     if warning := warn_of_precision(config):
         yield Line("precision", Result.WARN, warning)
 

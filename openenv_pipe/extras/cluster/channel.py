@@ -65,7 +65,6 @@ class Listener:
     """Accepts the connections of workers that were sent an offer; others are closed unread."""
 
     def __init__(self, address: str) -> None:
-        """address: of this machine, as the workers' nodes reach it."""
         self._address = address
         self._server: asyncio.Server | None = None
         self._offered: dict[bytes, asyncio.Future[Channel]] = {}

@@ -154,8 +154,6 @@ async def connected(address: str) -> Nodes:
 
 
 class PlacedProcess:
-    """A process that Ray has placed, or will place, on a node."""
-
     def __init__(self, cluster: Nodes, place: Callable[[], Any], name: str) -> None:
         """place: has Ray place the process, and returns Ray's handle of it."""
         self.name = name
@@ -181,7 +179,6 @@ class PlacedProcess:
         return PlacedCall(self, getattr(self._actor, method).remote(*arguments))
 
     def kill(self) -> None:
-        """End the process at once, wherever it is."""
         try:
             self.ray.kill(self._actor, no_restart=True)
         except Exception as error:  # the head may be gone, and the process with it

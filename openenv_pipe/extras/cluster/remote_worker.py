@@ -102,7 +102,6 @@ class RemoteWorker:
     facts: WorkerFacts  # after `start`
 
     def __init__(self, process: PlacedProcess, listener: Listener) -> None:
-        """listener: of this process, which the worker connects to."""
         self.process = process
         self.num_free = 0  # episodes that it can play beside those that it plays
         self.num_deaths = 0  # of its environment servers
@@ -202,7 +201,6 @@ class RemoteWorker:
         return lost
 
     async def _handle_reports(self, channel: Channel) -> None:
-        """Handle the worker's reports until the connection ends."""
         with suppress(EOFError):
             while True:
                 report: Event = await channel.receive()

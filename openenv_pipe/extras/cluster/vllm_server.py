@@ -202,7 +202,6 @@ class NodeFiles:
     """A `client.Files`: copies folders of this machine into the folder of a server's node."""
 
     def __init__(self, process: PlacedProcess, root: Path) -> None:
-        """root: the folder there."""
         self._process = process
         self._root = root
         self._numbers = itertools.count()
@@ -233,8 +232,6 @@ class NodeFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What a node reports before its server starts."""
-
     installed: Installed
     folder: Path  # of the files that are sent
 
@@ -303,7 +300,6 @@ class NodeProcess:
         return self._server.url
 
     async def died(self) -> str:
-        """Return when the server is dead, with the cause in words."""
         assert self._server is not None
         return await self._server.died()
 

@@ -38,23 +38,17 @@ class PlayOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyOrder:
-    """The engine's answer to a `ReplyRequest`."""
-
     play: int
     reply: Any  # see `engines.base`; a SessionError ends the episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelOrder:
-    """The episode is not needed any more."""
-
     play: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyRequest:
-    """A request to the engine."""
-
     play: int
     request: Any  # see `engines.base`
 
@@ -68,16 +62,12 @@ class EpisodeEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """What has happened in a worker."""
-
     num_deaths: int  # of environment servers, since the worker's start
     event: ReplyRequest | EpisodeEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFacts:
-    """What a worker reports when its environment servers run."""
-
     capacity: int  # episodes that it plays at once
     node: str  # the host name
     host: dict[str, JsonValue]  # see `Host.facts`
@@ -156,7 +146,6 @@ class RolloutWorker:
         await self._loop.close()
 
     async def ask(self, play: int, request: Any) -> Any:
-        """Ask the engine for a reply, and wait for it."""
         reply = self._replies[play] = asyncio.get_running_loop().create_future()
         self._notify(ReplyRequest(play=play, request=request))
         return await reply

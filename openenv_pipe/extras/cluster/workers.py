@@ -58,7 +58,6 @@ class RolloutWorkers:
 
     @property
     def nodes(self) -> list[str]:
-        """The host names of the workers' nodes."""
         return [worker.facts.node for worker in self._workers]
 
     def facts(self) -> dict[str, JsonValue]:

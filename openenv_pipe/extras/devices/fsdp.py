@@ -289,7 +289,6 @@ class ShardedOptimizer(Optimizer):
         return super().step()
 
     def _clip(self) -> torch.Tensor:
-        """Clip by the norm over all ranks' shards."""
         square = torch.zeros((), device=self._parameters[0].device)
         for part in self._parameters:
             if part.grad is not None:

@@ -145,8 +145,6 @@ def broadcast_weights(
 
 
 class LearnerGroup(Learner):
-    """Rank 0's learner, which trains together with the workers."""
-
     def __init__(self, policy: Policy, config: RunConfig, workers: Workers) -> None:
         super().__init__(
             policy,
@@ -173,7 +171,6 @@ class LearnerGroup(Learner):
             return super().update(samples, step, uncomputed, replayed)
 
     def _start_workers(self) -> None:
-        """Start the workers and send them the state of rank 0's learner."""
         policy, ranks, optimizer = self.policy, self._workers.ranks, self.optimizer
         layout, given = StateLayout.of(policy, optimizer), optimizer.tensors()
         with self._workers.running("load", self._run_config):
@@ -187,7 +184,6 @@ class LearnerGroup(Learner):
 def build_rank(
     policy: Policy, config: RunConfig, ranks: Ranks, reference: list[torch.Tensor] | None = None
 ) -> Learner:
-    """Build one rank's learner of a whole policy."""
     learner = Learner(
         policy,
         config.trainer,

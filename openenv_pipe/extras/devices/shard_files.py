@@ -158,7 +158,6 @@ class _SafetensorsWriter(StorageWriter):
 
 
 def _make_file(file: Path, layout: Layout) -> Offsets:
-    """Write the header, and return where each tensor's values begin."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     starts, end = {}, 0
     for name in sorted(layout, key=lambda name: (-layout[name][1].itemsize, name)):

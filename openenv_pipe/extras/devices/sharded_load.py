@@ -181,7 +181,6 @@ def _copy_shards(shards: Values, whole: Values) -> None:
 
 
 def _read_folder(shards: Values, folder: Path) -> None:
-    """Read the shards from a folder in transformers' format."""
     reject_other_weights(str(folder))
     _check_names(shards, folder)
     read_shards(shards, folder)

@@ -85,7 +85,6 @@ class ShardedPolicyWeights(PolicyWeights):
 
     @collective("weights")
     def install_probe_adapter(self, size: float) -> None:
-        """Replace the adapter's weights by fixed random ones."""
         trained = [values for _, values in self._policy.trained_parameters()]
         self._own = [own_part(values.detach()).clone() for values in trained]
         shapes = [values.shape for values in trained]
@@ -95,7 +94,6 @@ class ShardedPolicyWeights(PolicyWeights):
 
     @collective("weights")
     def remove_probe_adapter(self) -> None:
-        """Put the adapter's own weights back."""
         for (_, values), own in zip(self._policy.trained_parameters(), self._own, strict=True):
             own_part(values.detach()).copy_(own)
         self._own = []

@@ -123,7 +123,6 @@ async def score_again(
 
 
 def judged_terms(groups: Sequence[Group]) -> list[str]:
-    """Return the reward terms that a judge decided, in their order."""
     names = [name for group in groups for each in group.episodes for name in each.judgements]
     return list(dict.fromkeys(names))
 

@@ -53,8 +53,6 @@ class Answer:
 
 
 class CriteriaTerm:
-    """Judges episodes by the criteria of one reward term."""
-
     def __init__(self, name: str, term: JudgeTerm, judge: Judge) -> None:
         self._name = name
         self._term = term
@@ -90,7 +88,6 @@ class CriteriaTerm:
     async def _ask(
         self, conversation: Conversation, reference: Sequence[Any]
     ) -> Verdict[list[Answer]] | NoValue | None:
-        """Ask about one episode; None if the budget is spent."""
         num_turns = sum(message["role"] == "assistant" for message in conversation)
         if self._term.per_turn:
             if not num_turns:

@@ -35,8 +35,6 @@ _START = re.compile(START)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """The tokens of one answer and its prompt, and what they cost."""
-
     num_tokens: int
     cost: float
 

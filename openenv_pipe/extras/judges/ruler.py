@@ -84,8 +84,6 @@ Scores = dict[int, Score]  # by trajectory
 
 
 class Ruler:
-    """Judges groups for one reward term."""
-
     def __init__(self, term: RulerTerm, judge: Judge) -> None:
         self._term = term
         self._judge = judge

@@ -56,7 +56,6 @@ def distinct_conversations(episodes: Sequence[Episode]) -> tuple[list[Conversati
 
 
 def shared_beginning(conversations: Sequence[Conversation]) -> int:
-    """Return how many messages all conversations begin with."""
     count = 0
     for messages in zip(*conversations, strict=False):
         if any(message != messages[0] for message in messages):

@@ -32,7 +32,6 @@ class VllmJudgeClient:
     """
 
     def __init__(self, config: VllmJudgeConfig, log: Path) -> None:
-        """log: the server's log file."""
         self.url = f"vllm:{config.model}@{config.revision}"  # ports differ from run to run
         self._config = config
         self._log = log

@@ -54,8 +54,6 @@ def is_description(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """An action of a random episode, and where it comes from."""
-
     action: Action
     observation: Observation  # that it replies to
     is_first: bool  # the observation is that of the reset
@@ -67,8 +65,6 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatPrompts:
-    """What a trial has found out for a chat model."""
-
     legal_field: str | None  # of observations: lists what is legal
     moves: Sequence[str]  # that are always legal
     is_closed: bool  # an action is one of few choices
@@ -158,7 +154,6 @@ class ChatPrompts:
         return written(kind, action, spaced_json)
 
     def notes(self, kind: str) -> Iterator[str]:
-        """Say where the examples come from."""
         shown = self._shown(kind)[:1] if kind == "tool" else self._shown(kind)
         if not shown:
             yield (

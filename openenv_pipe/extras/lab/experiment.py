@@ -62,7 +62,6 @@ class TrainedModel:
 
 
 def tiny_model() -> TrainedModel:
-    """Return the model of experiments that name none."""
     return TrainedModel(
         choice=TINY, keys={}, chat=ChatFormat(build_tokenizer()), max_length=None, reads=False
     )
@@ -286,7 +285,6 @@ def fit_memory(config: RunConfig) -> dict[str, Any]:
 
 
 def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
-    """Return the keys of the trainer that teach random weights."""
     trainer: dict[str, Any] = {}
     if serving.env.adapter.type in ("json", "tool") and trial.num_actions:
         is_slow = trial.mean_step_s > SLOW_STEP_S

@@ -105,7 +105,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _entries(word: str, catalog: Path) -> list[FoundEnvironment]:
-    """Return what OpenEnv's own search finds in a catalog."""
     from openenv.discovery import CatalogError, load_catalog, search_catalog
 
     try:

@@ -83,8 +83,6 @@ BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """What `env inspect` writes and says."""
-
     name: str  # of the block and of the experiment
     block: str  # conf/env/<name>.yaml
     experiment: str | None  # conf/conf/<name>.yaml; None: there is a problem
@@ -242,7 +240,6 @@ def _experiment_text(name: str, host: str, model: str, keys: dict[str, Any]) -> 
 
 
 def _model_text(model: str, keys: dict[str, Any]) -> str:
-    """Return the file of what only the model needs."""
     about = FOR_TINY if model == TINY else f"Limits in tokens of the model `{model}`."
     return f"# @package _global_\n# {about}\n{to_yaml(keys, WIDTH)}"
 
@@ -280,7 +277,6 @@ def env_block(
 
 
 def _step_exception(env: EnvConfig, trial: Trial | None) -> str:
-    """Return the key for environments that raise on some actions."""
     if trial is not None and trial.exceptions and trial.num_actions:
         return "step_exception: unusable  # an action that the schema allows raised\n"
     return "step_exception: unusable\n" if env.step_exception == "unusable" else ""
@@ -337,8 +333,6 @@ def _short_package(package: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seen:
-    """What a server publishes, and what was found out by playing it."""
-
     description: ServerMetadata
     trial: Trial
     prompts: ChatPrompts | None  # None: the model reads none

@@ -87,8 +87,6 @@ async def _reward_text(config: RewardConfig, env: EnvConfig, episode: Episode) -
 
 
 class ShownAdapter:
-    """An adapter that shows the person what a model would be given."""
-
     def __init__(self, adapter: Adapter, person: "PersonAtTerminal", *, raw: bool) -> None:
         """raw: show observations in place of the messages that are made of them."""
         self.read = adapter.read

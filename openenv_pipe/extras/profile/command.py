@@ -32,8 +32,6 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """What was recorded of the measured steps."""
-
     config: RunConfig
     steps: Sequence[Mapping[str, Any]]  # their lines of metrics.jsonl
     moments: Sequence[Moment]
@@ -179,7 +177,6 @@ def as_table(profiled: Profiled) -> Table:
 
 
 def summary(profiled: Profiled) -> str:
-    """Return the speed of the measured steps in one line."""
     num_steps = len(profiled.steps)
     parts = [
         f"{num_steps} step{'s' * (num_steps > 1)} after the first",

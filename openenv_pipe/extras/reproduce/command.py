@@ -106,7 +106,6 @@ def _compare(
     *,
     is_replay: bool,
 ) -> Reproduction:
-    """Write and report whether the runs are the same."""
     num_steps = common_steps(recorded.path, folder.path)
     what = f"{folder.path} against {recorded.path}, {num_steps} steps"
     if why := _why_inexact(recorded, folder, config, is_replay=is_replay):

@@ -70,7 +70,6 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
 def _rows(
     source: ConversationsConfig, chat: ChatFormat, max_tokens: int
 ) -> Iterator[list[Turn] | str]:
-    """Yield the turns of each row, or why the row cannot be used."""
     for where, row in read_rows(source):
         try:
             yield turns_of(conversation_of(row), chat, max_tokens)

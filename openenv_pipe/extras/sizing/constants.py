@@ -114,8 +114,6 @@ def constant(name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Machines of equal GPUs."""
-
     gpu: Gpu
     num_nodes: int
     gpus_per_node: int

@@ -28,16 +28,12 @@ WEIGHTS_SHARE = 0.5  # of a server's memory at most, so that the other half cach
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of a step: its duration, and what limits it."""
-
     seconds: float
     limit: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Servers:
-    """The vLLM servers, all alike."""
-
     num_servers: int
     gpus_each: int
     weight_bytes: int  # on each of their GPUs
@@ -47,8 +43,6 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a division of the GPUs gives."""
-
     config: RunConfig  # with devices, parallel and replicas of the plan in its trainer
     cluster: Cluster
     learner_nodes: int

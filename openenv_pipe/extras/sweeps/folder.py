@@ -230,7 +230,6 @@ def _signed_text(overrides: Sequence[str]) -> str:
 
 
 def job_file(sweep: Path, index: int) -> Path:
-    """Return the path of the file that a job's own process writes."""
     return sweep / "jobs" / f"{index:04d}.json"
 
 
@@ -245,7 +244,6 @@ def stop_all_mark(sweep: Path, attempt: int) -> Path:
 
 
 def read_job_file(sweep: Path, index: int) -> JobFile | None:
-    """Read a job's file; None before the job began."""
     path = job_file(sweep, index)
     if not path.exists():
         return None

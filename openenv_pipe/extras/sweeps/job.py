@@ -41,7 +41,6 @@ class Orders:
     jobs: tuple[Order, ...]
 
     def __call__(self, number: int) -> None:
-        """Do one job with a worker and servers of its own."""
         worker = Worker(servers=None)
         try:
             self.do(self.jobs[number], worker)

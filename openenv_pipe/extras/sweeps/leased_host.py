@@ -88,7 +88,6 @@ class SharedServers:
         await asyncio.gather(*(self._stop(each) for each in list(self._sets)))
 
     async def lease(self, wanted: Mapping[str, Any]) -> ServerSet:
-        """Lease an idle set that fits, or start one. Raises PipeError."""
         key = await asyncio.to_thread(server_key, wanted)
         while True:
             idle = (each for each in self._sets if each.key == key and not each.is_leased)
@@ -209,12 +208,9 @@ class LeasedServers:
 
 
 class LeasedHost:
-    """A `hosts.base.Host` that leases its servers."""
-
     def __init__(
         self, env: EnvConfig, host: HostConfig, portal: BlockingPortal, shared: SharedServers
     ) -> None:
-        """Create the host; `start` takes the lease."""
         self.capacity = host.capacity
         self.access: Access = OPEN  # until the servers are there
         self._wanted = ServingConfig(env=env, host=host)
@@ -265,7 +261,6 @@ class LeasedHost:
         return self._pool.lend()
 
     async def close(self) -> None:
-        """Close the sessions, then release the servers."""
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)

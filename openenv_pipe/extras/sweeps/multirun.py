@@ -30,8 +30,6 @@ MAX_JOBS = 10_000  # of a grid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A key and the values to search among."""
-
     key: str
     kind: Literal["choice", "whole", "real"]
     values: tuple[Any, ...]  # all values of a choice, as text; else the lowest and the highest
@@ -41,15 +39,12 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultirunRequest:
-    """What `train -m` was asked to run."""
-
     sweep: SweepConfig
     parameters: tuple[Parameter, ...]  # of a search
     jobs: tuple[tuple[str, ...], ...]  # the overrides of each job; in a search, one shared entry
 
 
 def read_request(overrides: Sequence[str]) -> MultirunRequest:
-    """Read the overrides of `train -m`. Raises ConfigError."""
     with readable_errors(SweepSettings):
         parsed = parse_overrides(overrides, open_loader())
         _reject_hydra_settings([each for each in parsed if block_of(each) == "hydra"])

@@ -139,5 +139,4 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _text(value: Any) -> str:
-    """Format a value as an override; choices are such texts already."""
     return value if isinstance(value, str) else repr(value)

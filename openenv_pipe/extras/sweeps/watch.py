@@ -67,7 +67,6 @@ class Watch:
             self._folder.write()
 
     def table(self) -> Table:
-        """Make a table with a row for each job and its own overrides."""
         table = Table(
             Column("job"),
             Column("status"),
@@ -93,7 +92,6 @@ class Watch:
             self._progress.table(self.table)
 
     def _follow(self, job: Job) -> None:
-        """Read a job's progress, and report it if that is due."""
         run = self._folder.run_folder(job.index)
         if run is not None:
             metrics = run.metrics_path

@@ -40,8 +40,6 @@ class WorkerJob:
 
 
 class Worker:
-    """The worker process, which starts with the first job."""
-
     def __init__(self, servers: Path | None) -> None:
         """servers: the folder for logs of servers that jobs share; None: each job has its own."""
         self.num_starts: Counter[str] = Counter()  # of shared servers, by kind

@@ -72,8 +72,6 @@ class OneStop(StopRequest):
 
 
 class Channel:
-    """Gets jobs from the sweep, and reports how they end."""
-
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._connection = Connection(descriptor)
@@ -83,7 +81,6 @@ class Channel:
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
     def serve(self, servers: "ServerProvider") -> None:
-        """Run jobs with these servers until the channel is closed."""
         for number in stop_signals():
             signal.signal(number, lambda *_: self._stop.make())
         surroundings = Surroundings()

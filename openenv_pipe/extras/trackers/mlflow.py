@@ -53,7 +53,6 @@ class MlflowTracker:
         self._log_metrics(evaluation.numbers, evaluation.step)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
-        """Send the results that are not there yet, and end the run."""
         known = self._client.get_run(self._run_id).data.metrics
         left = {name: value for name, value in summary.items() if name not in known}
         self._log_metrics(left, 0)

@@ -113,7 +113,6 @@ class OtlpTracker:
     """One trace for each episode that is sampled. It sends no metrics and knows no runs."""
 
     def __init__(self, key: str, config: OtlpTrackerConfig, folder: Path) -> None:
-        """Read the credentials. Raises ConfigError."""
         package = "opentelemetry-exporter-otlp-proto-http"
         with needed_by("tracker.type=otlp", package, ", or set tracker=none"):
             import opentelemetry.exporter.otlp.proto.http.trace_exporter
@@ -191,7 +190,6 @@ class OtlpTracker:
         return chosen[: self._config.max_per_step]
 
     def _readable(self, trace: int, span: Span) -> Any:
-        """Return a span as the exporter takes it."""
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags

@@ -20,7 +20,6 @@ class TensorboardTracker:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def open(self, run: TrackedRun) -> Opened:
-        """Write the configuration, and the run's parent, as texts."""
         self._writer.add_text("config", code_block(json.dumps(run.config, indent=2)))
         if run.parent is not None:
             self._writer.add_text(run.parent.kind, code_block(f"{run.parent.id} {run.parent.path}"))

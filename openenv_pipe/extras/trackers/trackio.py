@@ -16,8 +16,6 @@ from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, Tr
 
 
 class TrackioTracker:
-    """One run, whose steps are the lines of metrics.jsonl."""
-
     def __init__(self, key: str, config: TrackioTrackerConfig, folder: Path) -> None:
         self._trackio = _load_trackio()
         self._config = config
@@ -53,7 +51,6 @@ class TrackioTracker:
         self._next_index = step.index + 1
 
     def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        """Send the results beside the last record."""
         values = {**evaluation.numbers, "eval/step": evaluation.step}
         self._run.log(values, step=evaluation.index - 1)
 

@@ -30,8 +30,6 @@ Filled = tuple[Chunk, Mapping[str, Any]]  # and the description of the buffer th
 
 
 class IpcLink:
-    """A `transfer.Link` on one GPU."""
-
     def __init__(self) -> None:
         self._filled: queue.Queue[Filled | None] = queue.Queue()  # None: there are no more
         self._taken: queue.Queue[bool] = queue.Queue()  # False: this link is closed

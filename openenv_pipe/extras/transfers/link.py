@@ -25,8 +25,6 @@ LONGEST_WAIT = timedelta(seconds=60)  # of one end for the other
 
 @dataclass(kw_only=True, slots=True)
 class Chunk:
-    """Weights that are sent together, in their order."""
-
     names: list[str] = field(default_factory=list)
     dtype_names: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)

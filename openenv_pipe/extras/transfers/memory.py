@@ -32,7 +32,6 @@ class MemoryTransfer(Transfer):
     def __init__(
         self, weights: "PolicyWeights", executor: Executor, make_link: Callable[[VllmClient], Link]
     ) -> None:
-        """executor: torch's thread."""
         self._weights = weights
         self._executor = executor
         self._make_link = make_link

@@ -34,8 +34,6 @@ SLOWEST_BYTES_PER_S = 50e6  # of a network between learner and server
 
 
 class NcclLink:
-    """A `transfer.Link` between GPUs."""
-
     def __init__(self) -> None:
         self._store = dist.HashStore()
         self._store.set_timeout(LONGEST_WAIT)

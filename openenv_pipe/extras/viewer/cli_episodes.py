@@ -165,7 +165,6 @@ def export(
 
 
 def _wanted(options: Mapping[str, Any], *, is_scored: bool | None) -> "EpisodeFilter":
-    """Return the filter that the options of a command describe."""
     from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter
 
     evaluation = options["evaluation"]

@@ -78,7 +78,6 @@ class ScoringPolicy:
 
     @torch.no_grad()
     def score(self, sample: Sample, temperature: float) -> ScoredTokens:
-        """Score the sampled tokens of a sample."""
         policy, scored = self._policy, ScoredTokens()
         batch = pack([sample], share=False, device=policy.device)
         hidden_NH = []
@@ -173,7 +172,6 @@ def _end_with_the_viewer() -> None:
 
 
 def main() -> None:
-    """Read what is wanted, and write the answer, or its error."""
     wanted = json.loads(sys.stdin.readline())
     signal.alarm(wanted["limit_s"])  # ends the process whatever it is doing
     threading.Thread(target=_end_with_the_viewer, daemon=True).start()

@@ -81,7 +81,6 @@ class Clients(LocalRunner):
         queue: RolloutQueue,
         notify: Callable[[str], None],
     ) -> None:
-        """loop: has the sessions of the clients."""
         super().__init__(loop.host, loop.adapter)
         self.config = config
         self.gateway = gateway

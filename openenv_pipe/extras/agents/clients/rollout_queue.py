@@ -44,8 +44,6 @@ HEADERS = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a client says of its episode's end."""
-
     reward: float | None = None  # None: the run's own terms decide
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None  # why the client could not play to the end
@@ -123,7 +121,6 @@ class RolloutQueue:
         ]
 
     def add(self, spec: EpisodeSpec) -> QueuedEpisode:
-        """Let a client have the episode."""
         self.has_begun = True
         queued = QueuedEpisode(spec=spec, task=spec.task)
         if (state := self._groups.get(spec.group)) is not None:
@@ -132,7 +129,6 @@ class RolloutQueue:
         return queued
 
     def remove(self, queued: QueuedEpisode, episode: Episode) -> None:
-        """Take an episode that is over out of the queue."""
         self._queued.remove(queued)
         self._num_moves += 1
         queued.change(episode=episode)
@@ -213,7 +209,6 @@ class RolloutQueue:
         )
 
     def _why_none(self) -> str:
-        """Say why there is no episode for a client."""
         if not self.has_begun:
             return "no episode waits for a client yet, because the server has not begun to play"
         reason = "all are being played, or the policy is being updated"
@@ -271,7 +266,6 @@ class RolloutQueue:
         return error_response(410, "training has ended") if self._has_ended else _server_ends()
 
     async def _end(self, request: Request) -> Response:
-        """Take a client's report, and answer with the episode's status."""
         key = request.path_params["key"]
         found = [each for each in self._queued if each.rollout and each.rollout.key == key]
         if not found or found[0].report is not None:

@@ -53,7 +53,6 @@ class ChatRequest:
 
 
 def read_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Read the JSON of a request. Raises InvalidRequestError."""
     sent = body.get("messages")
     if not isinstance(sent, list) or not sent or not all(isinstance(m, dict) for m in sent):
         raise InvalidRequestError("messages has to be a list of at least one message")

@@ -26,8 +26,6 @@ from openenv_pipe.extras.agents.http.request_fields import (
 
 
 class ResponsesTransformer(OpenAIResponsesTransformer):  # type: ignore[misc]  # no types
-    """In the place of the proxy's own transformer."""
-
     def transform_request(self, body: dict[str, Any]) -> dict[str, Any]:
         given = body.get("input")
         items = [_with_whole_name(item) for item in given] if isinstance(given, list) else given
@@ -58,8 +56,6 @@ class ResponsesTransformer(OpenAIResponsesTransformer):  # type: ignore[misc]  #
 
 
 class _StreamState:
-    """Completes the events of one answer."""
-
     def __init__(self, state: Any, names: Mapping[str, tuple[str, str]]) -> None:
         self._state = state
         self._names = names
@@ -164,8 +160,6 @@ _CHANGED = {
 
 
 class Dialects(TransformManager):  # type: ignore[misc]
-    """Finds the dialect of a request."""
-
     def get(self, api_type: APIType) -> Any:
         return _Noting(api_type, _CHANGED.get(api_type) or super().get(api_type))
 

@@ -78,8 +78,6 @@ def rpc_error(number: Any, code: int, message: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admitted:
-    """A request that may be read."""
-
     client: str  # whom it is counted for: the key
     max_bytes: int
 
@@ -201,8 +199,6 @@ class Gate:
 
 
 class ParsedRequest(Request):
-    """A request whose JSON has been parsed."""
-
     async def json(self) -> Any:
         return self.scope[PARSED]
 

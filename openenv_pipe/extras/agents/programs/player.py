@@ -48,8 +48,6 @@ MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
-    """The numbers of a verifier."""
-
     reward: float | None  # None: there is none
     numbers: Mapping[str, float] = field(default_factory=dict)  # all of them, by name
     problem: str = ""  # why there is no reward
@@ -74,7 +72,6 @@ def take_verdict(results: Path) -> TrialResult:
 
 
 def read_verdict(data: bytes) -> TrialResult:
-    """Return the verdict in a trial's `result.json`."""
     try:
         result = parse_untrusted(data)
     except ValueError as error:

@@ -25,8 +25,6 @@ ASLEEP = frozenset(b"SITtZX")  # the states of threads that do not run and have 
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """The threads of a program's processes."""
-
     all_sleep: bool
     num_runs: dict[str, bytes]  # how often each has run, by its number
     cpu_s: dict[str, float]

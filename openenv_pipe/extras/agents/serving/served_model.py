@@ -122,8 +122,6 @@ class ServedModel:
 
 
 class ModelEndpoint(Endpoint):
-    """Serves one model to clients with the key."""
-
     def __init__(self, model: ServedModel, *, host: str, port: int, key: str) -> None:
         self._host = host
         self._key = key

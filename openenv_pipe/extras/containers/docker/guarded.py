@@ -64,5 +64,4 @@ class GuardedDaemon:
             raise
 
     async def close(self) -> None:
-        """Remove all containers and the folder. May be called again."""
         await asyncio.to_thread(self._opened.close)

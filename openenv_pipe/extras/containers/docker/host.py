@@ -49,8 +49,6 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerSetup:
-    """The settings that the containers of one host share."""
-
     daemon: GuardedDaemon
     port: int  # of the server in the container
 

@@ -38,7 +38,6 @@ class RunningContainer:
     """A container that is started once. Several threads may use it."""
 
     def __init__(self, client: docker.DockerClient, log: Path, name: str) -> None:
-        """name: begins the container's name, which is unique."""
         self.ended = asyncio.Event()
         self.state: Mapping[str, Any] = {}  # as Docker reports it, once the container has ended
         self.failure = ""  # why the container cannot be watched and therefore counts as ended

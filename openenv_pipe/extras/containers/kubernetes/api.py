@@ -38,8 +38,6 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """One namespace of a cluster."""
-
     def __init__(self, configuration: client.Configuration, namespace: str) -> None:
         configuration.connection_pool_maxsize = 0  # every session has a connection of its own
         self.namespace = namespace

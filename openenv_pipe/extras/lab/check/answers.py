@@ -77,7 +77,6 @@ async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
-    """Report whether every task's own answer earns the full reward."""
     less = [each for each in played if each.reward is None or each.reward < full]
     measured = {"tasks": len(played), "full": len(played) - len(less)}
     if not less:

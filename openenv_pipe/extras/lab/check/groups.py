@@ -185,7 +185,6 @@ async def _repeated(subject: EnvironmentUnderTest, best: PlayedEpisode) -> list[
 
 
 async def _groups(subject: EnvironmentUnderTest, name: str) -> list[list[PlayedEpisode]]:
-    """Play groups; those that the time limit cut short are left out."""
     num_tasks = min(NUM_TASKS, len(subject.tasks))
     groups: list[list[PlayedEpisode]] = [[] for _ in range(num_tasks)]
 

@@ -22,7 +22,6 @@ Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
 
 
 def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
-    """Yield one line for each policy, and one with the conclusion."""
     yield from _failure_lines(groups)
     scored = {name: _without_failures(each) for name, each in groups.items()}
     summaries = {name: _summary(each, success_reward) for name, each in scored.items() if each}

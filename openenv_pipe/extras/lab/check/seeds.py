@@ -80,7 +80,6 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
-    """Play the first task after one turn of another one."""
     one_turn = subject.env.model_copy(update={"max_turns": 1})
     left = PlayedEpisode(task=subject.task(NUM_TASKS - 1))
     await play_to_end(session, left, subject.best, one_turn, random.Random(0))

@@ -256,7 +256,6 @@ def _is_representative(setting: Setting) -> bool:
 
 
 def _partly_scored(settings: Sequence[Setting]) -> list[str]:
-    """Name the runs whose means are over a part of their tasks."""
     finals = [(run.id, run.final) for setting in settings for run in setting.counted if run.final]
     return [
         f"{name}: on {final.on_tasks}"

@@ -51,14 +51,12 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def run_line(run: FoundRun) -> str:
-    """Describe an unfinished or unreadable run in one line."""
     steps = f" at step {run.step} of {run.num_steps}" if run.num_steps is not None else ""
     cause = f": {run.cause.splitlines()[0]}" if run.cause else ""
     return f"{run.id} {run.status}{steps}{cause}"
 
 
 def intervals_text(comparison: Comparison) -> str:
-    """Describe the intervals in words."""
     kinds = {f.over for s in comparison.settings for f in s.figures.values() if f.low is not None}
     if kinds == {"seeds"}:
         return "95% intervals over seeds (Student's t)"

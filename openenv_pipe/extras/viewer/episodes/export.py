@@ -52,8 +52,6 @@ def export_episodes(
 
 
 class RowMaker:
-    """Makes the rows of each format for the episodes of one run."""
-
     def __init__(self, folder: RunFolder) -> None:
         config = folder.written_config
         self._run = folder.record.id
@@ -131,7 +129,6 @@ class RowMaker:
         }
 
     def _atif(self, found: FoundEpisode) -> Row:
-        """Return a trajectory of Harbor's format ATIF."""
         episode = found.recorded.episode
         steps: list[Row] = []
         for message, turn in messages_of(episode):
@@ -155,7 +152,6 @@ class RowMaker:
 
 
 def _agent_step(turn: Turn, step_id: int) -> Row:
-    """Return the actions, the answers and the tokens of a turn."""
     metrics: Row = {
         "prompt_tokens": turn.num_prompt_tokens,
         "completion_tokens": turn.num_completion_tokens,

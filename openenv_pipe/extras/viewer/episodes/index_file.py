@@ -179,7 +179,6 @@ def open_or_remake(path: Path) -> sqlite3.Connection:
 
 
 def remove(path: Path) -> None:
-    """Delete an index that cannot be used."""
     with suppress(OSError):
         for each in _files_of(path):
             each.unlink(missing_ok=True)

@@ -44,8 +44,6 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundEpisode:
-    """An episode with what the index knows of it."""
-
     entry: IndexedEpisode
     recorded: RecordedEpisode
 

@@ -260,7 +260,6 @@ def _observation(value: Mapping[str, Any], limit: int | None) -> dict[str, str]:
 def _images(
     observation: Mapping[str, Any], address_of: Callable[[str], str]
 ) -> list[dict[str, str]]:
-    """Return the addresses and the sizes of an observation's images."""
     return [
         {"address": address_of(f"{reference_of(each)}.png"), "size": _size(each)}
         for each in find_references(observation)

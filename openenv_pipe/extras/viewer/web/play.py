@@ -28,8 +28,6 @@ POLL_S = 0.2  # how often a page's connection looks whether the session has chan
 
 
 class PlayStatus(StrEnum):
-    """What a session waits for."""
-
     STARTING = "starting"  # the servers and the model
     CHOOSING = "choosing"  # the person: who replies, and with what
     WORKING = "working"  # the model, or the environment
@@ -39,8 +37,6 @@ class PlayStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayRequest:
-    """What a person wants to play."""
-
     run: str  # the key of the run
     checkpoint: str  # its step, `best` or `start`; empty: the newest
     split: Literal["train", "eval"]
@@ -142,7 +138,6 @@ def _shown_episode(episode: Episode) -> dict[str, Any]:
 
 
 def _image(session: "CheckpointPlay", name: str) -> bytes | None:
-    """Return the PNG file of an image that the episode has shown."""
     episode = session.state and session.state.episode
     for observation in episode.observations if episode else ():
         for each in find_references(observation):

@@ -144,8 +144,6 @@ def _matching(wanted: str, left: Iterable[str], exact: set[str]) -> list[str]:
 
 
 class Meaning(TypedDict):
-    """The texts of one metric, without Markdown."""
-
     meaning: str
     hint: str  # when to look at it; may be empty
 

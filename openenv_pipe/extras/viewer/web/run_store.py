@@ -37,8 +37,6 @@ class MetricsRead:
 
 
 class MetricsReader:
-    """The records of one file that grows, or is replaced."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
@@ -146,7 +144,6 @@ class RunStore:
         return self._kept("reports", folder / "eval", lambda: read_reports(folder))
 
     def during(self, key: str) -> list[EvalReport]:
-        """Return the evaluations between the steps of a run."""
         folder = self.path(key)
         return self._kept("during", folder / "eval", lambda: read_during(folder))
 

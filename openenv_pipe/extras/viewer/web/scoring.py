@@ -36,7 +36,6 @@ class TokenScorer:
         self._is_busy = False
 
     async def score(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of the program. Raises ConfigError."""
         if self._is_busy:
             raise ConfigError("the viewer scores another episode; try again when that is done")
         self._is_busy = True

@@ -82,8 +82,6 @@ def build_app(
 
 
 def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
-    """Return the addresses of the pages and of what they show."""
-
     def route(path: str, read: Reader) -> Route:
         def endpoint(request: Request) -> Response:
             return Answer(read(store, _key(request), request.query_params))
