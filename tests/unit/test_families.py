@@ -8,7 +8,7 @@ from fakes import random_samples
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.extras.check.model import try_forward
+from openenv_pipe.extras.check.checks import try_forward
 from openenv_pipe.models.adapter import describe_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported
 from openenv_pipe.models.forward.attention import packed

@@ -20,7 +20,7 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.vllm.server_memory import server_bytes, servers_in_machine
-from openenv_pipe.extras.check.model import check_memory
+from openenv_pipe.extras.check.checks import check_memory
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,

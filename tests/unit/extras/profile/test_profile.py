@@ -12,8 +12,7 @@ from fakes import run_config
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema_keys import known_keys
-from openenv_pipe.extras.profile.advice import CAUSES, advice
-from openenv_pipe.extras.profile.command import Profiled, Share
+from openenv_pipe.extras.profile.command import CAUSES, Profiled, Share, advice
 from openenv_pipe.extras.profile.recorder import (
     COROUTINE_RULES,
     MEANINGS,

@@ -24,8 +24,8 @@ from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, OutOfMemoryError
+from openenv_pipe.extras.transfers.build import MemoryTransfer
 from openenv_pipe.extras.transfers.link import GlooLink
-from openenv_pipe.extras.transfers.memory import MemoryTransfer
 
 CPU = torch.device("cpu")
 PATIENCE_S = 60.0

@@ -23,7 +23,7 @@ from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError, RankLostError
-from openenv_pipe.extras.transfers import memory as transfer_memory
+from openenv_pipe.extras.transfers import build as transfer_build
 from openenv_pipe.extras.transfers.link import divide
 
 PATIENCE_S = 60.0
@@ -188,7 +188,7 @@ async def test_a_learner_that_fails_while_it_sends_is_told(parts, monkeypatch, e
         raise error
 
     monkeypatch.setattr(Gathered, "full_tensor", fail)
-    monkeypatch.setattr(transfer_memory, "REASON_LIMIT_S", 0.2)
+    monkeypatch.setattr(transfer_build, "REASON_LIMIT_S", 0.2)
     expected = RankLostError if isinstance(error, RankLostError) else EngineError
     try:
         with pytest.raises(expected, match=str(error)):
