@@ -43,18 +43,6 @@ class Recorded:
     config: RunConfig  # its `judge` and `reward` score the episodes
     output: Path  # the folder of what the judge answers; nothing is written into the run's own
 
-    @property
-    def steps(self) -> list[int]:
-        """The steps of GRPO whose episodes are recorded. Raises RunFolderError without any."""
-        return recorded_steps(self.folder)
-
-    def groups(self, step: int) -> list[Group]:
-        """Read the groups of a step, with the seeds that they were played with.
-
-        Raises RunFolderError.
-        """
-        return recorded_groups(self.folder, step)
-
 
 def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> Recorded:
     """Find the run and the judge that the words name: `RUN OVERRIDES`, or `conf=NAME OVERRIDES`.
@@ -179,7 +167,7 @@ def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group
     Groups in which the environment's rewards differ are preferred, because the others cannot say
     whether the judge agrees with it.
     """
-    steps = [step] if step is not None else recorded.steps
+    steps = [step] if step is not None else recorded_steps(recorded.folder)
     num_steps = min(num_groups, len(steps))
     spread = [steps[place * len(steps) // num_steps] for place in range(num_steps)]
     per_step = math.ceil(num_groups / num_steps)
@@ -187,7 +175,7 @@ def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group
     for each in spread:
         played = [
             group
-            for group in recorded.groups(each)
+            for group in recorded_groups(recorded.folder, each)
             if sum(not episode.failed for episode in group.episodes) > 1
         ]
         played.sort(  # stable: groups whose rewards differ come first
@@ -240,7 +228,8 @@ def _agreement(groups: Sequence[Group], term: str, limits: Limits) -> list[Line]
         numbers = _numbers("rank_correlation", correlation) | _numbers("auc", auc)
         lines.append(_line(f"{term}: agreement", auc.mean < limits.min_auc, text, numbers))
     else:
-        lines.append(_unmeasured(f"{term}: agreement", "no group whose rewards differ"))
+        text = "could not be measured: no group whose rewards differ"
+        lines.append(Line(f"{term}: agreement", Result.WARN, text))
     if bias := found.get("position_bias"):
         text = (
             f"showing an episode last instead of first changes its score by {bias:+.3f}, "
@@ -348,7 +337,3 @@ def _numbers(name: str, interval: Interval) -> dict[str, float]:
 
 def _line(name: str, is_bad: bool, text: str, numbers: dict[str, float]) -> Line:
     return Line(name, Result.FAIL if is_bad else Result.OK, text, numbers)
-
-
-def _unmeasured(name: str, why: str) -> Line:
-    return Line(name, Result.WARN, f"could not be measured: {why}")

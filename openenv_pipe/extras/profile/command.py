@@ -1,4 +1,4 @@
-"""Take a few steps of a training in a folder of their own; say where time goes, and which keys to change."""
+"""Take a few steps of a training in a folder of their own; say where time goes, and why."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
