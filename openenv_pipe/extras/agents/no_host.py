@@ -4,18 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import StepRejectedError
+from openenv_pipe.extras.agents.schema import NoHostConfig
 from openenv_pipe.system.http import OPEN, Access
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.agents.schema import NoHostConfig
 
 
 class NoHost:
@@ -25,7 +22,7 @@ class NoHost:
     urls: Sequence[str] = ()
     access: Access = OPEN
 
-    def __init__(self, env: "EnvConfig", config: "NoHostConfig", logs: Path) -> None:
+    def __init__(self, env: EnvConfig, config: NoHostConfig, logs: Path) -> None:
         self.capacity = config.capacity
         self._free = asyncio.Semaphore(config.capacity)
 

@@ -6,13 +6,14 @@ again within `host.max_outage_s`, the host fails.
 
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.extras.attach.schema import AttachHostConfig
 from openenv_pipe.system.http import Access
 from openenv_pipe.system.readiness import (
     NotReadyError,
@@ -22,17 +23,13 @@ from openenv_pipe.system.readiness import (
 )
 from openenv_pipe.system.supervisor import RestartableServer
 
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.attach.schema import AttachHostConfig
-
 HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
 class AttachHost(SupervisedHost):
     """A host of the servers at `config.urls`."""
 
-    def __init__(self, env: "EnvConfig", config: "AttachHostConfig", logs: Path) -> None:
+    def __init__(self, env: EnvConfig, config: AttachHostConfig, logs: Path) -> None:
         """Prepare the host without connecting. Raises ConfigError if `ca_file` is unreadable."""
         access = Access(headers=dict(config.headers), tls=tls_context(config))
         self._config = config
@@ -68,7 +65,7 @@ class AttachedEnvServer:
 
     log: Path | None = None
 
-    def __init__(self, env_name: str, url: str, config: "AttachHostConfig", access: Access) -> None:
+    def __init__(self, env_name: str, url: str, config: AttachHostConfig, access: Access) -> None:
         self.url = http_url(url)
         self._env_name = env_name
         self._timeout_s = config.connect_timeout_s
@@ -117,7 +114,7 @@ def http_url(url: str) -> str:
     return urlunsplit((HTTP_SCHEMES[parts.scheme], parts.netloc, path, "", ""))
 
 
-def tls_context(config: "AttachHostConfig") -> ssl.SSLContext:
+def tls_context(config: AttachHostConfig) -> ssl.SSLContext:
     """Return a context that trusts the system's authorities and those of `host.ca_file`.
 
     With `host.verify_tls=false` it trusts every server. Raises ConfigError.

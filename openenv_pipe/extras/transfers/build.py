@@ -5,8 +5,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import torch
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import VllmClient
@@ -18,15 +19,10 @@ from openenv_pipe.errors import ConfigError, EngineError, PipeError
 from openenv_pipe.extras.transfers.ipc import IpcLink
 from openenv_pipe.extras.transfers.link import GlooLink, Link, TransferError
 from openenv_pipe.extras.transfers.nccl import NcclLink
+from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.out_of_memory import PUBLISHING
 from openenv_pipe.system.tasks import in_thread
-
-if TYPE_CHECKING:
-    import torch
-
-    from openenv_pipe.models.weights import PolicyWeights
-
 
 OUT_OF_MEMORY_STAGE = PUBLISHING
 REASON_LIMIT_S = 10.0  # for a server to fail too, or to say why the learner's end has failed
@@ -36,7 +32,7 @@ class MemoryTransfer(Transfer):
     """All weights, over a link to each server, so that the death of one does not affect others."""
 
     def __init__(
-        self, weights: "PolicyWeights", executor: Executor, make_link: Callable[[VllmClient], Link]
+        self, weights: PolicyWeights, executor: Executor, make_link: Callable[[VllmClient], Link]
     ) -> None:
         self._weights = weights
         self._executor = executor
@@ -137,7 +133,7 @@ def _is_its_own(error: BaseException | None) -> bool:
 
 
 def build_broadcast(
-    weights: "PolicyWeights", root: Path, executor: Executor, backend: TransferBackend | None
+    weights: PolicyWeights, root: Path, executor: Executor, backend: TransferBackend | None
 ) -> MemoryTransfer:
     """Send over NCCL to servers on other GPUs, and over gloo between CPUs."""
     numbers = itertools.count()
@@ -149,7 +145,7 @@ def build_broadcast(
 
 
 def build_ipc(
-    weights: "PolicyWeights", root: Path, executor: Executor, backend: TransferBackend | None
+    weights: PolicyWeights, root: Path, executor: Executor, backend: TransferBackend | None
 ) -> MemoryTransfer:
     """Send over CUDA IPC to a server on the learner's GPU."""
     return MemoryTransfer(weights, executor, lambda client: IpcLink())

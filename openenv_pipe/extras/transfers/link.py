@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import Sender
-
-if TYPE_CHECKING:
-    import torch
 
 CHUNK_BYTES = 256 * 2**20  # sent at a time; a chunk is larger by at most its last tensor
 LONGEST_WAIT = timedelta(seconds=60)  # of one end for the other
@@ -97,11 +94,11 @@ class Link(Protocol):
     The weights' names, types and shapes are the same each time, and all are on one device.
     """
 
-    def send(self, weights: "Mapping[str, torch.Tensor]") -> None:
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Send weights, and block until the server has them. Raises RuntimeError."""
 
     async def take(
-        self, client: VllmClient, weights: "Mapping[str, torch.Tensor]", version: str
+        self, client: VllmClient, weights: Mapping[str, torch.Tensor], version: str
     ) -> None:
         """Make the server receive what `send` sends, as this version; after `close`, nothing.
 
@@ -128,11 +125,11 @@ class GlooLink:
         self._sender = Sender(meeting)
         self._has_joined = False
 
-    def send(self, weights: "Mapping[str, torch.Tensor]") -> None:
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._sender.send(weights)
 
     async def take(
-        self, client: VllmClient, weights: "Mapping[str, torch.Tensor]", version: str
+        self, client: VllmClient, weights: Mapping[str, torch.Tensor], version: str
     ) -> None:
         if not self._has_joined:
             await client.join_broadcast(self._sender.meeting)

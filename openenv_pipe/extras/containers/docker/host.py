@@ -15,11 +15,12 @@ import asyncio
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from docker.types import DeviceRequest, Mount
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
@@ -35,13 +36,10 @@ from openenv_pipe.extras.containers.docker.running import (
     entry,
     restrictions,
 )
+from openenv_pipe.extras.containers.schema import DockerHostConfig
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.supervisor import RestartBudget
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.containers.schema import DockerHostConfig
 
 SOCKET = "server"  # the socket's name in the folder that container and host share
 LOOPBACK = "127.0.0.1"
@@ -54,7 +52,7 @@ class ContainerSetup:
 
 
 class EnvContainer:
-    def __init__(self, env: "EnvConfig", config: "DockerHostConfig", index: int, log: Path) -> None:
+    def __init__(self, env: EnvConfig, config: DockerHostConfig, index: int, log: Path) -> None:
         self.log = log
         self.url = ""
         self.setup: ContainerSetup | None = None
@@ -116,7 +114,7 @@ class EnvContainer:
 
 
 def container_options(
-    env: "EnvConfig", config: "DockerHostConfig", setup: ContainerSetup, shared: Path
+    env: EnvConfig, config: DockerHostConfig, setup: ContainerSetup, shared: Path
 ) -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` except `name`.
 
@@ -149,7 +147,7 @@ def container_options(
 class DockerHost(SupervisedHost):
     """A host with `config.num_servers` containers; logs are `log_dir`/env-0.log, docker.log, ..."""
 
-    def __init__(self, env: "EnvConfig", config: "DockerHostConfig", log_dir: Path) -> None:
+    def __init__(self, env: EnvConfig, config: DockerHostConfig, log_dir: Path) -> None:
         if config.network == "none-outbound" and sys.platform != "linux":
             raise ConfigError(
                 "host.network=none-outbound reaches containers through sockets, which Docker "
@@ -194,7 +192,7 @@ class DockerHost(SupervisedHost):
             await self._daemon.close()
 
 
-def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:
+def declared_port(env: EnvConfig, config: DockerHostConfig) -> int | None:
     """Return the server's port in the container, as the configuration or openenv.yaml names it.
 
     None if neither does. Raises ConfigError.

@@ -12,22 +12,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import docker
 from docker.errors import ImageNotFound
 from docker.utils.build import exclude_paths
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.package import digest_of_files
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.extras.containers.docker.daemon import daemon_address, in_thread
+from openenv_pipe.extras.containers.schema import DockerHostConfig
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.containers.schema import DockerHostConfig
 
 POLL_S = 0.1
 STOP_LIMIT_S = 5.0
@@ -56,7 +53,7 @@ def pull_recipe(image: str, block: str) -> Recipe:
     return Recipe(image, ("pull", image), block)
 
 
-def image_recipe(env: "EnvConfig", config: "DockerHostConfig") -> Recipe:
+def image_recipe(env: EnvConfig, config: DockerHostConfig) -> Recipe:
     """Return how to get the image. Raises ConfigError if there is nothing to build it from."""
     if config.image is not None:
         return pull_recipe(config.image, "host")

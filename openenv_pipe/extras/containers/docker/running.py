@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker
 from docker.models.containers import Container
@@ -23,10 +23,8 @@ from docker.types import LogConfig
 from docker.utils.socket import frames_iter
 
 from openenv_pipe.extras.containers.docker.daemon import DaemonErrors, explained, in_thread, remove
+from openenv_pipe.extras.containers.schema import DockerHostConfig, DockerSandboxConfig
 from openenv_pipe.system.process import log_redactor
-
-if TYPE_CHECKING:
-    from openenv_pipe.extras.containers.schema import DockerHostConfig, DockerSandboxConfig
 
 SOCKET_PROXY = Path(__file__).with_name("socket_proxy.py")
 SHARED_FOLDER = "/run/openenv-pipe"  # in the container: the folder with the socket
@@ -114,7 +112,7 @@ class RunningContainer:
             remove(container)
 
 
-def restrictions(config: "DockerHostConfig | DockerSandboxConfig") -> dict[str, Any]:
+def restrictions(config: DockerHostConfig | DockerSandboxConfig) -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` that limit what a container may do."""
     return {
         "log_config": LogConfig(type="none"),

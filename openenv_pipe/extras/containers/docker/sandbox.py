@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from docker.types import Mount
 from pydantic import JsonValue
@@ -30,9 +30,6 @@ from openenv_pipe.extras.containers.docker.running import (
 from openenv_pipe.extras.containers.schema import DockerSandboxConfig
 from openenv_pipe.rollout.sandbox import Program, ProgramPaths
 
-if TYPE_CHECKING:
-    from openenv_pipe.extras.containers.schema import DockerSandboxConfig
-
 # Paths in the container.
 HOME = "/home/openenv-pipe"  # where the program runs; in memory
 TASK_FOLDER = f"{SHARED_FOLDER}/task"
@@ -47,7 +44,7 @@ GATEWAY = "gateway"  # the folder with the socket
 READABLE_FOLDER, READABLE_FILE = 0o755, 0o644  # by the image's user
 
 
-def program_recipe(config: "DockerSandboxConfig") -> Recipe:
+def program_recipe(config: DockerSandboxConfig) -> Recipe:
     return pull_recipe(config.image, "agent.sandbox")
 
 
@@ -55,7 +52,7 @@ class ProgramContainer:
     """The container of one program. It is used as a `system.process.ManagedProcess` is."""
 
     def __init__(
-        self, daemon: GuardedDaemon, config: "DockerSandboxConfig", log: Path, files: Path
+        self, daemon: GuardedDaemon, config: DockerSandboxConfig, log: Path, files: Path
     ) -> None:
         """log: gets the output. files: a folder to remove when the program ends."""
         self.pid = 0  # of the container's first process, as this machine counts
@@ -110,7 +107,7 @@ class ProgramContainer:
 
 def program_options(
     daemon: GuardedDaemon,
-    config: "DockerSandboxConfig",
+    config: DockerSandboxConfig,
     *,
     command: Sequence[str],
     variables: Mapping[str, str],

@@ -8,8 +8,9 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import yaml
@@ -20,9 +21,6 @@ from kubernetes.aio.stream import WsApiClient
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.containers.kubernetes.manifests import MANAGED_BY, RUN, Manifest, renewal
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 CALL_LIMIT_S = 15.0
 LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; the reader opens another
@@ -77,7 +75,7 @@ class Cluster:
         )
         return listed["items"]
 
-    async def renew_lease(self, name: str, now: "datetime") -> None:
+    async def renew_lease(self, name: str, now: datetime) -> None:
         await self._call(
             self._leases.patch_namespaced_lease_without_preload_content,
             name=name,

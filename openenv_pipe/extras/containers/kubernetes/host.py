@@ -13,10 +13,10 @@ import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError, connect
@@ -31,11 +31,8 @@ from openenv_pipe.extras.containers.kubernetes.manifests import (
     service,
 )
 from openenv_pipe.extras.containers.kubernetes.pod import EnvPod
+from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 from openenv_pipe.system.supervisor import RestartBudget
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 RENEW_EVERY_S = LEASE_DURATION_S / 10
 
@@ -43,7 +40,7 @@ RENEW_EVERY_S = LEASE_DURATION_S / 10
 class KubernetesHost(SupervisedHost):
     """A host with `config.num_servers` pods, whose logs are `log_dir`/env-0.log and so on."""
 
-    def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
+    def __init__(self, env: EnvConfig, config: KubernetesHostConfig, log_dir: Path) -> None:
         pod(env, config, name="", owner={"name": ""}, index=0)
         self._config = config
         self._run = f"openenv-pipe-{secrets.token_hex(4)}"

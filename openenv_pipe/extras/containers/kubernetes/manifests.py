@@ -6,14 +6,12 @@ restart them. Fields of `host.pod_spec` that would change this are rejected.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.process import filled_in, server_variables
 from openenv_pipe.errors import ConfigError
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
+from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 Manifest = dict[str, Any]
 
@@ -54,7 +52,7 @@ def has_expired(lease_as_read: Mapping[str, Any], now: datetime) -> bool:
 
 
 def pod(
-    env: "EnvConfig", config: "KubernetesHostConfig", *, name: str, owner: Manifest, index: int
+    env: EnvConfig, config: KubernetesHostConfig, *, name: str, owner: Manifest, index: int
 ) -> Manifest:
     """Return the manifest of a pod with one environment server.
 
@@ -89,7 +87,7 @@ def pod(
     }
 
 
-def container(env: "EnvConfig", config: "KubernetesHostConfig") -> Manifest:
+def container(env: EnvConfig, config: KubernetesHostConfig) -> Manifest:
     """Return a pod's container. It requests as much as its limits, so no node is overcommitted."""
     limits = {"memory": f"{config.mem_limit_mb}Mi", "cpu": f"{round(config.cpus * 1000)}m"}
     if config.gpus:
@@ -119,7 +117,7 @@ def container(env: "EnvConfig", config: "KubernetesHostConfig") -> Manifest:
     return manifest
 
 
-def service(config: "KubernetesHostConfig", *, owner: Manifest, index: int) -> Manifest:
+def service(config: KubernetesHostConfig, *, owner: Manifest, index: int) -> Manifest:
     """Return the service of a server: its address in the cluster, whichever pod it runs in."""
     run = owner["name"]
     return {
@@ -137,7 +135,7 @@ def service(config: "KubernetesHostConfig", *, owner: Manifest, index: int) -> M
     }
 
 
-def network_policy(config: "KubernetesHostConfig", *, owner: Manifest) -> Manifest:
+def network_policy(config: KubernetesHostConfig, *, owner: Manifest) -> Manifest:
     """Return a policy that forbids a run's pods all connections except incoming ones to the port.
 
     A cluster without a network plugin for policies does not enforce it.

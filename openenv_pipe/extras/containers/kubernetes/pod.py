@@ -7,20 +7,18 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import aiohttp
 
+from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError
 from openenv_pipe.extras.containers.kubernetes.manifests import Manifest, pod, trouble
+from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 from openenv_pipe.system.files import socket_folder
 from openenv_pipe.system.process import log_redactor
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import EnvConfig
-    from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 
 CHUNK = 64 * 1024
 DATA, ERRORS = 0, 1  # channels, the first byte of every message
@@ -115,9 +113,7 @@ async def outward(websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.St
 class EnvPod:
     """A `system.supervisor.RestartableServer`. Call `join` before `start`."""
 
-    def __init__(
-        self, env: "EnvConfig", config: "KubernetesHostConfig", index: int, log: Path
-    ) -> None:
+    def __init__(self, env: EnvConfig, config: KubernetesHostConfig, index: int, log: Path) -> None:
         self.log = log
         self.url = ""
         self.image_id = ""  # with the image's digest, once the pod has started
