@@ -15,6 +15,11 @@ from openenv_pipe.system.files import read_json
 
 MAX_RUNS = 6  # that are laid over each other
 MAX_TASKS = 2000
+# What the page has of an evaluation.
+SHOWN = (
+    *("model", "step", "temperature", "num_tasks", "samples_per_task", "num_failed", "statuses"),
+    *("success", "reward", "env_reward", "turns", "pass_at", "unusable", "error"),
+)
 
 
 def compare_runs(store: RunStore, query: Mapping[str, str]) -> dict[str, Any]:
@@ -118,29 +123,8 @@ def _key(run: FoundRun) -> str:
 
 
 def _report(name: str, report: EvalReport) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model": report.model,
-        "step": report.step,
-        "temperature": report.temperature,
-        "num_tasks": report.num_tasks,
-        "num_scored_tasks": report.num_scored_tasks,
-        "unusable": report.unusable,
-        "samples_per_task": report.samples_per_task,
-        "num_failed": report.num_failed,
-        "statuses": report.statuses,
-        "error": report.error,
-        "pass_at": {str(k): asdict(interval) for k, interval in report.pass_at.items()},
-        **{
-            measure: interval and asdict(interval)
-            for measure, interval in (
-                ("success", report.success),
-                ("reward", report.reward),
-                ("env_reward", report.env_reward),
-                ("turns", report.turns),
-            )
-        },
-    }
+    shown = report.model_dump(mode="json", include=set(SHOWN))
+    return {"name": name, "num_scored_tasks": report.num_scored_tasks, **shown}
 
 
 def _tasks(reports: Mapping[str, EvalReport]) -> list[dict[str, Any]]:
