@@ -8,7 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from openenv_pipe.cli.streams import is_live
-from openenv_pipe.system.progress import LineProgress, Progress, StagePace, clock, step_numbers
+from openenv_pipe.system.progress import (
+    EpisodeCount,
+    LineProgress,
+    Progress,
+    StagePace,
+    clock,
+    step_numbers,
+)
 from openenv_pipe.system.untrusted_text import for_people
 
 if TYPE_CHECKING:
@@ -43,7 +50,8 @@ class LiveProgress:
 
         console = open_console(file=stream, width=width)
         self._bar_width = min(MAX_BAR_WIDTH, console.width // 6)
-        self._phases: list[tuple[str, float]] = []  # each within the one before it
+        # Each within the one before it: what it is, its beginning, and its episodes.
+        self._phases: list[tuple[str, float, EpisodeCount]] = []
         self._pace: StagePace | None = None  # None: there is no stage
         self._numbers: list[str] = []
         self._live = RichProgress(
@@ -53,8 +61,8 @@ class LiveProgress:
         self._phase_bar = self._live.add_task("", total=None, visible=False)
 
     @contextmanager
-    def phase(self, text: str) -> Iterator[None]:
-        phase = (text, time.monotonic())
+    def phase(self, text: str, count: EpisodeCount | None = None) -> Iterator[None]:
+        phase = (text, time.monotonic(), count or EpisodeCount())
         self._phases.append(phase)
         self._show()
         try:
@@ -75,6 +83,9 @@ class LiveProgress:
         self._numbers = step_numbers(record)
         self._live.update(self._stage_bar, completed=record["step"])
 
+    def remind(self, text: str) -> None:
+        """Do nothing: the line shows the phase."""
+
     def note(self, text: str) -> None:
         self._live.console.print(for_people(text), highlight=False)
 
@@ -92,11 +103,16 @@ class LiveProgress:
         self._live.start()
 
     def _line(self) -> str:
-        """Return the text beside the bar: what is done now, and the numbers that fit."""
+        """Return the text beside the bar: what is done now, and the numbers that fit.
+
+        The bar of a phase follows its episodes.
+        """
         phases, pace = list(self._phases), self._pace  # Another thread may end them meanwhile.
         if phases:
-            text, started_s = phases[-1]
-            return f"{text} · {clock(time.monotonic() - started_s)}"
+            text, started_s, count = phases[-1]
+            self._live.update(self._phase_bar, completed=count.finished, total=count.total or None)
+            counted = f" · {count.finished}/{count.total} episodes" if count.total else ""
+            return f"{text}{counted} · {clock(time.monotonic() - started_s)}"
         if pace is None:
             return ""
         line = pace.title

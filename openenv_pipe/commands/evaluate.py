@@ -244,8 +244,11 @@ async def _play(
             subject.folder.update(**rollout.facts())
         for warning in await task_warnings(rollout):
             progress.note(f"eval: {warning}")
-        async with long_phase(progress, f"evaluating {subject.folder.record.id} {subject.label}"):
-            played = await evaluate_model(subject.config, rollout, subject.label, subject.step)
+        text = f"evaluating {subject.folder.record.id} {subject.label}"
+        async with long_phase(progress, text) as count:
+            played = await evaluate_model(
+                subject.config, rollout, subject.label, subject.step, count
+            )
         changed = changed_settings(subject.folder.written_config, subject.config)
         own = [
             replace(each, report=each.report.model_copy(update={"measured_with": changed}))
@@ -256,8 +259,8 @@ async def _play(
         baselines: list[Evaluation] = []
         if with_baselines and (labels := baseline_labels(subject.config)):
             names = ", ".join(each.removeprefix(BASELINE) for each in labels)
-            async with long_phase(progress, f"playing the baselines: {names}"):
-                baselines = await play_baselines(subject.config, rollout)
+            async with long_phase(progress, f"playing the baselines: {names}") as count:
+                baselines = await play_baselines(subject.config, rollout, count)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     path, run = subject.folder.path, subject.folder.record.id

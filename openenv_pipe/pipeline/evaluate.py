@@ -22,44 +22,60 @@ from openenv_pipe.rollout.episode import LocalRunner
 from openenv_pipe.rollout.metrics import VOLATILE
 from openenv_pipe.runs.eval_report import EvalReport, summarise, unplayed
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation, label_in
+from openenv_pipe.system.progress import EpisodeCount
 
 SEEDS_LABEL = "eval"  # sampling seeds are hashes of it; the same for all evaluations
 
 
 async def evaluate_model(
-    config: RunConfig, rollout: RolloutContext, label: str, step: int | None
+    config: RunConfig,
+    rollout: RolloutContext,
+    label: str,
+    step: int | None,
+    count: EpisodeCount | None = None,
 ) -> list[Evaluation]:
     """Evaluate the model on `eval.num_tasks` tasks, sampled, and with `eval.greedy` also greedily.
 
     Each environment of the run has evaluations of its own, those of the first one first.
 
     step: the step of GRPO that produced the model; None: no run has trained it.
+    count: gets the number of all episodes, and counts those that are finished.
     """
-    evaluations = []
+    count = count or EpisodeCount()
+    variants = []
     for env, each in config.environments.items():
-        variants = [(label, each.eval.samples_per_task, each.eval.temperature)]
+        variants.append((env, each, label, each.eval.samples_per_task, each.eval.temperature))
         if each.eval.greedy and config.engine.capabilities.samples:
-            variants.append((label + GREEDY, 1, 0.0))
-        evaluations += [
-            await _play(
-                each,
-                rollout.environments[env],
-                label_in(name, env),
-                model=describe_model(config),
-                step=step,
-                num_tasks=each.eval.num_tasks,
-                samples_per_task=samples_per_task,
-                temperature=temperature,
-            )
-            for name, samples_per_task, temperature in variants
-        ]
-    return evaluations
+            variants.append((env, each, label + GREEDY, 1, 0.0))
+    count.total += sum(each.eval.num_tasks * samples for _, each, _, samples, _ in variants)
+    return [
+        await _play(
+            each,
+            rollout.environments[env],
+            label_in(name, env),
+            model=describe_model(config),
+            step=step,
+            num_tasks=each.eval.num_tasks,
+            samples_per_task=samples_per_task,
+            temperature=temperature,
+            count=count,
+        )
+        for env, each, name, samples_per_task, temperature in variants
+    ]
 
 
 async def evaluate_during(
-    config: RunConfig, rollout: RolloutContext, step: int
+    config: RunConfig, rollout: RolloutContext, step: int, count: EpisodeCount
 ) -> list[Evaluation]:
     """Evaluate the model between two training steps, as `eval.during` configures it."""
+    sizes = {
+        env: (
+            each.eval.during.num_tasks or each.eval.num_tasks,
+            each.eval.during.samples_per_task or each.eval.samples_per_task,
+        )
+        for env, each in config.environments.items()
+    }
+    count.total += sum(num_tasks * samples for num_tasks, samples in sizes.values())
     return [
         await _play(
             each,
@@ -67,9 +83,10 @@ async def evaluate_during(
             label_in(f"{DURING}{step:06d}", env),
             model=describe_model(config),
             step=step,
-            num_tasks=each.eval.during.num_tasks or each.eval.num_tasks,
-            samples_per_task=each.eval.during.samples_per_task or each.eval.samples_per_task,
+            num_tasks=sizes[env][0],
+            samples_per_task=sizes[env][1],
             temperature=each.eval.temperature,
+            count=count,
         )
         for env, each in config.environments.items()
     ]
@@ -124,18 +141,29 @@ async def _seed_warning(rollout: RolloutContext) -> str | None:
     )
 
 
-async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
+async def play_baselines(
+    config: RunConfig, rollout: RolloutContext, count: EpisodeCount | None = None
+) -> list[Evaluation]:
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
     Returns an empty list if the engine needs no tokenizer, because scripted replies need one, and
     none of a game against a checkpoint, whose engine serves the model's own games. A policy that
     cannot be played gets a report that says why: it is no reason to end a run.
 
+    count: gets the number of all episodes, and counts those that are finished.
+
     Raises:
         EngineError, HostError: as any evaluation.
     """
+    count = count or EpisodeCount()
+    count.total += sum(
+        len(each.env.baselines) * each.eval.num_tasks * each.eval.samples_per_task
+        for _, each in _with_baselines(config)
+    )
     return [
-        await _play_baseline(each, rollout.environments[env], baseline_label(name, env), policy)
+        await _play_baseline(
+            each, rollout.environments[env], baseline_label(name, env), policy, count
+        )
         for env, each in _with_baselines(config)
         for name, policy in each.env.baselines.items()
     ]
@@ -165,7 +193,7 @@ def baseline_label(name: str, env: str) -> str:
 
 
 async def _play_baseline(
-    config: RunConfig, rollout: RolloutContext, label: str, policy: str
+    config: RunConfig, rollout: RolloutContext, label: str, policy: str, count: EpisodeCount
 ) -> Evaluation:
     try:
         return await _play(
@@ -177,6 +205,7 @@ async def _play_baseline(
             num_tasks=config.eval.num_tasks,
             samples_per_task=config.eval.samples_per_task,
             temperature=None,
+            count=count,
         )
     except (EngineError, HostError):
         raise
@@ -222,6 +251,7 @@ async def _play(
     num_tasks: int,
     samples_per_task: int,
     temperature: float | None,
+    count: EpisodeCount,
 ) -> Evaluation:
     """Play the first `num_tasks` tasks of the eval split, each `samples_per_task` times.
 
@@ -240,6 +270,7 @@ async def _play(
             temperature=temperature or 0.0,
             seed=config.seed,
             label=seeds_label,
+            count=count,
         )
     ]
     report = summarise(

@@ -62,16 +62,16 @@ class Evaluations:
         labels = baseline_labels(self._config)
         if not {*labels} <= set(read_reports(self._folder)):
             shown = ", ".join(each.removeprefix(BASELINE) for each in labels)
-            async with long_phase(self._progress, f"playing the baselines: {shown}"):
-                self._keep(await play_baselines(self._config, self._rollout))
+            async with long_phase(self._progress, f"playing the baselines: {shown}") as count:
+                self._keep(await play_baselines(self._config, self._rollout, count))
 
     async def stage(self, label: str, step: int | None) -> None:
         """Evaluate the current model, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
-            async with long_phase(self._progress, f"evaluating {label}"):
+            async with long_phase(self._progress, f"evaluating {label}") as count:
                 await self._clear_engine()
-                self._keep(await evaluate_model(self._config, self._rollout, label, step))
+                self._keep(await evaluate_model(self._config, self._rollout, label, step, count))
 
     async def during(self, step: int) -> str | None:
         """Evaluate between two steps if one is due; return why training ends, if it does."""
@@ -79,9 +79,9 @@ class Evaluations:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
-            async with long_phase(self._progress, f"evaluating step {step}"):
+            async with long_phase(self._progress, f"evaluating step {step}") as count:
                 await self._clear_engine()
-                evaluations = await evaluate_during(self._config, self._rollout, step)
+                evaluations = await evaluate_during(self._config, self._rollout, step, count)
                 self._keep(evaluations)
             done = [evaluations[0].report]
         return stop_reason(self._config, done[-1])

@@ -16,6 +16,7 @@ from openenv_pipe.pipeline.league import Game, League, load_leagues, save_league
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group
 
 _log = logging.getLogger(__name__)
@@ -29,8 +30,11 @@ class GroupSource(Protocol):
     async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
         """Return the groups that the warm start imitates. notify: shows a note about them."""
 
-    async def groups(self, step: int) -> list[Group]:
-        """Return the groups of a step of GRPO. Call it once for each step, in order."""
+    async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
+        """Return the groups of a step of GRPO. Call it once for each step, in order.
+
+        count: counts the step's episodes, except those that earlier steps have begun.
+        """
 
     async def begin_update(self) -> None:
         """Announce that the learner changes the weights until `publish` is called."""
@@ -122,40 +126,40 @@ class PlayedGroups:
             )
         )
 
-    async def groups(self, step: int) -> list[Group]:
+    async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         groups = self._restored.pop(step, None)
         if groups is None:
-            await self._begin(step)
+            await self._begin(step, count or EpisodeCount())
             groups = await asyncio.shield(self._batches[step].playing)
             del self._batches[step]
         await self._publish_late()
         trainer = self._config.trainer
         last = min(step + trainer.max_staleness, trainer.steps)
         for ahead in range(step + 1, last + 1):
-            await self._begin(ahead)
+            await self._begin(ahead, EpisodeCount())
         return groups
 
-    async def _begin(self, step: int) -> None:
+    async def _begin(self, step: int, count: EpisodeCount) -> None:
         if step not in self._batches and step not in self._restored:
             for league in self._leagues:
                 await league.join(self.version)
             self._batches[step] = _StepGroups(
                 version=self.version,
                 order=self._order_state(),
-                playing=asyncio.create_task(self._collect(step)),
+                playing=asyncio.create_task(self._collect(step, count)),
             )
 
-    async def _collect(self, step: int) -> list[Group]:
+    async def _collect(self, step: int, count: EpisodeCount) -> list[Group]:
         trainer = self._config.trainer
         wanted = trainer.tasks_per_step
         if self._num_taken is None:
             self._num_taken = (step - 1) * wanted
-        found = await self._play(step, f"step {step}", wanted)
+        found = await self._play(step, f"step {step}", wanted, count)
         for number in range(2, trainer.max_sampling_rounds + 1):
             missing = wanted - sum(map(self._has_signal, found))
             if missing <= 0:  # a game has several groups
                 break
-            found += await self._play(step, f"step {step} round {number}", missing)
+            found += await self._play(step, f"step {step} round {number}", missing, count)
         return found
 
     def _has_signal(self, group: Group) -> bool:
@@ -164,12 +168,15 @@ class PlayedGroups:
         discount, mask = trainer.advantage.discount, trainer.loss.mask_truncated
         return has_signal(group, discount=discount, mask_truncated=mask)
 
-    async def _play(self, step: int, label: str, count: int) -> list[Group]:
+    async def _play(
+        self, step: int, label: str, num_tasks: int, count: EpisodeCount
+    ) -> list[Group]:
         """Play groups of the order's next tasks."""
         assert self._num_taken is not None
         trainer = self._config.trainer
-        tasks = self._order.take(self._num_taken, count)
-        self._num_taken += count
+        tasks = self._order.take(self._num_taken, num_tasks)
+        self._num_taken += num_tasks
+        count.total += num_tasks * trainer.group_size
         games: list[Game] = [(task, self._rollout.of(task).roles) for task in tasks]
         for league in self._leagues:
             games = league.cast(step, games, label)
@@ -181,6 +188,7 @@ class PlayedGroups:
             seed=self._config.seed,
             label=label,
             roles=[roles for _, roles in games],
+            count=count,
         )
         self._order.record([group for group in groups if group.task.split == "train"])
         return groups

@@ -62,6 +62,7 @@ class GrpoStage:
         self.stop_reason: str | None = None  # why training ended before its last step
         self._step = 0
         self._has_warned = False
+        self._is_first_step = True  # of this attempt
         self._start: list[Sample] | None = None  # of the first step, once they are needed
         self._in_step = False  # True while a step changes the weights, which cannot be saved then
         self._context = context
@@ -99,7 +100,7 @@ class GrpoStage:
                 await finish_despite_cancel(self.save_unsaved())
             started = time.perf_counter()
             seed_step(self._config.seed, "grpo", self._step + 1)
-            groups = await context.source.groups(self._step + 1)
+            groups = await self._play()
             await finish_despite_cancel(self._learn(groups, started))
             if self._is_due():
                 await finish_despite_cancel(self._save())
@@ -113,6 +114,19 @@ class GrpoStage:
             await finish_despite_cancel(self._save())
         await components.compute(context.saver.tidy)
         return StageStep("grpo", self._step)
+
+    async def _play(self) -> list[Group]:
+        """Return the groups of the next step; report the episodes of an attempt's first step.
+
+        After that step, the progress shows the time that is left.
+        """
+        step, is_first = self._step + 1, self._is_first_step
+        self._is_first_step = False
+        if not is_first:
+            return await self._context.source.groups(step)
+        text = f"collecting the episodes of step {step}"
+        async with self._context.metrics_log.long_phase(text) as count:
+            return await self._context.source.groups(step, count)
 
     def _why_stopped(self) -> str | None:
         """Return why training ends, if the policy has collapsed and `trainer.guard` asks for it.

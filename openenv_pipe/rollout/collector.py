@@ -13,6 +13,7 @@ from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.registry import if_command
 from openenv_pipe.rollout.context import PLAYER, EpisodeRunner, EpisodeSpec, RolloutContext
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.system.tasks import run_all, uncancelled
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
@@ -31,6 +32,7 @@ async def collect_groups(
     seed: int,
     label: str,
     roles: Sequence[Mapping[str, Engine | str]] | None = None,
+    count: EpisodeCount | None = None,
 ) -> list[Group]:
     """Play groups of episodes as `play_groups` does, and score every episode.
 
@@ -48,6 +50,7 @@ async def collect_groups(
         seed=seed,
         label=label,
         roles=roles,
+        count=count,
         score=lambda group: context.of(group.task).scorer.score(group),
     )
     for env, each in context.environments.items():
@@ -71,6 +74,7 @@ async def play_groups(
     seed: int,
     label: str,
     roles: Sequence[Mapping[str, Engine | str]] | None = None,
+    count: EpisodeCount | None = None,
     score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of each task; the groups are in the order of the tasks.
@@ -82,6 +86,7 @@ async def play_groups(
     are labelled with the player.
 
     roles: who plays each player in the game of each task; None: as its context says.
+    count: counts the episodes that are finished; its total is the caller's.
     score: called with each group as soon as its episodes have ended, while others are played.
 
     Raises:
@@ -112,7 +117,7 @@ async def play_groups(
     queue = iter(specs)
     try:
         async with asyncio.TaskGroup() as workers:
-            batch = _RolloutBatch(specs, score, workers)
+            batch = _RolloutBatch(specs, score, workers, count or EpisodeCount())
             for _ in range(limit):
                 workers.create_task(uncancelled(_play_in_turn(context, queue, batch)))
     except BaseExceptionGroup as errors:
@@ -152,14 +157,17 @@ class _RolloutBatch:
         specs: Sequence[EpisodeSpec],
         score: Callable[[Group], Coroutine[Any, Any, None]] | None,
         tasks: asyncio.TaskGroup,
+        count: EpisodeCount,
     ) -> None:
         # Of each member its episode, or in a game of several players one for each that is trained.
         self._episodes: dict[str, list[list[Episode]]] = {spec.group: [] for spec in specs}
         self._ended: dict[str, list[Group]] = {}
         self._score = score
         self._tasks = tasks
+        self._count = count
 
     def add(self, spec: EpisodeSpec, episode: Episode) -> None:
+        self._count.finished += 1
         members = self._episodes[spec.group]
         members.append([episode, *episode.others])
         episode.others = []

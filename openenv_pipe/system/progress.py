@@ -1,7 +1,8 @@
 """What a run reports while it works: stages, steps and notes, as lines of text.
 
 The library logs these lines (`LineProgress(logger.info)`). The command line shows them on a
-terminal (`cli/progress.py`). The only number computed here is the time that is left.
+terminal (`cli/progress.py`). The only numbers computed here are the time that is left, and how many
+episodes of a phase are finished.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, Protocol
 
 LONG_WAIT_S = 20.0  # after which a person is told what is waited for
+MAX_SILENCE_S = 120.0  # after which the person is told again
 NUMBERS = {  # shown label to metric's key and format; a metric that a record lacks is left out
     "reward": ("reward/mean", "{:.3f}"),
     "success": ("success/rate", "{:.2f}"),
@@ -19,11 +21,28 @@ NUMBERS = {  # shown label to metric's key and format; a metric that a record la
 }
 
 
+class EpisodeCount:
+    """Counts the episodes of a phase, whichever rollout batches they belong to."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.total = 0  # 0: not known yet
+
+    def __str__(self) -> str:
+        return f"{self.finished} of {self.total} episodes are finished" if self.total else ""
+
+
 class Progress(Protocol):
     """Receives what the pipeline reports. One thread calls it."""
 
-    def phase(self, text: str) -> AbstractContextManager[None]:
-        """Say what is done while the block runs, such as "loading the model"."""
+    def phase(self, text: str, count: EpisodeCount | None = None) -> AbstractContextManager[None]:
+        """Say what is done while the block runs, such as "loading the model".
+
+        count: of the episodes that the block plays, if it does.
+        """
+
+    def remind(self, text: str) -> None:
+        """Report that a phase still goes on, unless a person sees it anyway."""
 
     def stage(self, name: str, total_steps: int) -> None:
         """A stage of `total_steps` begins; the one before it has ended."""
@@ -46,9 +65,12 @@ class LineProgress:
         self._pace = StagePace("", 0)
 
     @contextmanager
-    def phase(self, text: str) -> Iterator[None]:
+    def phase(self, text: str, count: EpisodeCount | None = None) -> Iterator[None]:
         self.note(text)
         yield
+
+    def remind(self, text: str) -> None:
+        self.note(text)
 
     def stage(self, name: str, total_steps: int) -> None:
         self._pace = StagePace(name, total_steps)
@@ -96,27 +118,36 @@ class StagePace:
 
 
 @asynccontextmanager
-async def long_phase(progress: Progress, text: str) -> AsyncIterator[None]:
-    """Say what is done while the block runs, and again whenever it has taken long."""
-    with progress.phase(text):
-        async with reporting_long_waits(f"still {text}", progress.note):
-            yield
+async def long_phase(progress: Progress, text: str) -> AsyncIterator[EpisodeCount]:
+    """Say what is done while the block runs, and again whenever it has taken long.
+
+    The block gets a count, and counts the episodes that it plays.
+    """
+    count = EpisodeCount()
+    with progress.phase(text, count):
+        async with reporting_long_waits(f"still {text}", progress.remind, count):
+            yield count
 
 
 @asynccontextmanager
-async def reporting_long_waits(text: str, notify: Callable[[str], None]) -> AsyncIterator[None]:
-    """Call `notify` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled.
+async def reporting_long_waits(
+    text: str, notify: Callable[[str], None], count: EpisodeCount | None = None
+) -> AsyncIterator[None]:
+    """Call `notify` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled, at
+    the latest after `MAX_SILENCE_S`.
 
     text: such as "waiting for the servers (log: env-0.log)".
+    count: of the episodes that the block plays.
     """
 
     async def keep_telling() -> None:
-        waited_s = LONG_WAIT_S
-        await asyncio.sleep(waited_s)
+        waited_s, pause_s = 0.0, LONG_WAIT_S
         while True:
-            notify(f"{text}, for {clock(waited_s)} so far")
-            await asyncio.sleep(waited_s)
-            waited_s *= 2
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+            counted = str(count or "")
+            notify(f"{text}, for {clock(waited_s)} so far" + (counted and f": {counted}"))
+            pause_s = min(waited_s, MAX_SILENCE_S)
 
     teller = asyncio.create_task(keep_telling())
     try:

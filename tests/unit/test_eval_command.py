@@ -17,6 +17,7 @@ from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.find import PLAYED, find_model
+from openenv_pipe.system.progress import EpisodeCount
 
 
 @pytest.fixture
@@ -205,7 +206,10 @@ async def test_a_baseline_that_fails_is_a_row_and_ends_nothing(folder):
     config = run_config({"env.baselines": players, "eval.baselines": True, "eval.num_tasks": 2})
     chat, engine = ChatFormat(build_tokenizer()), ScriptedEngine(one_letter)
     rollout = rollout_context(config, FakeHost(fragile), chat=chat, engine=engine)
-    broken, rejected = await play_baselines(config, rollout)
+    count = EpisodeCount()
+    broken, rejected = await play_baselines(config, rollout, count)
+    assert count.total == 2 * 2 * config.eval.samples_per_task
+    assert count.finished == 2 * config.eval.samples_per_task  # of the one that could be played
     assert "the baseline 'broken'" in broken.report.error and "no idea" in broken.report.error
     for words in ("'random'", "not a valid Action", "env.step_exception=unusable"):
         assert words in rejected.report.error

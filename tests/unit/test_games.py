@@ -24,6 +24,7 @@ from openenv_pipe.pipeline.evaluate import evaluate_model
 from openenv_pipe.rollout import collect_groups
 from openenv_pipe.rollout.metrics import count_unlike_prompts, summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Status
 
 ROLES = {"x": "policy", "o": "policy"}
@@ -292,7 +293,9 @@ async def test_an_evaluation_plays_each_trained_player_against_the_others(oppone
     config = game_config(
         **{"eval.opponent": opponent, "eval.num_tasks": 4, "eval.samples_per_task": 2}
     )
-    (evaluation,) = await evaluate_model(config, context_of(config), "trained", 1)
+    count = EpisodeCount()
+    (evaluation,) = await evaluate_model(config, context_of(config), "trained", 1, count)
+    assert (count.finished, count.total) == (8, 8)
     report = evaluation.report
     assert report.num_tasks == 4
     assert report.samples_per_task == 2

@@ -17,6 +17,7 @@ from openenv_pipe.pipeline.source_state import AHEAD, ORDER, SourceState
 from openenv_pipe.rollout.metrics import summarise_staleness
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.system.files import write_json
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -76,7 +77,7 @@ class Rollout:
 
 @pytest.fixture(autouse=True)
 def made_up_groups(monkeypatch):
-    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label, roles):
+    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label, roles, count):
         return rollout.collect(tasks, group_size=group_size, label=label)
 
     monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
@@ -135,7 +136,9 @@ async def test_further_rounds_replace_groups_without_a_signal():
     """A further round plays only as many groups as are missing, with the next tasks and other
     seeds."""
     rollout = Rollout(rounds=3, dull=lambda index: index in (0, 2, 5))
-    groups = await played_groups(rollout).groups(1)
+    count = EpisodeCount()
+    groups = await played_groups(rollout).groups(1, count)
+    assert count.total == 7 * rollout.config.trainer.group_size
     assert rollout.calls == [
         ("step 1", [0, 1, 2, 3]),
         ("step 1 round 2", [4, 5]),

@@ -95,6 +95,43 @@ async def test_a_long_phase_is_said_again():
     assert lines == ["evaluating start", "still evaluating start, for 0:20 so far"]
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_long_phase_says_how_many_episodes_are_finished():
+    lines: list[str] = []
+    async with long_phase(LineProgress(lines.append), "evaluating start") as count:
+        count.total = 64
+        for _ in range(3):
+            await asyncio.sleep(100)
+            count.finished += 12
+    first, *_, last = lines[1:]
+    assert first == "still evaluating start, for 0:20 so far: 0 of 64 episodes are finished"
+    assert last == "still evaluating start, for 4:40 so far: 24 of 64 episodes are finished"
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_silence_of_a_long_phase_is_bounded():
+    lines: list[str] = []
+    async with long_phase(LineProgress(lines.append), "evaluating start"):
+        await asyncio.sleep(3600)
+    assert 30 <= len(lines) <= 36
+
+
+async def test_a_terminal_shows_the_episodes_of_a_phase_as_a_bar():
+    terminal = _Terminal()
+    live = LiveProgress(terminal, 80)
+    async with long_phase(live, "evaluating start") as count:
+        count.total, count.finished = 64, 48
+        for _ in range(2):
+            live._live.refresh()
+        shown = terminal.getvalue()
+        bar = live._live.tasks[live._phase_bar]
+        assert (bar.completed, bar.total) == (48, 64)
+        live.remind("still evaluating start")
+    live.close()
+    assert "evaluating start · 48/64 episodes · 0:0" in shown
+    assert "still" not in terminal.getvalue()
+
+
 def test_values_that_are_missing_are_left_out():
     lines: list[str] = []
     progress = LineProgress(lines.append)

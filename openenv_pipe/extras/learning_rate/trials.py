@@ -24,7 +24,7 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.provenance import find_checkouts
 from openenv_pipe.runs.run import Run
 from openenv_pipe.runs.trust import local_code
-from openenv_pipe.system.progress import Progress
+from openenv_pipe.system.progress import EpisodeCount, Progress
 
 
 def run_trials(
@@ -137,8 +137,11 @@ class _TrialProgress:
     title: str
     num_steps: int
 
-    def phase(self, text: str) -> AbstractContextManager[None]:
-        return self.progress.phase(text)
+    def phase(self, text: str, count: EpisodeCount | None = None) -> AbstractContextManager[None]:
+        return self.progress.phase(text, count)
+
+    def remind(self, text: str) -> None:
+        self.progress.remind(text)
 
     def stage(self, name: str, total_steps: int) -> None:
         total = self.num_steps if name == "grpo" else total_steps

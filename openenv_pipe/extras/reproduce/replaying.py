@@ -15,6 +15,7 @@ from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group
 
 
@@ -28,7 +29,7 @@ class RecordedGroups:
     async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
         return await self._read(0)
 
-    async def groups(self, step: int) -> list[Group]:
+    async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         return await self._read(step)
 
     async def begin_update(self) -> None:
