@@ -1,14 +1,25 @@
 """The alarm about episodes and replies that a limit cut off, and what to raise."""
 
+import math
 from collections.abc import Sequence
 
-from openenv_pipe.reports.alarm import Alarm, Record, share_of
+from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, mean_of, share_of, sum_of
+
+# Nats a token: a model that can write has about 1, and random weights of the tiny model 5.6.
+RANDOM_ENTROPY = 4.0
+NUM_ERRORS = 2.0  # standard errors that a rise is more than; tasks differ, so groups count
 
 
 def truncated(steps: Sequence[Record]) -> Alarm | None:
-    """Return an alarm if limits cut off many of the last episodes, or a reply in them."""
+    """Return an alarm if limits cut off many of the last episodes, or a reply in them.
+
+    There is none while the reward rises, and none of nearly random tokens, which end a reply by
+    chance only, however long it may be.
+    """
     share = share_of(steps, "episodes/truncated", "episodes/count")
-    if share is None or share < 0.25:
+    entropy = mean_of(steps[-WINDOW:], "sampling/entropy")
+    is_random = entropy is not None and entropy > RANDOM_ENTROPY
+    if share is None or share < 0.25 or is_random or _is_rising(steps):
         return None
     return Alarm(
         metric="episodes/truncated",
@@ -17,6 +28,23 @@ def truncated(steps: Sequence[Record]) -> Alarm | None:
             steps, share, "env.max_reply_tokens, env.max_episode_tokens or env.max_turns"
         ),
     )
+
+
+def _is_rising(steps: Sequence[Record]) -> bool:
+    """Return whether the last rewards are above those just before, beyond what chance explains.
+
+    While there are fewer steps than two windows, the later half is compared with the earlier one.
+    """
+    known = [step for step in steps if step.get("reward/mean") is not None]
+    size = min(WINDOW, len(known) // 2)
+    if not size:
+        return False
+    last = known[-size:]
+    after, before = mean_of(last, "reward/mean"), mean_of(known[-2 * size : -size], "reward/mean")
+    assert after is not None and before is not None
+    num_groups = sum(sum_of(last, f"groups/{name}") or 0 for name in ("trained", "skipped"))
+    error = (mean_of(last, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))
+    return after - before > NUM_ERRORS * error
 
 
 def more_tokens(steps: Sequence[Record], share: float, keys: str) -> str:

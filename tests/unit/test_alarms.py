@@ -88,6 +88,32 @@ def test_a_limit_that_requests_set_themselves_is_named(num_asked, first):
     assert ("env." in alarm.advice) == (num_asked == 4)
 
 
+def cut_off(rewards: list[float], entropy: float) -> list[dict]:
+    """Steps all of whose episodes are cut off."""
+    changes = {"episodes/truncated": 64, "sampling/entropy": entropy, "loss/entropy": entropy}
+    return [
+        {**SOUND, **changes, "step": step, "reward/mean": reward, "reward/std": 0.03}
+        for step, reward in enumerate(rewards)
+    ]
+
+
+def test_a_limit_is_no_matter_while_the_reward_rises_and_is_one_from_then_on():
+    rising = [0.02 * step for step in range(12)]
+    for num_steps in range(5, 12):
+        assert find_alarms(cut_off(rising[:num_steps], 1.0)) == []
+    (alarm,) = find_alarms(cut_off(rising + 9 * [rising[-1]], 1.0))
+    assert alarm.metric == "episodes/truncated"
+
+
+def test_a_limit_is_no_matter_to_random_tokens_and_is_one_to_a_model_that_can_write():
+    """The first rewards of random weights are as those of `env new`: they hardly rise yet."""
+    first = [0.009, 0.012, 0.011, 0.012, 0.012]
+    assert find_alarms(cut_off(first, 5.5)) == []
+    watch = AlarmWatch([], 0.02)
+    (told,) = [text for step in cut_off(first, 1.0) for text in watch.new_alarms(step)]
+    assert "A limit of tokens or turns ended 100%" in told
+
+
 @pytest.mark.parametrize(
     ("memory", "is_told"),
     [
