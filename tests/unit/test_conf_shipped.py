@@ -8,6 +8,7 @@ import yaml
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.memory_estimate import tiny_shape
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.resources import (
@@ -113,6 +114,33 @@ def test_a_trainer_means_the_same_in_every_experiment(trainer):
         assert config.loss.model_copy(update={"correction": plain.loss.correction}) == plain.loss
         own = (config.advantage.baseline, config.advantage.scale)
         assert own == (plain.advantage.baseline, plain.advantage.scale)
+
+
+def test_no_experiment_sets_what_makes_up_another_trainer():
+    """Else a setting that is for the experiment's own trainer would change another in silence.
+
+    Rounds above 1 are those of DAPO, and rejected with every other trainer.
+    """
+    trainers = {path.stem: path for path in (CONF / "trainer").glob("*.yaml")}
+    files = [*trainers.values(), *(CONF / "trainer/loss").glob("*.yaml")]
+    files.remove(trainers["grpo"])
+    made_of = {
+        f"loss.{key}" if path.parent.name == "loss" else key
+        for path in files
+        for key, _ in leaves(yaml.safe_load(path.read_text()))
+    }
+    assert {"loss.clip_high", "loss.normalise", "advantage.scale", "max_sampling_rounds"} <= made_of
+    several_rounds = set()
+    for path in (CONF / "conf").rglob("*.yaml"):
+        own = dict(leaves((yaml.safe_load(path.read_text()) or {}).get("trainer") or {}))
+        assert own.keys() & made_of <= {"max_sampling_rounds"}, path
+        if own.get("max_sampling_rounds", "1") != "1":
+            several_rounds.add(path.stem)
+    assert several_rounds == {"sums"}
+    for trainer in trainers.keys() - {"dapo"}:
+        with pytest.raises(ConfigError, match=r"max_sampling_rounds=4 with trainer\."):
+            compose(["conf=sums", f"trainer={trainer}"])
+    assert compose(["conf=sums", "trainer=dapo"]).config.trainer.max_sampling_rounds == 4
 
 
 @pytest.mark.parametrize("option", OPTIONS)
