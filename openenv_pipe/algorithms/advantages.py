@@ -68,8 +68,7 @@ def step_advantages(
 ) -> list[GroupAdvantages]:
     """Compute the advantages of each group, in the order of the groups.
 
-    An advantage is what an episode earned beyond a baseline, over a standard deviation, the same
-    for each of its turns.
+    An advantage is (reward - baseline) / scale, the same for each turn of the episode.
 
     baseline  group: the mean of its group (GRPO, Shao et al. 2024, arXiv:2402.03300)
               leave_one_out: of the group's others (RLOO, arXiv:2402.14740)
@@ -84,7 +83,7 @@ def step_advantages(
     With per-turn rewards each turn is judged by itself: its value is the discounted sum of its
     own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
     over the episodes that reached the same turn; the divisor the root mean square. All of this is
-    about trained turns: a retry or an auxiliary call is no turn here, and has the advantage 0.
+    about trained turns: a retry or an auxiliary call is not a turn here, and has the advantage 0.
 
     Raises ConfigError for a negative reward with scale `mean`.
 

@@ -36,7 +36,7 @@ def open_console(**options: Any) -> Console:
 def print_table(shown: RenderableType) -> None:
     """Print a table to stdout.
 
-    If stdout is no terminal, a table has all its columns and lines are not broken, unless the
+    If stdout is not a terminal, a table has all its columns and lines are not broken, unless the
     environment variable COLUMNS sets a width.
     """
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()

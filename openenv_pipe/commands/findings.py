@@ -85,7 +85,7 @@ def as_json(lines: Sequence[Line]) -> str:
 
 
 def write_junit(path: Path, suite_name: str, lines: Sequence[Line]) -> None:
-    """Write a suite with a test case for each line. A warning is no failure.
+    """Write a suite with a test case for each line. A warning is not a failure.
 
     Raises UserError if the file cannot be written.
     """

@@ -187,11 +187,13 @@ def _parse(overrides: Sequence[str]) -> list["Override"]:
             )
         if override.is_hydra_override():
             raise ConfigError(
-                f"{shown_override(override.input_line)}: Hydra's own settings have no effect here"
+                f"{shown_override(override.input_line)}: Hydra's own settings have no effect here; "
+                "remove it"
             )
         if block_of(override) == "sweep":
             raise ConfigError(
-                f"{shown_override(override.input_line)} is for `openenv-pipe train -m`"
+                f"{shown_override(override.input_line)} is a setting of sweeps; remove it, or "
+                "start a sweep with `openenv-pipe train -m`"
             )
     return parsed
 
@@ -305,7 +307,7 @@ def _with_experiments(
     beside: Any = values.get("beside")
     for name, given in beside.items() if isinstance(beside, dict) else ():
         if not isinstance(given, dict) or ("conf" not in given and given.keys() >= BESIDE_BLOCKS):
-            continue  # The schema rejects what is no mapping; a saved run has all blocks.
+            continue  # The schema rejects what is not a mapping; a saved run has all blocks.
         experiment = given.pop("conf", None)
         if not isinstance(experiment, str):
             key = f"beside.{name}.conf"
@@ -348,7 +350,7 @@ def _experiment_blocks(
 
 
 def _literal(value: Any) -> Any:
-    """A saved value as OmegaConf takes it: text with `${` in it is no interpolation."""
+    """A saved value as OmegaConf takes it: text with `${` in it is not an interpolation."""
     if isinstance(value, Mapping):
         return {key: _literal(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -100,7 +100,7 @@ def _stages(config: "RunConfig", fit: Fit) -> Iterator[tuple[str, "OptimizerConf
 
 
 def _fit(model: Mapping[str, Any]) -> Fit:
-    # A model that is no block yet is rejected later, by the schema.
+    # A model that is not a block yet is rejected later, by the schema.
     if not isinstance(model, Mapping) or model.get("type") != "hub":
         return RANDOM
     rates = LORA if (model.get("lora") or {}).get("rank") else FULL

@@ -32,7 +32,7 @@ def find_file(name: str) -> Path | None:
 def check_file(path: Path, *, is_experiment: bool) -> str:
     """Return a file's text, after a check of its size, encoding, kind and nesting.
 
-    What is no YAML at all is left to the reader, which names the line.
+    What is not YAML at all is left to the reader, which names the line.
 
     Raises:
         ConfigError: the file cannot be used; the message names it.
@@ -118,7 +118,7 @@ def _is_mapping(text: str) -> bool:
 
     Raises:
         ValueError: it is nested too deep, or a value contains itself.
-        YAMLError: it is no YAML.
+        YAMLError: it is not YAML.
     """
     root = None
     open_anchors: list[str | None] = []  # of the values that are not closed

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_host(config: "RunConfig") -> str:
-    """Check that the host can be built, and return what its servers are, for people.
+    """Check that the host can be built, and describe its servers in a line.
 
     The `check` of a host's type is called with the configurations of the environment and of the
     host. A type without it is checked by a call of `build`. Raises ConfigError.

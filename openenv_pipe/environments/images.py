@@ -105,7 +105,7 @@ def _may_have_images(value: Any) -> bool:
 def format_of(text: str) -> str | None:
     """Return the format of an image's text, as Pillow names it: of data URLs, whatever they say.
 
-    None: the text is no image.
+    None: the text is not an image.
     """
     if len(text) < MIN_TEXT_LENGTH:
         return None

@@ -47,11 +47,11 @@ def validator_class(schema: Schema) -> Any:
 
 def _problem(schema: Any) -> str:
     if not isinstance(schema, dict):
-        return f"{schema!r:.80} is no object"
+        return f"{schema!r:.80} is not an object"
     if _num_parts(schema) > MAX_PARTS:
         return f"it has more than {MAX_PARTS} parts, or nests more than {MAX_DEPTH} levels deep"
     if not isinstance(schema.get("$schema", ""), str):
-        return f"its $schema is {schema['$schema']!r:.80}, expected a text"
+        return f"its $schema is {schema['$schema']!r:.80}, expected a string"
     kind = validator_class(schema)
     if kind in OLD_DIALECTS:
         return f"its $schema is {schema['$schema']!r:.80}, expected draft 6 or a later one"

@@ -82,7 +82,7 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
 
 
 def adapts_experts(model: Any) -> bool:
-    """Return whether a model's adapter adds to matrices that are no layers, as experts' are."""
+    """Return whether a model's adapter adds to matrices that are not layers, as experts' are."""
     return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 

@@ -119,14 +119,14 @@ def served_source(config: ModelConfig) -> ModelSource | None:
 
 
 def reject_unreachable(config: HubModelConfig) -> None:
-    """Ask the hub for a model. Raises ConfigError if it cannot be had there."""
+    """Ask the hub for a model. Raises ConfigError if the hub does not have it or is unreachable."""
     try:
         HfApi().model_info(config.path, revision=config.revision, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # no network, no such model, no permission
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"model.path={config.path!r} is neither a local folder nor fully cached, and the model "
-            f"hub does not give it: {first_line}"
+            f"model.path={config.path!r} is neither a local folder nor fully cached, and asking "
+            f"the model hub for it failed: {first_line}"
         ) from error
 
 
@@ -134,8 +134,8 @@ async def provide_model(config: ModelConfig, notify: Notify) -> None:
     """Let an extra make a model that it makes, unless it is here or the hub has it.
 
     Raises:
-        ConfigError: the hub does not give it, or what it is made of cannot be had or read, or the
-            cache cannot be written.
+        ConfigError: the hub does not have it, what it is made of cannot be downloaded or read, or
+            the cache cannot be written.
     """
     if not isinstance(config, HubModelConfig):
         return
@@ -158,7 +158,7 @@ def download_missing(config: ModelConfig) -> None:
     """Download all of a model of the hub into the hub's cache, unless it is on this machine.
 
     Raises:
-        ConfigError: the hub does not give it.
+        ConfigError: the download failed.
     """
     if isinstance(config, HubModelConfig) and find_model_folder(config) is None:
         with readable_errors(config):

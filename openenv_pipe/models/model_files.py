@@ -39,7 +39,7 @@ def check_model_file(file: Path) -> None:
     """Check the size of a configuration or a vocabulary, and whether it can be read.
 
     Raises:
-        ConfigError: it is no file, is too large, or makes its reader fail.
+        ConfigError: it is not a file, is too large, or makes its reader fail.
     """
     _reject_other_kinds(file)
     found = file.stat()
@@ -59,7 +59,7 @@ def _check_once(file: Path, _stamp: tuple[int, int, int]) -> None:
 
 
 def read_model_file(file: Path) -> bytes:
-    """Read such a file, also through a link, as those of a hub's cache are. Raises ConfigError."""
+    """Read a model's configuration or vocabulary, also through a link. Raises ConfigError."""
     _reject_other_kinds(file)
     if (size := file.stat().st_size) > BUDGET.max_mb * 2**20:
         raise ConfigError(
@@ -93,7 +93,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the length of a safetensors file's header with its own, and what it says.
 
     Raises:
-        ConfigError: the file is none of safetensors.
+        ConfigError: the file is not a safetensors file.
         OSError: it cannot be read.
     """
     _reject_other_kinds(path)
@@ -101,7 +101,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         length = int.from_bytes(file.read(8), "little")
         if length > BUDGET.max_mb * 2**20:
             raise ConfigError(
-                f"{path} is no safetensors file: it begins with the length of its header, "
+                f"{path} is not a safetensors file: it begins with the length of its header, "
                 f"{length:,} bytes; expected at most {BUDGET.max_mb} MB"
             )
         content = file.read(length)
@@ -110,5 +110,5 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
     except RunFolderError as error:
         raise ConfigError(f"the header of a safetensors file is damaged: {error}") from error
     if not isinstance(header, dict):
-        raise ConfigError(f"{path} is no safetensors file: its header is {header!r:.80}")
+        raise ConfigError(f"{path} is not a safetensors file: its header is {header!r:.80}")
     return 8 + length, header

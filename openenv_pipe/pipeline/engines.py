@@ -2,7 +2,7 @@
 
 The `build` of an engine's type is called with an `EngineParts`, and gives an asynchronous context
 manager of an `Engine`. Its `check` is called with the run's configuration before a run that plays
-begins, its `trial` by `openenv-pipe check`; both return what they found, for people, and raise
+begins, its `trial` by `openenv-pipe check`; both describe in a line what they found, and raise
 ConfigError.
 """
 

@@ -148,7 +148,7 @@ async def play_baselines(
 
     Returns an empty list if the engine needs no tokenizer, because scripted replies need one, and
     none of a game against a checkpoint, whose engine serves the model's own games. A policy that
-    cannot be played gets a report that says why: it is no reason to end a run.
+    cannot be played gets a report that says why: that does not end the run.
 
     count: gets the number of all episodes, and counts those that are finished.
 

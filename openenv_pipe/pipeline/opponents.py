@@ -35,7 +35,7 @@ def find_opponent(config: RunConfig) -> Path | None:
     folder = Path(named)
     if not (folder / DIGESTS).is_file():
         raise ConfigError(
-            f"{KEY}={named!r} is no folder of a checkpoint, and no policy of env.baselines "
+            f"{KEY}={named!r} is neither the folder of a checkpoint nor a policy of env.baselines "
             f"({', '.join(config.env.baselines)}); name one of these, or a folder such as "
             "RUN/checkpoints/step_000100"
         )

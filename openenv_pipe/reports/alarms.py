@@ -348,7 +348,7 @@ def _forgotten(steps: Sequence[Record]) -> Alarm | None:
         "any more what it wrote in its first step",
         advice="read some replies"
         + if_command("episodes", " (`openenv-pipe episodes latest`)")
-        + "; if they are no language, lower trainer.optimizer.lr to a third, or hold the policy "
+        + "; if they are gibberish, lower trainer.optimizer.lr to a third, or hold the policy "
         "back with trainer.loss.kl.coef",
     )
 

@@ -57,7 +57,7 @@ class Seat:
     async def ask(
         self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
-        """Ask the session what is no move. See `Session.ask`."""
+        """Ask the session something other than a move. See `Session.ask`."""
         return await self._game.session.ask(kind, answer_kind, data, timeout_s)
 
     def give(self, observation: Observation, *, done: bool) -> None:

@@ -20,7 +20,7 @@ class PromptHistory(Protocol):
 
 
 class AppendedHistory:
-    """Prompts that only grow: what was sampled stays as it is."""
+    """`append`: each prompt is the one before it, the sampled ids and what followed them."""
 
     parent: int | None = PREVIOUS
 
@@ -35,7 +35,7 @@ class AppendedHistory:
 
 
 class RerenderedHistory:
-    """Prompts that the template renders from all messages, each placed in the episode's graph."""
+    """`rerender`: the template renders each prompt anew, from all messages."""
 
     def __init__(self, chat: Chat, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         self._chat = chat

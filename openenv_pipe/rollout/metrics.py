@@ -122,7 +122,7 @@ def _written(episode: Episode) -> tuple[tuple[int, ...] | str, ...]:
 def count_unlike_prompts(groups: Sequence[Group], text_of: Callable[[list[int]], str]) -> int:
     """Count the groups whose members were shown different first prompts, though of one task.
 
-    Ids and clocks in a prompt, which differ by nature, are no difference. Images are compared by
+    Ids and clocks in a prompt, which differ by nature, are not a difference. Images are compared by
     their pixels. Games are left out: what others did before a player's first turn may differ.
     text_of: decodes token ids.
     """

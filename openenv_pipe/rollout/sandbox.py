@@ -65,7 +65,7 @@ class Sandbox(Protocol):
 
     The `build` of a sandbox's type gives one in an asynchronous context manager. It is called with
     the sandbox's configuration, the command of the programs, and the folder for logs. Its `check`
-    is called with the sandbox's configuration, and returns what would be started, for people.
+    is called with the sandbox's configuration, and describes in a line what would be started.
     """
 
     @property

@@ -330,7 +330,7 @@ def _check_parents(parents: Sequence[int | None]) -> None:
             way.append(place)
             parent = parents[place]
             if parent is not None and (type(parent) is not int or not 0 <= parent < len(parents)):
-                raise ValueError(f"the turn {place} continues {parent!r:.20}, which is no turn")
+                raise ValueError(f"the turn {place} continues {parent!r:.20}, which is not a turn")
             if parent in way:
                 raise ValueError(f"the turn {place} continues one that continues it")
             place = parent

@@ -336,7 +336,7 @@ class RunFolder:
         self._write_record(attempts=[*self.attempts[:-1], last])
 
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
-        """Close the record. `cause` is for people; a long one is a file of the logs."""
+        """Close the record. cause: why it ended; a long one is a file of the logs."""
         if cause is not None and len(cause) > MAX_LENGTH:
             write_text(self.error_text, cause)
             cause = for_people(cause, whole=self.error_text.relative_to(self.path))

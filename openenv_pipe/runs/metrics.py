@@ -90,7 +90,7 @@ class Records:
         self._account = None if budget is None else Account(budget)
 
     def add(self, number: int, line: bytes) -> None:
-        """Parse the line of this number. Raises RunFolderError if it is no record, or too much."""
+        """Parse the line of this number. Raises RunFolderError if it is damaged or too large."""
         if self._account is not None:
             self._account.spend(self._path, line)
         record = parse_record(self._path, number, line)

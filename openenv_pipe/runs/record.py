@@ -72,7 +72,7 @@ class RunRecord(Record):
 
     @property
     def is_training(self) -> bool:
-        """Whether it trained anew: it is no evaluation, and no reproduction of another run."""
+        """Whether it trained anew: it is neither an evaluation nor a reproduction."""
         is_reproduction = self.lineage is not None and self.lineage.kind == "reproduction"
         return self.purpose == "training" and not is_reproduction
 

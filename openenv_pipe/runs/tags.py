@@ -16,7 +16,7 @@ MAX_TAGS = 20
 
 
 def read_tags(folder: Path) -> list[str]:
-    """Return the tags of a run in alphabetical order; those that are no tags are left out."""
+    """Return the tags of a run in alphabetical order; what is not a tag is left out."""
     try:
         found = read_json(folder / FILE) if (folder / FILE).exists() else []
     except (RunFolderError, OSError):

@@ -76,7 +76,7 @@ class UserCode:
                 await self._stop(call)
 
     def call_blocking(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Do the same as `call`, while this thread waits."""
+        """Do the same as `call`, and block this thread until the function returns."""
         ended = threading.Event()
         call = self._begin(function, arguments, keywords, lambda _: ended.set())
         try:

@@ -67,7 +67,9 @@ def test_a_scripted_opponent_loads_nothing():
 
 
 def test_what_cannot_play_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"eval.opponent=.*no folder of a checkpoint.*\(fixed\)"):
+    with pytest.raises(
+        ConfigError, match=r"eval.opponent=.*neither the folder of a checkpoint.*\(fixed\)"
+    ):
         check_opponent(against(tmp_path))
     policy = tiny_policy()
     adapter = saved(tmp_path / "adapter", tiny_policy(lora_rank=4))
@@ -140,11 +142,11 @@ def test_a_relative_checkpoint_and_a_link_are_resolved_when_the_run_begins(tmp_p
 def test_eval_rejects_an_opponent_before_it_makes_a_folder(tmp_path):
     control = RunControl()
     runs_dir, opponent = f"runs_dir={tmp_path}", f"eval.opponent={tmp_path}/none/x"
-    with pytest.raises(ConfigError, match=r"eval.opponent=.*no folder of a checkpoint"):
+    with pytest.raises(ConfigError, match=r"eval.opponent=.*neither the folder of a checkpoint"):
         evaluate(["conf=tic_tac_toe", runs_dir, opponent], ["eval"], control, trust=False)
     assert list(tmp_path.iterdir()) == []
     made = run_samples.create(tmp_path, compose(["conf=tic_tac_toe", runs_dir]).config)
     saved(made.path, tiny_policy())
-    with pytest.raises(ConfigError, match=r"eval.opponent=.*no folder of a checkpoint"):
+    with pytest.raises(ConfigError, match=r"eval.opponent=.*neither the folder of a checkpoint"):
         evaluate([str(made.path), opponent], ["eval"], control, trust=False)
     assert not (made.path / "logs" / "eval").exists()

@@ -64,10 +64,10 @@ def test_the_app_is_found_from_inside_the_package(package, manifest, app):
         ("name: x\n- app: server.app:app", r"{path}, line 2, column 1: "),
         ("- app", r"{path}: expected keys and values"),
         (b"name: caf\xe9", r"{path}, line 1: not UTF-8"),
-        ("version: 2026-13-40", r"{path}: month must be in 1\.\.12.*between quotes"),
-        ("app: server.app", r"{path}: app is 'server\.app', expected a text like"),
-        ("app: [server]", r"{path}: app is \['server'\], expected a text like"),
-        ("app: 'server.app:'", r"{path}: app is 'server\.app:', expected a text like"),
+        ("version: 2026-13-40", r"{path}: month must be in 1\.\.12.*in quotes"),
+        ("app: server.app", r"{path}: app is 'server\.app', expected a string like"),
+        ("app: [server]", r"{path}: app is \['server'\], expected a string like"),
+        ("app: 'server.app:'", r"{path}: app is 'server\.app:', expected a string like"),
         ("app: server.main:app", r"{path}: app is 'server\.main:app', and there is no .*/main\.py"),
         ("app: nowhere:app", r"{path}: app is 'nowhere:app', and there is no .*/nowhere\.py"),
     ],
@@ -145,7 +145,7 @@ def test_why_an_environment_cannot_be_created(package):
 
 def test_an_app_that_is_none_is_explained(package):
     (package / "openenv.yaml").write_text("app: 8000")
-    with pytest.raises(ConfigError, match=r"app is 8000, expected a text like 'server\.app:app'"):
+    with pytest.raises(ConfigError, match=r"app is 8000, expected a string like 'server\.app:app'"):
         manifest_app(package)
     (package / "server" / "app.py").unlink()
     (package / "openenv.yaml").write_text("name: an older manifest")

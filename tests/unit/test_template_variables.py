@@ -71,7 +71,7 @@ def test_a_name_that_no_template_reads_is_rejected(name):
 
 
 def test_a_template_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="the chat template is no Jinja template"):
+    with pytest.raises(ConfigError, match="the chat template is not a Jinja template"):
         template_with("{% if %}", {"effort": "low"})
 
 

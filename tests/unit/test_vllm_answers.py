@@ -70,9 +70,9 @@ def with_choice(**changes):
 
 
 REJECTED = {
-    "half of the JSON": (WHOLE[:60], ServerGoneError, "no complete JSON"),
-    "nothing": (b"", ServerGoneError, "no complete JSON"),
-    "a page of a proxy": (b"<html>busy</html>", ServerGoneError, "no complete JSON.*busy"),
+    "half of the JSON": (WHOLE[:60], ServerGoneError, "not complete JSON"),
+    "nothing": (b"", ServerGoneError, "not complete JSON"),
+    "a page of a proxy": (b"<html>busy</html>", ServerGoneError, "not complete JSON.*busy"),
     "an error with status 200": (
         {"error": {"message": "overloaded"}},
         ServerGoneError,

@@ -52,7 +52,7 @@ def attached(url):
 async def test_a_server_that_does_not_exist_is_said_and_not_waited_for(monkeypatch):
     monkeypatch.setattr(launch, "FIND_LIMIT_S", 0.0)
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(EngineError, match=f"{url} is no running vLLM server.*engine command"):
+    with pytest.raises(EngineError, match=f"{url} is not a running vLLM server.*engine command"):
         await attached(url).start()
 
 

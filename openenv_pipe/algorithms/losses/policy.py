@@ -71,7 +71,7 @@ def cispo_loss(
     """Weight REINFORCE by the ratio, clipped and without a gradient (MiniMax-M1,
     arXiv:2506.13585): where PPO drops a token, this only bounds its weight.
 
-    `clip_low` from 1 on is no lower bound, as in the paper.
+    `clip_low` from 1 on is not a lower bound, as in the paper.
     """
     ratio_N = ratios(logprobs_N.detach() - old_logprobs_N)
     weight_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)

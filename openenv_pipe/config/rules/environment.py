@@ -64,7 +64,7 @@ def _evaluates_for_nothing(config: "RunConfig") -> bool:
 
 
 def _roles_that_nobody_plays(config: "RunConfig") -> list[str]:
-    """Return the players whose role is no name of env.baselines."""
+    """Return the players whose role is not a name of env.baselines."""
     known = {POLICY, UNTRAINED, *config.env.baselines}
     players = config.env.players
     return [name for name, role in players.roles.items() if role not in known] if players else []

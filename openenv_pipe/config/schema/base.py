@@ -45,7 +45,9 @@ def check_header_value(value: str) -> str:
 
 def _header_name(name: str) -> str:
     if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII):
-        raise ValueError("this is no name of an HTTP header; expected one such as Authorization")
+        raise ValueError(
+            "this is not the name of an HTTP header; expected one such as Authorization"
+        )
     return name
 
 

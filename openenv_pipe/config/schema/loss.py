@@ -140,7 +140,7 @@ class PythonLossConfig(LossBlock, PythonTarget):
 
     @property
     def needs_only_advantages(self) -> bool:
-        """False, because it is not known."""
+        """False: a user's loss may need more, which only its code says."""
         return False
 
     @property

@@ -25,7 +25,7 @@ def _time(text: str) -> str:
         is_time = False
     if not is_time:
         raise ValueError(
-            f"{text!r:.40} is no time; expected one without a time zone, such as "
+            f"{text!r:.40} is not a time; expected one without a time zone, such as "
             "2026-04-30T12:00:00"
         )
     return text

@@ -21,7 +21,7 @@ def reject_unusual_values(document: Mapping[Any, Any]) -> None:
     """Check all values of a document. No recursion: a value may contain itself.
 
     Raises:
-        ValueError: a value is no plain data, is not finite, has control characters, or there are
+        ValueError: a value is not plain data, is not finite, has control characters, or there are
             too many values or levels. The message names the key.
     """
     remaining: deque[tuple[tuple[str, ...], Any]] = deque([((), document)])
@@ -50,7 +50,7 @@ def _children(place: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
         return
     for name, each in value.items():
         if not isinstance(name, str):
-            raise ValueError(f"{_key((*place, str(name)))}: the key is {name!r}; expected text")
+            raise ValueError(f"{_key((*place, str(name)))}: the key is {name!r}; put it in quotes")
         if problem := _text_problem(name, allowed=""):
             raise ValueError(f"{_key((*place, name))}: the key: {problem}")
         yield name, each

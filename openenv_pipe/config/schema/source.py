@@ -16,7 +16,7 @@ class SourceBlock(Block):
 
     @property
     def scripted_policy(self) -> str | None:
-        """The function that plays, as module:name; None: another one plays, or none."""
+        """The scripted policy that plays, as module:name; None for all other sources."""
         return None
 
     @property

@@ -75,7 +75,7 @@ class ReplayConfig(Block):
 
 
 class GroupRelativeAdvantageConfig(Block):
-    """Rewards beyond a baseline, over a standard deviation."""
+    """Group-relative advantages: (reward - baseline) / scale."""
 
     type: Literal["group_relative"]
     baseline: Literal["group", "leave_one_out", "batch"] = Field(

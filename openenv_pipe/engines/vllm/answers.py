@@ -156,7 +156,7 @@ def parse(kind: type[Parsed], content: bytes, where: str) -> Parsed:
         first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         raise ServerGoneError(
-            f"{where} answered with what is no complete JSON: {quoted(content, QUOTE)}"
+            f"{where} answered with something that is not complete JSON: {quoted(content, QUOTE)}"
         )
     path = ".".join(map(str, first["loc"])) or "the answer"
     raise EngineError(
@@ -272,7 +272,7 @@ def _problem_of_logprobs(ids: Sequence[int], entries: Sequence[_Position]) -> st
         if token_id != entry.token_id:
             return f"token {token_id} was sampled, and the logprob is that of {entry.token_id}"
         if not NO_LOGPROB < entry.logprob <= MAX_ROUNDING:
-            return f"the logprob of token {token_id} is {entry.logprob:g}, which is no logprob"
+            return f"the logprob of token {token_id} is {entry.logprob:g}, which is not a logprob"
     return None
 
 

@@ -60,8 +60,8 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
 def check_launch(config: VllmEngineConfig) -> str:
     """Check that what starts the servers is there, beyond vLLM's installation on this machine.
 
-    The `check` of a launch is called with the engine's configuration, and returns what is started,
-    for people. Raises ConfigError.
+    The `check` of a launch is called with the engine's configuration, and describes in a line what
+    is started. Raises ConfigError.
     """
     check = block_types("engine.launch")[config.launch].check
     return str(load(check)(config)) if check else ""

@@ -175,8 +175,8 @@ class AttachedVllmServer:
                 command = "`openenv-pipe engine command` with the arguments of `train`"
                 how = if_command("engine", f"{command} prints how to start it; ")
                 raise EngineError(
-                    f"engine.url: {self.url} is no running vLLM server: {problem}; {how}wait until "
-                    "it answers, or set engine.launch=managed"
+                    f"engine.url: {self.url} is not a running vLLM server: {problem}; {how}wait "
+                    "until it answers, or set engine.launch=managed"
                 )
             await asyncio.sleep(FIND_POLL_S)
 

@@ -15,7 +15,7 @@ LEVELS = {"never": 0, "level1": 1, "level2": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerFootprint:
-    """The learner's use of the machine that it may share with the servers."""
+    """What the learner uses of the GPUs that it may share with the vLLM servers."""
 
     on_gpu: bool
     free_gpus: Sequence[str] = ()  # GPUs that it does not use, as CUDA_VISIBLE_DEVICES names them

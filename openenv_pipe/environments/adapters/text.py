@@ -39,7 +39,7 @@ class TextAdapter:
             known = ", ".join(name for name in fields if name != "metadata") or "none"
             raise ConfigError(
                 f"env.adapter.pattern={self._pattern.source!r} has the group {unknown[0]!r}, "
-                f"which is no field of the environment's action; its fields: {known}"
+                f"which is not a field of the environment's action; its fields: {known}"
             )
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXECUTION_ERROR = "EXECUTION_ERROR"  # the code of an exception of the environment's own
 REJECTIONS = (EXECUTION_ERROR, "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
-# AttributeErrors of OpenEnv's `serialize_observation`, for what is no `Observation`.
+# AttributeErrors of OpenEnv's `serialize_observation`, for what is not an `Observation`.
 NOT_AN_OBSERVATION = re.compile(r"'(\w+)' object has no attribute '(?:model_dump|reward|done)'$")
 WANTED = "OpenEnv wants the observation alone, with its fields reward and done set"
 RETURNED = {

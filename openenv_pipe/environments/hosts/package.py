@@ -40,7 +40,7 @@ def manifest(package: Path) -> dict[str, Any]:
         if _has_usual_app(package):
             return {}
         raise ConfigError(
-            f"env.package={package} is no OpenEnv package, which has an openenv.yaml or a "
+            f"env.package={package} is not an OpenEnv package, which has an openenv.yaml or a "
             "server/app.py"
         )
     check_file(path, is_experiment=False)
@@ -50,7 +50,7 @@ def manifest(package: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(explain_yaml(error)) from None
     except ValueError as error:  # of a value that looks like a date
-        raise ConfigError(f"{path}: {error}; put it between quotes if it is a text") from None
+        raise ConfigError(f"{path}: {error}; put it in quotes if it is a string") from None
     return values
 
 
@@ -65,7 +65,7 @@ def manifest_app(package: Path) -> str:
     path, app = package / MANIFEST, manifest(package).get("app")
     if app is None and _has_usual_app(package):
         return USUAL_APP
-    expected = f"expected a text like {USUAL_APP!r}, which is `app` in server/app.py"
+    expected = f"expected a string like {USUAL_APP!r}, which is `app` in server/app.py"
     if app is None:
         raise ConfigError(f"{path} has no key app, and there is no server/app.py; {expected}")
     if not isinstance(app, str) or not APP.fullmatch(app):

@@ -51,8 +51,8 @@ FOLDER = "{folder}"  # in env.variables: the current folder
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 HEALTH_LIMIT_S = 5.0
 UNPROTECTED = (
-    "answers requests without a key, so every user of this machine can use it: it is no server of "
-    "uvicorn's, or its Python ignores PYTHONPATH; use host=docker, or let it reject requests whose "
+    "answers requests without a key, so every user of this machine can use it: it does not run on "
+    "uvicorn, or its Python ignores PYTHONPATH; use host=docker, or let it reject requests whose "
     f"header Authorization is not 'Bearer KEY' with the KEY of the variable {ENV_KEY}"
 )
 

@@ -88,7 +88,7 @@ class UserOrder:
         state = self._code.call_blocking(self._order.state)
         try:
             if not isinstance(state, dict):
-                raise TypeError("it is no dict")
+                raise TypeError("it is not a dict")
             json.dumps(state)
         except (TypeError, ValueError) as error:
             raise ConfigError(

@@ -114,7 +114,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice, and only one value can be kept; remove one")
+        raise ValueError(f"{twice!r} occurs twice in one object; remove one")
     return members
 
 
@@ -133,7 +133,7 @@ def _float(literal: str) -> float:
 
 
 def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON, and cannot be sent; write null or a text")
+    raise ValueError(f"{name} is not JSON, and cannot be sent; write null or a string")
 
 
 def _csv_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[int, Row]]:
@@ -149,8 +149,8 @@ def _csv_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[in
     for number, row in rows:
         if len(row) != len(header):
             raise ValueError(
-                f"line {number} has more or fewer cells than the header: {len(row)}, and not "
-                f"{len(header)}"
+                f"line {number}: the number of cells is {len(row)}, expected {len(header)} as in "
+                "the header; put cells that contain commas in double quotes"
             )
     typed = [read_column(cells) for cells in zip(*(row for _, row in rows), strict=True)]
     for (number, _), values in zip(rows, zip(*typed, strict=True), strict=True):

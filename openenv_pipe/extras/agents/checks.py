@@ -9,7 +9,7 @@ from openenv_pipe.system.process import port_in_use
 
 
 def check_programs(config: ProgramAgentConfig) -> str:
-    """Return what would be started, for people. Raises ConfigError if it cannot be."""
+    """Describe in a line what would be started. Raises ConfigError if it cannot be."""
     if config.sandbox.is_this_machine:
         return check_program(config)
     return str(load(block_types("agent.sandbox")[config.sandbox.type].check)(config.sandbox))

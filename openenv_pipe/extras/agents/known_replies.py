@@ -44,7 +44,7 @@ class _Given:
 @dataclass(frozen=True, slots=True)
 class FoundReplies:
     replies: dict[int, KnownReply]  # by the index of the message
-    num_unknown: int  # messages of the assistant that are no reply of the model
+    num_unknown: int  # messages of the assistant that are not replies of the model
     num_ambiguous: int  # messages that could be one of several replies
 
 

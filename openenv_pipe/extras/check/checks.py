@@ -109,7 +109,7 @@ def check_memory(config: RunConfig) -> Iterator[Line]:
 
 
 def run_checks(config: RunConfig, progress: Progress | None = None) -> list[Line]:
-    """Run all checks. A trial is left out where a requirement that it builds on is not met."""
+    """Run all checks, and skip the trials that depend on a failed requirement."""
     progress = progress or LineProgress(_log.info)
     lines: list[Line] = []
     watch = Stopwatch()

@@ -122,7 +122,7 @@ async def try_rewards(
     """Yield a line for each reward term that a function of the user computes, and for each of
     `env.metrics` that no observation has.
 
-    They are tried with an episode of random actions, with one of replies that are no actions, and
+    They are tried with an episode of random actions, with one of replies that are not actions, and
     with one of each baseline. Without `chat`, an engine that takes messages, these have no token
     ids, as in the run. Raises HostError: as in training.
     """
@@ -131,7 +131,7 @@ async def try_rewards(
         return
     policies: dict[str, ScriptedPolicy] = {
         "random actions": random_reply,
-        "replies that are no actions": no_action,
+        "replies that are not actions": no_action,
     }
     if config.eval.baselines:
         policies |= {name: load_callable(path) for name, path in config.env.baselines.items()}

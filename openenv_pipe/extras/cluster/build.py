@@ -40,6 +40,6 @@ class RayCluster(Cluster):
 
 
 def check_ray(settings: RayClusterConfig) -> str:
-    """Check that Ray is installed, and return what plays, for people. Raises ConfigError."""
+    """Check that Ray is installed, and describe in a line what plays. Raises ConfigError."""
     require_ray()
     return f"{settings.rollout_workers} rollout workers, by Ray at {settings.address}"

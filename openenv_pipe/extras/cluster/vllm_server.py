@@ -199,7 +199,7 @@ def remote_servers(
 
 
 class NodeFiles:
-    """A `client.Files`: copies folders of this machine into the folder of a server's node."""
+    """Copies folders of this machine to the node of a vLLM server, as a `client.Files`."""
 
     def __init__(self, process: PlacedProcess, root: Path) -> None:
         self._process = process

@@ -41,7 +41,7 @@ class SeveralDevices(Devices):
 
     @staticmethod
     def check(config: RunConfig) -> str:
-        """Return what a run with these devices has, for people. Raises ConfigError."""
+        """Return a line about the policy's shards; empty if it is whole. Raises ConfigError."""
         trainer = config.trainer
         if not trainer.is_sharded:
             return ""

@@ -102,7 +102,7 @@ class ShardedPolicyWeights(PolicyWeights):
     def _merged(self, name: str, part: torch.Tensor) -> torch.Tensor:
         """Add this rank's part of an adapter's product to its part of a matrix. A collective.
 
-        Raises ConfigError: the adapter of this module is no product of two matrices.
+        Raises ConfigError: the adapter of this module is not a product of two matrices.
         """
         layer = self._adapted.get(name)
         if layer is None:

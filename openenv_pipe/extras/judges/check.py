@@ -186,8 +186,8 @@ def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group
         chosen += played[:per_step]
     if not chosen:
         raise RunFolderError(
-            f"{recorded.folder.path} has no group with two episodes that did not fail in the "
-            f"steps {spread[0]} to {spread[-1]}; choose another step with --step"
+            f"steps {spread[0]} to {spread[-1]} of {recorded.folder.path} have no group with two "
+            "episodes that did not fail; choose another step with --step"
         )
     return chosen[:num_groups]
 

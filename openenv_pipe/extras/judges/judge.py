@@ -311,5 +311,5 @@ def number_of(value: Any, count: int, what: str) -> int:
     """
     numbers = [value] if type(value) is int else re.findall(r"\d{1,9}", str(value))
     if len(numbers) != 1 or not 1 <= int(numbers[0]) <= count:
-        raise UnusableAnswerError(f"{what} {str(value)[:80]!r} is none of 1 to {count}")
+        raise UnusableAnswerError(f"{what} {str(value)[:80]!r} is not one of 1 to {count}")
     return int(numbers[0])

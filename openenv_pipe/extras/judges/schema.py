@@ -230,7 +230,7 @@ class JudgeTerm(Term):
         names = [criterion.name for criterion in self.criteria]
         if "transformed" in names or len(set(names)) < len(names):
             raise ValueError(
-                f"criteria are named {', '.join(names)}; expected different names, none of them "
-                "transformed"
+                f"criteria are named {', '.join(names)}; expected a different name for each, "
+                "and not `transformed`, which is reserved"
             )
         return self

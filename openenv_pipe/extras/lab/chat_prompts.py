@@ -167,8 +167,8 @@ class ChatPrompts:
                 why = f"it earned {example.reward:.3g}, and shows the form"
             yield (
                 f"the prompt's example {shortened(self._written(kind, example), MAX_EXAMPLE)!r} is "
-                f"a random action of task {task.id} (seed {task.seed}), which is no task of the "
-                f"evaluation; {why}"
+                f"a random action of task {task.id} (seed {task.seed}), which is not a task of "
+                f"the evaluation; {why}"
             )
 
 
@@ -211,7 +211,7 @@ def _listed(trial: Trial) -> Iterator[tuple[str, list[Any]]]:
 def _always_legal(seen: Sequence[Sequence[Any]]) -> Sequence[str]:
     """Return the moves that are legal whenever some are; empty if these differ.
 
-    Lists that differ are no set of choices: it would lack the moves that were not seen.
+    Lists that differ are not a set of choices: it would lack the moves that were not seen.
     """
     moves = seen[0] if seen else []
     are_words = all(isinstance(each, str) and MOVE.fullmatch(each) for each in moves)

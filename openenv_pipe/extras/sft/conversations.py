@@ -108,7 +108,7 @@ def turns_of(
 ) -> list[Turn]:
     """Return the turns of a conversation as if the model had played it.
 
-    num_first: messages that are no reply to imitate; None: those before the first reply.
+    num_first: messages before the replies to imitate; None: those before the first reply.
 
     Raises BadRowError: it has more tokens than `max_tokens`, or a reply cannot be written.
     """

@@ -240,4 +240,4 @@ def _ns(seconds: float) -> int:
 
 def _digest(num_bits: int, *parts: object) -> int:
     digest = hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).digest()
-    return int.from_bytes(digest[: num_bits // 8]) or 1  # 0 is no id
+    return int.from_bytes(digest[: num_bits // 8]) or 1  # 0 is not an id

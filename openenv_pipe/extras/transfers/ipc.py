@@ -90,4 +90,7 @@ class IpcLink:
         except queue.Empty:
             is_open = False
         if not is_open:
-            raise TransferError("the server has not taken the weights")
+            raise TransferError(
+                "the server has closed the transfer, or has not copied a chunk of the weights "
+                f"within {LONGEST_CHUNK_S:g} s"
+            )

@@ -62,9 +62,9 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
     source = served_source(model)
     if source is None:
         raise ConfigError(
-            f"model.type={model.type}, model.quantization={model.quantization}: a run writes such "
-            "a model itself, so a server that runs before cannot load it; set "
-            "engine.launch=managed, or model=hub with model.path and no quantization"
+            f"model.type={model.type}, model.quantization={model.quantization}: a run writes "
+            "the files of such a model itself, so a server that was started before cannot load it; "
+            "set engine.launch=managed, or model=hub with model.path and no quantization"
         )
     mode = engine.publish_mode(model.lora.rank)
     return ServerSpec(

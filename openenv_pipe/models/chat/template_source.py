@@ -47,7 +47,7 @@ def template_with(template: str, variables: Mapping[str, Any]) -> str:
             raise ConfigError(f"{key} is set by the pipeline for each prompt; remove it")
         if name not in read:
             raise ConfigError(
-                f"{key} is no variable of the chat template, which reads "
+                f"{key} is not a variable of the chat template, which reads "
                 f"{', '.join(sorted(read)) or 'none'}; remove it, or set one that it reads"
             )
     sets = "".join(
@@ -67,7 +67,7 @@ def _variables_of(template: str) -> set[str]:
         parsed = environment.parse(GENERATION.sub("", template))
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
-            f"the chat template is no Jinja template: {error}; set model.chat_template to one"
+            f"the chat template is not a Jinja template: {error}; set model.chat_template to one"
         ) from None
     return jinja2.meta.find_undeclared_variables(parsed) - _GIVEN
 

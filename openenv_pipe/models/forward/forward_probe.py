@@ -66,7 +66,7 @@ class ForwardProbe:
         return torch.stack([next(iterators[row]) for call in self.calls for row in call.order])
 
     def turns(self) -> list[slice]:
-        """Return the places [K] of each turn: a call that is no step begins one."""
+        """Return the places [K] of each turn: a call that is not a step begins one."""
         counts: list[int] = []
         for call in self.calls:
             counts += [] if call.is_step else [0]

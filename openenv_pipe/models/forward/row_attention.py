@@ -181,7 +181,7 @@ def _num_members(sizes: Sequence[int]) -> int:
 
 
 class RowAttention:
-    """The attention of the new tokens of a pass, which every layer computes."""
+    """Computes, in each layer, the attention of a pass's new tokens to the cached ones."""
 
     def __init__(
         self,

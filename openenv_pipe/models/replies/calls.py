@@ -223,7 +223,7 @@ class CallContents:
             num_marks *= 2
 
     def next_mark(self, pos: int) -> tuple[int, bool]:
-        """Return where to go on behind something broken, and whether nothing ends it."""
+        """Return where to read on after a broken call, and whether it ends with the text."""
         mark = self._next(pos)
         return _resume(self._text, mark), mark is None
 

@@ -29,7 +29,7 @@ class ChannelMessage:
     """One message of a reply, whose text is read piece by piece."""
 
     def __init__(self, is_thought: bool, recipient: str, first: str) -> None:
-        """recipient: the tool that is called; empty: the message is no call."""
+        """recipient: the tool that is called; empty: the message is not a call."""
         self.is_thought = is_thought
         self.recipient = recipient
         self.end = ""  # the mark that ends it; empty: the reply ends first

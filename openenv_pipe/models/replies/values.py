@@ -161,7 +161,7 @@ class Dialect:
 
 
 class LiteralError(ValueError):
-    """A text is no literal."""
+    """A text is not a literal."""
 
     def __init__(self, problem: str, pos: int, *, is_cut: bool) -> None:
         """pos: where it fails. is_cut: only because the text ends."""

@@ -84,7 +84,7 @@ class BoundedConnection(H11Protocol):
         self.app_state = {}
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; close the connection if it comes behind an answer."""
+        """Answer what is not HTTP; close the connection if it comes behind an answer."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # where uvicorn would log a traceback

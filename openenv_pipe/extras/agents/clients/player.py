@@ -94,7 +94,7 @@ class Clients(LocalRunner):
 
 
 class ClientPlayer(AgentPlayer):
-    """Plays one episode by a client in the place of the pipeline's loop."""
+    """Lets a client play one episode, in place of the pipeline's own loop."""
 
     def __init__(self, clients: Clients, context: PlayContext, spec: EpisodeSpec) -> None:
         super().__init__(

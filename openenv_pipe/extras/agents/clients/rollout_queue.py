@@ -99,7 +99,7 @@ class _GroupState:
 
 
 class RolloutQueue:
-    """Gives each client that asks the next episode that waits for one."""
+    """Hands out the queued episodes to the clients that ask for one, in order."""
 
     def __init__(self, config: ClientAgentConfig, run: str, *, needs_reward: bool) -> None:
         """
@@ -141,7 +141,7 @@ class RolloutQueue:
             del self._groups[queued.spec.group]
 
     def end_time(self, group: str) -> None:
-        """End the time of the group with this id: what is not done in it is late."""
+        """Mark the group with this id as late: its time limit is over."""
         self._groups[group].is_late = True
         for queued in self._queued:
             if queued.spec.group == group:
@@ -359,7 +359,7 @@ def read_report(body: Any) -> Report:
     ):
         raise ValueError(f"metrics has to be an object of at most {MAX_METRICS} numbers")
     if error is not None and not isinstance(error, str):
-        raise ValueError(f"error is {error!r:.40}; expected a text")
+        raise ValueError(f"error is {error!r:.40}; expected a string")
     return Report(reward=None if reward is None else float(reward), metrics=metrics, error=error)
 
 

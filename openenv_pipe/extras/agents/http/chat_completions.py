@@ -168,7 +168,7 @@ def _read_message(
 ) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
-        raise InvalidRequestError(f"a message has the role {role!r:.40}; expected a text")
+        raise InvalidRequestError(f"a message has the role {role!r:.40}; expected a string")
     role = {"developer": "system", "function": "tool"}.get(role, role)
     if role not in ROLES:  # Some templates make a control token of it.
         raise InvalidRequestError(f"a message has the role {role!r:.40}; expected {ROLES}")

@@ -92,10 +92,10 @@ def _problems(value: Any, path: str) -> Iterator[str]:
             yield from _problems(item, f"{path}.{index}")
     elif isinstance(value, dict):
         if value.get("type") == "text" and not isinstance(value.get("text"), str):
-            yield f"{path}.text is {value.get('text')!r:.40}; expected a text"
+            yield f"{path}.text is {value.get('text')!r:.40}; expected a string"
         for name, inner in value.items():
             if name in TEXTS and not isinstance(inner, str | None):
-                yield f"{path}.{name} is {inner!r:.40}; expected a text"
+                yield f"{path}.{name} is {inner!r:.40}; expected a string"
             elif name in LISTS and not isinstance(inner, list):
                 yield f"{path}.{name} is {inner!r:.40}; expected a list"
             elif name in NESTED:
@@ -232,7 +232,7 @@ def admit_call(scope: Scope, key: str) -> Admitted:
 
 
 def _proxy_path(path: str) -> str | None:
-    """Return the path by which the proxy finds the dialect of a call; None if it is no call."""
+    """Return the path by which the proxy finds the dialect of a call; None if it is not a call."""
     if path.lower().endswith(GOOGLE_CALLS):
         return path.removeprefix("/")
     return next((known for end, known in CALLS.items() if path.endswith(end)), None)

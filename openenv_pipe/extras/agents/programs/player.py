@@ -75,7 +75,9 @@ def read_verdict(data: bytes) -> TrialResult:
     try:
         result = parse_untrusted(data)
     except ValueError as error:
-        return TrialResult(reward=None, problem=f"the result of Harbor's trial is no JSON: {error}")
+        return TrialResult(
+            reward=None, problem=f"the result of Harbor's trial is not JSON: {error}"
+        )
     numbers = _member(_member(result, "verifier_result"), "rewards")
     usable = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
     if REWARD in usable:

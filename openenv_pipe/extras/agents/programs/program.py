@@ -49,7 +49,7 @@ class Address:
 
 
 def check_program(config: ProgramAgentConfig) -> str:
-    """Return what is started, for people. Raises ConfigError."""
+    """Describe in a line what is started. Raises ConfigError."""
     program = config.command[0]
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):

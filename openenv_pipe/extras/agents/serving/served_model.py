@@ -176,7 +176,7 @@ def _top_p(body: Mapping[str, Any]) -> float:
 
 
 def _number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a setting of a request. Raises RejectedCallError if it is no number."""
+    """Return a setting of a request. Raises RejectedCallError if it is not a number."""
     given = body.get(name)
     if given is None:
         return default

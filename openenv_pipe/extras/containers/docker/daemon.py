@@ -113,7 +113,7 @@ def owned_containers(client: docker.DockerClient) -> list[Owned]:
 
 
 def orphans(client: docker.DockerClient) -> list[Owned]:
-    """Return the containers whose process, on this machine, is dead."""
+    """Return the containers whose owner, a process of this machine, is dead."""
     return [owned for owned in owned_containers(client) if not owned.owner.alive]
 
 

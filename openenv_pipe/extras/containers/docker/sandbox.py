@@ -200,7 +200,7 @@ async def containers_of_programs(
 
 
 def check_sandbox(config: DockerSandboxConfig) -> str:
-    """Return what is started, for people. Raises ConfigError if it cannot work here."""
+    """Describe in a line what is started. Raises ConfigError if it cannot work here."""
     if sys.platform != "linux":
         raise ConfigError(
             "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "

@@ -83,7 +83,7 @@ def ends_line(plays: Sequence[PlayedEpisode], max_turns: int) -> Line | None:
 def best_play(groups: Groups, success_reward: float) -> PlayedEpisode | None:
     """Return an episode with the highest reward, to see whether its actions do for any task.
 
-    None if all rewards are equal, or if random actions earned the highest and it is no success:
+    None if all rewards are equal, or if random actions earned the highest and it is not a success:
     then more can be earned than was seen.
     """
     plays = {name: [play for group in each for play in group] for name, each in groups.items()}

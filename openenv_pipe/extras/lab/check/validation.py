@@ -128,4 +128,4 @@ async def _validate(arguments: Sequence[str], key: str | None = None) -> dict[st
             found = read_json(report)
         except RunFolderError:
             return f"`openenv validate` wrote no report: {log.read_text(errors='replace')[-500:]}"
-    return found if isinstance(found, dict) else f"a report that is no object: {found!s:.200}"
+    return found if isinstance(found, dict) else f"a report that is not an object: {found!s:.200}"

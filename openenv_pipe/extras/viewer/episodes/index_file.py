@@ -101,7 +101,7 @@ def _finite(value: Any) -> float:
     """SQLite has no NaN: it stores NULL, which readers of the index do not expect."""
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{number} is not a reward")
+        raise ValueError(f"{number} is not a reward; expected a finite number")
     return number
 
 

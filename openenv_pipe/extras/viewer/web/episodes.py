@@ -65,7 +65,7 @@ def list_episodes(store: RunStore, key: str, query: Mapping[str, str]) -> dict[s
 
 
 def wanted_of(query: Mapping[str, str]) -> EpisodeFilter:
-    """Read a filter from the parameters of an address; those that are empty are no condition."""
+    """Read a filter from the parameters of an address; empty ones are ignored."""
     values: dict[str, Any] = {name: query.get(name) or None for name in TEXTS}
     values["source"] = values["source"] or TRAIN
     values |= {name: _number(query, name, int) for name in NUMBERS}

@@ -462,7 +462,7 @@ print(status, text)
     ("body", "reason"),
     [
         ({"messages": []}, "messages has to be a list of at least one message"),
-        ({"messages": [{"role": 3, "content": "x"}]}, "messages.0.role is 3; expected a text"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "messages.0.role is 3; expected a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "a message has a part of",

@@ -208,7 +208,7 @@ def test_reward_functions_are_called_with_an_episode_of_each_policy(
     line = scored(f"{reward_functions}:number_of_turns", monkeypatch, one=one)
     assert line.result is Result.OK
     assert line.text.endswith(
-        "returns 3 for an episode of random actions, 3 for an episode of replies that are no "
+        "returns 3 for an episode of random actions, 3 for an episode of replies that are not "
         "actions, 3 for an episode of one"
     )
 

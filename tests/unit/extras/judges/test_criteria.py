@@ -161,7 +161,7 @@ def test_criteria_are_read_from_a_file_into_the_configuration(tmp_path, name, te
         ("other = []", "it has no list of that name"),
         ("criteria = []", "at least 1"),
         (TOML.replace('"right"', '"not right"'), "criteria.0.name"),
-        (TOML + TOML, "expected different names"),
+        (TOML + TOML, "expected a different name"),
         (TOML.replace("[]", '["good"]'), "the one choice 'good'"),
         (TOML.replace("[]", '["Good", "good "]'), "two choices are equal"),
         (TOML.replace("gate", "gates"), "criteria.0.gates"),

@@ -86,7 +86,7 @@ def test_the_examples_are_the_best_with_what_they_reply_to():
     ]
     note, _ = prompts.notes("text")
     assert "'b' is a random action of task train/0 (seed 0)" in note
-    assert "no task of the evaluation; it earned 1.5, the most" in note
+    assert "not a task of the evaluation; it earned 1.5, the most" in note
 
 
 def test_no_task_of_the_evaluation_is_given_away():
