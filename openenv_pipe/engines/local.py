@@ -222,7 +222,7 @@ def _new_batches(model: SamplingModel, num: int) -> list[EpisodeBatch]:
 
 
 def _num_batches(limit: int) -> int:
-    """Return the number of batches for so many episodes at once: the same on every machine."""
+    """Return the number of batches for this number of episodes, the same on every machine."""
     return max(-(-limit // _BATCH_SIZE), min(2, limit // _SMALLEST_BATCH), 1)
 
 

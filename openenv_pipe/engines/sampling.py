@@ -92,7 +92,7 @@ def truncated(
     """Return the logits with those of all but the most likely tokens set to minus infinity, so that
     logprobs are of the truncated distribution. Rows of temperature 0 stay as they are.
 
-    top_k_B: keeps so many tokens; 0: all
+    top_k_B: number of tokens that are kept; 0: all
     top_p_B: of these keeps the first whose probabilities, at the temperature, add up to so much
         (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); 1: all
     """

@@ -73,7 +73,7 @@ class Conversation(ABC):
     def _fitted(self, messages: Sequence[Message], cut: Callable[[str, int], str]) -> list[Message]:
         """Cut long messages, and keep the images of those notes that are left, if they are seen.
 
-        cut: shortens a text to so many tokens.
+        cut: shortens a text to a number of tokens.
         """
         limit = self._context.env.max_observation_tokens
         return [
@@ -270,7 +270,7 @@ def cut_messages(
 ) -> list[Message]:
     """Cut the environment's messages to env.max_observation_tokens each, but no system message.
 
-    limit: in tokens; None: no limit. cut: shortens a text to so many tokens.
+    limit: in tokens; None: no limit. cut: shortens a text to a number of tokens.
     """
     return [
         message

@@ -144,7 +144,7 @@ class EvalReport(FrozenModel):
 
     @property
     def collapse(self) -> str | None:
-        """A sentence about a model that gives most tasks one reply, which is not right for all."""
+        """A warning if most replies are the same one, which is not always right; None if not."""
         common, num_scored = self.common_reply, self.num_scored_episodes
         if common is None or common.num_episodes <= COLLAPSED * num_scored:
             return None

@@ -73,9 +73,9 @@ def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[s
 
 
 def stage_of(num_steps: int, num_supervised_steps: int) -> tuple[str, int]:
-    """Return the stage that a run is about, as records name it, and how many steps it has.
+    """Return the main stage of a run, as records name it, and its number of steps.
 
-    num_steps: `trainer.steps`; at 0 the run is about its supervised stage.
+    num_steps: `trainer.steps`; 0 for a run with a supervised stage alone.
     """
     return ("grpo", num_steps) if num_steps else ("warm_start", num_supervised_steps)
 

@@ -29,12 +29,12 @@ _usual = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """Look for unreachable objects after many more new ones than usual, until the next call."""
+    """Run the garbage collector rarely, until `collect_as_usual`: importing makes many objects."""
     gc.set_threshold(*WHILE_IMPORTING)
 
 
 def collect_as_usual() -> None:
-    """Look for unreachable objects as Python does by itself, but only among new ones."""
+    """Run the garbage collector as often as Python does, over objects made from now on."""
     gc.freeze()
     gc.set_threshold(*_usual)
 

@@ -44,14 +44,14 @@ class EngineCapabilities:
 
     @property
     def default_correction(self) -> Literal["none", "truncate"]:
-        """`trainer.loss.correction.type`, where no file and no override sets it."""
+        """Return the default of `trainer.loss.correction.type`."""
         return "truncate" if self.can_train and not self.is_exact else "none"
 
     def default_max_mismatch(self, precision: str) -> float:
-        """Return `trainer.max_mismatch`, where no file and no override sets it.
+        """Return the default of `trainer.max_mismatch`, in nats a token.
 
-        It is far above what rounding and other kernels explain. precision: of the trainer's matrix
-        products, `model.autocast`.
+        It is far above the differences that rounding and other kernels cause. precision: that of
+        the trainer's matrix products, `model.autocast`.
         """
         if self.can_train and not self.is_exact:
             return 0.4

@@ -38,7 +38,7 @@ class KlConfig(Block):
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
     )
     refresh_every: PositiveCount | None = Field(
-        description="every so many steps, the policy becomes the reference (TRL's "
+        description="interval, in steps, at which the policy becomes the reference (TRL's "
         "ref_model_sync_steps); null: the reference never changes"
     )
 

@@ -132,8 +132,8 @@ class CheckpointConfig(Block):
         description="steps between checkpoints; the last step always has one"
     )
     every_minutes: Positive | None = Field(
-        description="after so many minutes without a checkpoint, the next step ends with one that "
-        "only serves `--resume`, and that the next checkpoint replaces; null: none"
+        description="minutes without a checkpoint after which a step saves one, which is for "
+        "`--resume` only and which the next checkpoint replaces; null: never"
     )
     keep_last: PositiveCount | None = Field(
         description="how many of the newest are kept beside the best; null: all. A checkpoint "

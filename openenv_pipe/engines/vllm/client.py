@@ -289,7 +289,7 @@ class VllmClient(VllmConnection):
         await self._post("/start_weight_update")
 
     async def update_weights(self, update_info: Mapping[str, Any], limit_s: float) -> None:
-        """Receive the described weights while the learner sends them, in so many seconds."""
+        """Receive the described weights while the learner sends them, within a time limit."""
         await self._post("/update_weights", {"update_info": dict(update_info)}, limit_s)
 
     async def load_shared(self, chunk: Mapping[str, Any], buffer: Mapping[str, Any]) -> None:

@@ -227,7 +227,7 @@ class Reservation:
         self._group = group
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Wait for the nodes, and return whether all have the room."""
+        """Wait up to `timeout_s`, and return whether all nodes have the reserved resources."""
         return bool(self._group.wait(timeout_s))
 
     def place(

@@ -1,7 +1,7 @@
 """FSDP2 for a policy: each rank holds a shard of all weights, gradients and optimizer state.
 
-With `trainer.replicas` above 1 (HSDP), each of so many groups of ranks holds all shards: weights
-are gathered within a group, and the groups add up their gradients.
+With `trainer.replicas` above 1 (HSDP), the ranks form that number of groups. Each group holds all
+shards: weights are gathered within a group, and the groups add up their gradients.
 
 The layers are gathered one after another. Embedding, last norm and head are gathered together
 while a batch is computed, because the learner's own kernels read and write them in place.

@@ -14,7 +14,7 @@ SOURCE = "trainer/warm_start/source=conversations"
 
 
 def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
-    """Return the configuration of a run that takes so many passes over the rows that can be read.
+    """Return the configuration of a run of this number of passes over the rows that can be read.
 
     Rows that are too long for the model are known later, and the run says so.
 

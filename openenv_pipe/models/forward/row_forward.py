@@ -37,7 +37,7 @@ class RowForward(Protocol):
     """A forward pass over the rows of its own cache. A row's tokens are fed in their order."""
 
     def reserve_rows(self, num_rows: int) -> None:
-        """Make room for at least so many rows."""
+        """Make room for at least `num_rows` rows."""
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Overwrite the target rows with the source rows as they were before the call."""
@@ -60,8 +60,8 @@ class RowForward(Protocol):
 class Reach:
     """The earlier tokens that one kind of layer attends to."""
 
-    window: int | None = None  # so many tokens, the query's own included; None: any number
-    chunk: int | None = None  # those of the query's chunk of so many positions; None: no chunks
+    window: int | None = None  # in tokens, the query's own included; None: any number
+    chunk: int | None = None  # in positions; a query sees its own chunk only; None: no chunks
 
     def narrowed(self, causal_R1QK: torch.Tensor, positions_RQ: torch.Tensor) -> torch.Tensor:
         """Return the causal mask, True = visible, without the keys that are out of reach."""
@@ -195,7 +195,7 @@ class RaggedCache(Cache):
         return (columns <= positions_RQ[:, :, None])[:, None]
 
     def reserve_rows(self, num_rows: int) -> None:
-        """Make room for at least so many rows."""
+        """Make room for at least `num_rows` rows."""
         if num_rows > self._layout.num_rows:
             self._resize(num_rows, self.capacity)
 

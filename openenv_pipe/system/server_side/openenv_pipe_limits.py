@@ -33,7 +33,7 @@ STATE = "openenv_pipe.connection"  # the key of a connection in the state of its
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that does not wait for its client without a limit.
+    """A connection with time limits for its client.
 
     h11 limits the size of headers; httptools, uvicorn's other parser, does not.
     """
