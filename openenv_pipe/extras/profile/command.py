@@ -237,7 +237,7 @@ def _batch(profiled: Profiled) -> str | None:
 
 
 def _environment(profiled: Profiled) -> str | None:
-    share = _alone(profiled, ENVIRONMENT)
+    share = _share(profiled, ENVIRONMENT).alone
     if share < LARGE:
         return None
     text = (
@@ -250,7 +250,7 @@ def _environment(profiled: Profiled) -> str | None:
 
 
 def _rewards(profiled: Profiled) -> str | None:
-    share = _alone(profiled, REWARDS)
+    share = _share(profiled, REWARDS).alone
     if share < LARGE:
         return None
     text = f"for {share:.0%} of the time everything waits for rewards"
@@ -262,7 +262,7 @@ def _rewards(profiled: Profiled) -> str | None:
 
 
 def _overlap(profiled: Profiled) -> str | None:
-    config, share = profiled.config, _total(profiled, UPDATE)
+    config, share = profiled.config, _share(profiled, UPDATE).total
     if vllm_engine(config) is None or config.trainer.max_staleness or share < LARGE:
         return None
     return (
@@ -277,7 +277,11 @@ def _idle_cores(profiled: Profiled) -> str | None:
     if not any(thread.startswith("sampler") for thread in threads):
         return None  # The model's own modules use all cores in one thread.
     has_cores = (config.num_threads or len(usable_cores())) > 1
-    if not has_cores or profiled.threads_of(SAMPLING) >= 1.2 or _total(profiled, SAMPLING) < LARGE:
+    if (
+        not has_cores
+        or profiled.threads_of(SAMPLING) >= 1.2
+        or _share(profiled, SAMPLING).total < LARGE
+    ):
         return None
     return (
         f"the engine samples on one core, because a step's {_num_episodes(profiled)} episodes are "
@@ -295,7 +299,7 @@ def _no_update(profiled: Profiled) -> str | None:
 
 
 def _batches(profiled: Profiled) -> str | None:
-    mfu, share = profiled.mean("time/mfu"), _total(profiled, UPDATE)
+    mfu, share = profiled.mean("time/mfu"), _share(profiled, UPDATE).total
     if not mfu or mfu >= LOW_MFU or share < LARGE:
         return None
     config = profiled.config
@@ -311,7 +315,7 @@ def _batches(profiled: Profiled) -> str | None:
 
 
 def _publishing(profiled: Profiled) -> str | None:
-    share, config = _total(profiled, PUBLISHING), profiled.config
+    share, config = _share(profiled, PUBLISHING).total, profiled.config
     if share < NOTABLE:
         return None
     text = f"publishing weights takes {share:.0%} of the time"
@@ -325,7 +329,7 @@ def _publishing(profiled: Profiled) -> str | None:
 
 
 def _saving(profiled: Profiled) -> str | None:
-    share = _total(profiled, CHECKPOINT)
+    share = _share(profiled, CHECKPOINT).total
     if share < NOTABLE:
         return None
     every = profiled.config.trainer.checkpoint.every
@@ -333,7 +337,7 @@ def _saving(profiled: Profiled) -> str | None:
 
 
 def _python(profiled: Profiled) -> str | None:
-    share = _alone(profiled, PYTHON) + _alone(profiled, FILES)
+    share = _share(profiled, PYTHON).alone + _share(profiled, FILES).alone
     if share < LARGE:
         return None
     return (
@@ -353,11 +357,5 @@ def _num_episodes(profiled: Profiled) -> int:
     return trainer.tasks_per_step * trainer.group_size
 
 
-def _total(profiled: Profiled, label: str) -> float:
-    share = profiled.shares.get(label)
-    return share.total if share else 0.0
-
-
-def _alone(profiled: Profiled, label: str) -> float:
-    share = profiled.shares.get(label)
-    return share.alone if share else 0.0
+def _share(profiled: Profiled, label: str) -> Share:
+    return profiled.shares.get(label, Share(total=0.0, alone=0.0))

@@ -82,6 +82,11 @@ def acting(
     return endpoint
 
 
+def key_of(request: Request) -> str:
+    """Return the run, or the sweep, that an address names."""
+    return "/".join(request.path_params.values())
+
+
 def error_answer(request: Request, error: Exception) -> Response:
     is_sent = request.method not in ("GET", "HEAD")
     return Answer({"error": str(error)}, status_code=400 if is_sent else 404)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.extras.viewer.web.answers import Answer, acting
+from openenv_pipe.extras.viewer.web.answers import Answer, acting, key_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import read_json, write_json
@@ -130,16 +130,13 @@ def _put(texts: dict[str, str], key: str, text: str, most: int, what: str) -> No
 
 
 def notes_routes(notes: Notes) -> list[Route]:
-    def _key(request: Request) -> str:
-        return "/".join(request.path_params.values())
-
     def read(request: Request) -> Response:
-        key = _key(request)
+        key = key_of(request)
         found = {"notes": notes.of_run(key)} if key else {"views": notes.views()}
         return Answer({**found, "can_write": notes.can_write})
 
     async def write_note(request: Request, sent: Mapping[str, Any]) -> Any:
-        key = _key(request)
+        key = key_of(request)
         await asyncio.to_thread(notes.set_note, key, sent.get("episode"), sent.get("text"))
         return {"notes": await asyncio.to_thread(notes.of_run, key)}
 

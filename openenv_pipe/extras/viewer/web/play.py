@@ -4,7 +4,7 @@ The viewer has one session at a time, a `CheckpointPlay`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,10 +107,7 @@ def shown_state(session: "CheckpointPlay") -> dict[str, Any]:
         return {"status": None}
     episode = state.episode
     return {
-        "run": state.request.run,
-        "checkpoint": state.request.checkpoint,
-        "split": state.request.split,
-        "index": state.request.index,
+        **asdict(state.request),
         "status": state.status,
         "note": state.note,
         "model": state.model,

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
-from openenv_pipe.extras.viewer.web.answers import acting
+from openenv_pipe.extras.viewer.web.answers import acting, key_of
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.tokens import MAX_TOKENS, UNTRAINED, texts_of
 
@@ -81,7 +81,7 @@ class TokenScorer:
 
 def scoring_routes(store: RunStore, scorer: TokenScorer, *, trust: bool) -> list[Route]:
     async def score(request: Request, sent: Mapping[str, Any]) -> Any:
-        path = store.path("/".join(request.path_params.values()))
+        path = store.path(key_of(request))
         found = await scorer.score({"path": str(path.resolve()), **_checked(sent)})
         ids = sorted({token for top in found["top"] if top for token, _ in top})
         texts, _ = await asyncio.to_thread(texts_of, ids, path, trust=trust)

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.web import comparisons, episodes, run_page
 from openenv_pipe.extras.viewer.web.access import Access
-from openenv_pipe.extras.viewer.web.answers import Answer, error_answer, stream_changes
+from openenv_pipe.extras.viewer.web.answers import Answer, error_answer, key_of, stream_changes
 from openenv_pipe.extras.viewer.web.notes import Notes, notes_routes
 from openenv_pipe.extras.viewer.web.play import play_routes
 from openenv_pipe.extras.viewer.web.run_store import RunStore
@@ -84,20 +84,20 @@ def build_app(
 def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
     def route(path: str, read: Reader) -> Route:
         def endpoint(request: Request) -> Response:
-            return Answer(read(store, _key(request), request.query_params))
+            return Answer(read(store, key_of(request), request.query_params))
 
         return Route(f"/api{path}", endpoint)
 
     def events(request: Request) -> Response:
-        stamp = partial(asyncio.to_thread, _stamp, store, _key(request))
+        stamp = partial(asyncio.to_thread, _stamp, store, key_of(request))
         return stream_changes(request, stamp, poll_s=POLL_S)
 
     def image(request: Request) -> Response:
-        png = episodes.read_image(store, _key(request), request.query_params)
+        png = episodes.read_image(store, key_of(request), request.query_params)
         return Response(png, media_type="image/png")
 
     def export(request: Request) -> Response:
-        key = _key(request)
+        key = key_of(request)
         lines = episodes.export_lines(store, key, request.query_params)
         beginning = list(islice(lines, 1))  # so that an error is an answer
         name = f'attachment; filename="{key.replace("/", "_")}.jsonl"'
@@ -172,11 +172,6 @@ class _Server(BoundedServer):
         while not await self.on_tick(counter):
             counter = (counter + 5) % 864_000
             await asyncio.sleep(0.5)
-
-
-def _key(request: Request) -> str:
-    """Return the run, or the sweep, that an address names."""
-    return "/".join(request.path_params.values())
 
 
 def _curves(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
