@@ -115,10 +115,6 @@ def workers_of(folder):
     return found
 
 
-def workers_after_a_step(folder, command):
-    return wait_until(lambda: has_trained(folder) and workers_of(folder), "a step", command)
-
-
 def has_trained(folder):
     path = folder / "runs" / "smoke" / "0001" / "metrics.jsonl"
     return path.exists() and any(line["stage"] == "grpo" for line in read_metrics(path))
@@ -350,17 +346,6 @@ def test_check_says_what_fits_and_starts_the_workers(cluster):
     large = compose(["conf=smoke", *by_ray(cluster, "cluster.cpus_per_worker=3")]).config
     (line,) = try_cluster(large)
     assert line.result is Result.WARN and line.text.startswith("room for 0 of 2 rollout workers")
-
-
-def test_a_killed_driver_leaves_nothing_on_any_node(cluster, tmp_path):
-    command = Command(tmp_path, *TRAIN, *by_ray(cluster, *ON_TWO_NODES))
-    try:
-        wait_until(lambda: has_trained(tmp_path), "a step", command, limit_s=3 * LIMIT_S)
-        assert ranks_of(tmp_path)
-        assert len(servers_of(tmp_path)) > 2
-    finally:
-        command.kill()
-    wait_for_no_process(tmp_path)
 
 
 def test_an_address_without_a_cluster_is_told():

@@ -43,7 +43,7 @@ def test_a_game_trains_both_players_and_resumes_to_the_same_bytes(tmp_path):
     players = report["by_label"]["player"]
     assert {player: scores["num_tasks"] for player, scores in players.items()} == {"x": 3, "o": 3}
 
-    trial = killed_and_resumed(tmp_path / "killed", RUN, "tic_tac_toe", whole.draw_kills(0, 2))
+    trial = killed_and_resumed(tmp_path / "killed", RUN, "tic_tac_toe", whole.draw_kills(0, 1))
     assert trial.kills
     assert not any(trial.codes), trial.said
     assert Result.of(trial.folder) == Result.of(whole.folder)

@@ -286,18 +286,6 @@ async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monk
             await session.reset({}, LIMIT_S)
 
 
-@pytest.mark.parametrize("manifest", [None, "app: 8000", "app: [1]", "app: {", "just text"])
-def test_a_folder_that_is_no_package_is_rejected(package, tmp_path, manifest):
-    path = Path(package, "openenv.yaml")
-    if manifest is None:
-        path.unlink()
-        Path(package, "server", "app.py").unlink()
-    else:
-        path.write_text(manifest)
-    with pytest.raises(ConfigError, match=r"openenv\.yaml"):
-        ProcessHost(*settings(package=package), tmp_path)
-
-
 def test_an_environment_without_package_and_command_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"env\.package"):
         ProcessHost(*settings(), tmp_path)
@@ -458,15 +446,6 @@ async def test_a_dead_server_is_replaced_and_only_its_episodes_end(tmp_path):
                 return (await session.reset({}, LIMIT_S)).observation["pid"]
 
         assert len(set(await asyncio.gather(*(play() for _ in range(4))))) == 2
-
-
-async def test_lenders_wait_while_the_only_server_restarts(tmp_path):
-    async with running(stub(max_restarts=2), tmp_path) as host:
-        for _ in range(2):
-            with pytest.raises(SessionClosedError):
-                await die(host)
-            async with asyncio.timeout(LIMIT_S), host.session() as session:
-                await session.reset({}, LIMIT_S)
 
 
 async def test_a_server_killed_from_outside_is_replaced_too(tmp_path):

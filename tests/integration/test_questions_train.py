@@ -5,7 +5,7 @@ import json
 import pytest
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.extras.lab.check import probe_environment
+from openenv_pipe.extras.lab.check import probe_environment, speed
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.runs.episodes import read_episodes
 from tests.commands import run
@@ -68,7 +68,8 @@ def test_five_lines_train_on_a_file_and_the_model_never_sees_an_answer(folder):
         ("my_scores:all_are_right", Result.OK, Result.FAIL),
     ],
 )
-def test_env_check_finds_a_function_that_scores_wrongly(folder, score, own, wrong):
+def test_env_check_finds_a_function_that_scores_wrongly(folder, monkeypatch, score, own, wrong):
+    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
     found = find_target("conf=sums", [f"env.variables.QUESTIONS_SCORE={score}"])
     lines = probe_environment(found, policy=None, num_episodes=20, notify=lambda _: None)
     results = {line.name: line for line in lines}

@@ -17,7 +17,7 @@ TINY = (
     *("conf=echo", "device=cpu", "num_threads=1", "host.sessions_per_server=4", "eval.num_tasks=2"),
     *("trainer.tasks_per_step=1", "trainer.group_size=4"),
 )
-NUM_STEPS = 12
+NUM_STEPS = 8
 LONG = (f"trainer.steps={NUM_STEPS}", "seed=0,1")
 
 
@@ -150,7 +150,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
 
 
 def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
-    process = Command(tmp_path, "train", "-m", *TINY, "trainer.steps=30", "seed=0")
+    process = Command(tmp_path, "train", "-m", *TINY, "trainer.steps=15", "seed=0")
     try:
         metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
         wait_until(lambda: has_lines(metrics, "grpo", 1), "a step", process)

@@ -229,15 +229,13 @@ def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
     assert "trained onyes" in tip.text_content()
 
 
-@pytest.mark.parametrize("place", ["address", "bundle"])
-def test_a_group_side_by_side(place, page, request):
-    begin = request.getfixturevalue(place)
-    page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/0")
+def test_a_group_side_by_side(bundle, page):
+    page.goto(f"{bundle}#/run/smoke/0001/group?step=4&group=1/0")
     page.get_by_text("all its episodes have the reward 0.5").wait_for()
     assert page.locator(".member").count() == 3
     beginnings = page.get_by_role("heading", name="Beginning")
     expect(beginnings).to_have_count(3)  # One of them has an image.
-    page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/1")
+    page.goto(f"{bundle}#/run/smoke/0001/group?step=4&group=1/1")
     expect(beginnings).to_have_count(1)
     page.get_by_text("Advantages from -1").wait_for()
 
@@ -385,9 +383,8 @@ def test_every_evaluation_of_a_step_is_inside_the_plot(address, page):
     assert low <= -1.5 and high >= 2
 
 
-@pytest.mark.parametrize("place", ["address", "bundle"])
-def test_metrics_over_another_metric(place, page, request):
-    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001")
+def test_metrics_over_another_metric(address, page):
+    page.goto(f"{address}#/run/smoke/0001")
     page.get_by_label("Over").select_option("reward/mean")
     expect(page).to_have_url(re.compile("over=reward%2Fmean"))
     panel = page.locator(".panel", has=page.get_by_role("heading", name="Success", exact=True))
@@ -413,9 +410,8 @@ def test_steps_with_an_equal_value_are_two_dots(address, page):
     assert dots == [[2, 0.25], [1, 0.5], [3, 0.75]]
 
 
-@pytest.mark.parametrize("place", ["address", "bundle"])
-def test_a_task_over_the_steps_and_in_two_evaluations(place, page, request):
-    tasks = f"{request.getfixturevalue(place)}#/run/smoke/0001/tasks"
+def test_a_task_over_the_steps_and_in_two_evaluations(bundle, page):
+    tasks = f"{bundle}#/run/smoke/0001/tasks"
     page.goto(tasks)
     expect(page.locator(".heat").first).to_have_attribute("title", re.compile("step 1: "))
     expect(page.locator(".heat")).to_have_count(page.locator("tbody tr").count())
@@ -470,8 +466,7 @@ def on_a_phone(place, scheme, browser, begin):
         page.close()
 
 
-@pytest.mark.parametrize("place", ["address", "bundle"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("place", "scheme"), [("address", "light"), ("bundle", "dark")])
 def test_every_page_fits_a_phone(place, scheme, browser, request):
     for page, where in on_a_phone(place, scheme, browser, request.getfixturevalue(place)):
         wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")

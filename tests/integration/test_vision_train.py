@@ -123,15 +123,3 @@ def test_an_adapter_is_trained_and_exported_but_not_served(settings, tmp_path):
     assert "AutoModelForImageTextToText" in (exported / "README.md").read_text()
     code, out, err = run(tmp_path, "serve", "colours/0001")
     assert code == 2 and "not supported for vision-language models" in err
-
-
-def test_what_is_not_supported_is_rejected_by_check_and_train(settings, tmp_path):
-    write_block(tmp_path)
-    code, out, err = run(tmp_path, "check", *settings, "model.history=rerender")
-    assert code != 0
-    message = "model.history=rerender: not supported with vision-language models"
-    assert message in " ".join((out + err).split())
-    code, out, err = run(tmp_path, "train", *settings, "model.history=rerender")
-    assert code == 2
-    assert err.strip().splitlines()[-1].startswith(f"error: {message}")
-    assert not (tmp_path / "runs").exists()

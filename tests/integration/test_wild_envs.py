@@ -132,15 +132,14 @@ def test_check_passes(folder):
     assert RANDOM in out
 
 
-@pytest.mark.parametrize("name", ["market", "vault"])
-def test_a_model_is_trained_on_it_as_inspect_wrote_it(folder, name):
+def test_a_model_is_trained_on_it_as_inspect_wrote_it(folder):
     """Training needs no code: it has a warm start on random actions and a baseline of them."""
     steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
     warm_start = ("trainer.warm_start.steps=1", "trainer.warm_start.source.num_episodes=4")
     fewer = (*steps, *warm_start, "eval.num_tasks=2")
-    code, _, err = run(folder, "train", f"conf={name}", *fewer)
+    code, _, err = run(folder, "train", "conf=vault", *fewer)
     assert code == 0, err
-    path = folder / "runs" / name / "0001"
+    path = folder / "runs" / "vault" / "0001"
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
     assert json.loads((path / "eval" / "baseline_random.json").read_text())["model"] == RANDOM
     for group in read_episodes(episodes_path(path, 0)):

@@ -30,7 +30,8 @@ from openenv_pipe.registry import extras
 def test_the_extra_is_missing_and_a_run_ends():
     assert {extra!r} not in [each.name for each in extras()]
     with pytest.raises(SystemExit, match="^0$"):
-        main(["train", "conf=smoke", "trainer.steps=1", "eval.baselines=false"])
+        fewer = ["trainer.steps=1", "trainer.warm_start.steps=1", "eval.num_tasks=1"]
+        main(["train", "conf=smoke", *fewer, "eval.baselines=false"])
 """
 RUN_TESTS = """
 import os
