@@ -1,8 +1,5 @@
 """Composition: search path, origins of values, and errors that name the next action."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,10 +26,6 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-# training tasks use range.yaml; held_out.yaml builds on range.yaml
-RANGES = ("range.yaml", "range.yaml", "held_out.yaml")
 
 
 def rejection(*overrides: str) -> str:
@@ -171,17 +164,6 @@ def test_composing_twice_gives_the_same_and_writes_nothing(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_hydra_is_not_imported_before_it_is_needed():
-    code = (
-        "import sys, openenv_pipe.config.compose;"
-        "assert not {'hydra', 'omegaconf', 'torch'} & set(sys.modules)"
-    )
-    root = Path(__file__).parents[2]
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)}
-    )
-
-
 def test_shown_yaml_reads_back_as_the_configuration(folder):
     composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
     text = as_yaml(composed)
@@ -226,7 +208,6 @@ def test_no_experiment_lists_those_that_there_are(folder):
     ("override", "expected"),
     [
         ("trainer.stpes=3", ["trainer.stpes=3", "did you mean trainer.steps"]),
-        ("trainer.step=3", ["there is no such key; did you mean trainer.steps? "]),
         ("trainer.lr=3", ["trainer.lr=3", "trainer.optimizer.lr"]),
         ("env.adapter.examples=[{user: a, replly: b}]", ["mean env.adapter.examples.0.reply?"]),
         (
@@ -242,10 +223,8 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("conf=wordl", ['conf="wordl"', "tic_tac_toe, wordle", "did you mean wordle"]),
         ("model=hub", ["model.path", "model.path=<text>"]),
         ("trainer.optimizer.lr=fast", ['"fast"', "a number, more than 0"]),
-        ("trainer.optimizer.lr=inf", ["trainer.optimizer.lr: inf", "a finite number"]),
         ("trainer.group_size=1", ["trainer.group_size=1", "a whole number, at least 2"]),
         ("trainer.steps=1.5", ["trainer.steps=1.5", "a whole number, at least 0"]),
-        ("trainer.steps='10'", ['trainer.steps="10"', "a whole number"]),
         ("seed=true", ["seed=true", "a whole number"]),
         ("host.port=0", ["host.port=0", "at least 1, at most 65,535 or null"]),
         ("trainer.loss.type=grppo", ["one of 'grpo', 'gspo', 'cispo'", "did you mean grpo"]),
@@ -328,12 +307,6 @@ def test_bad_yaml_is_shown_with_file_and_line(folder):
     path = write(folder / "conf/env/mine.yaml", "name: mine\nadapter: [1, 2\ntasks: {}\n")
     message = rejection("conf=echo", "env=mine")
     assert f"{path}, line 3" in message
-
-
-@pytest.mark.parametrize("text", ["just text\n", "- a\n- list\n", "defaults: {env: echo}\n"])
-def test_a_file_that_is_no_block_is_rejected(folder, text):
-    write(folder / "conf/env/mine.yaml", text)
-    assert rejection("conf=echo", "env=mine")
 
 
 def test_a_missing_file_of_a_defaults_list_is_named(folder):

@@ -42,9 +42,6 @@ def nested(depth: int):
     [
         ("trainer.group_size", 10**30, "trainer.group_size=1000"),
         ("host.sessions_per_server", 100_000, "at most 10,000"),
-        ("host.num_servers", 5000, "at most 1,024"),
-        ("num_threads", 5000, "at most 1,024"),
-        ("trainer.steps", 10**12, "at most 1,000,000,000"),
         (
             "trainer.tasks_per_step",
             1_000_000,
@@ -57,10 +54,8 @@ def nested(depth: int):
         ("trainer.optimizer.lr", 1e300, "at most 1,000,000,000,000"),
         ("trainer.optimizer.lr", math.nan, "trainer.optimizer.lr: nan"),
         ("env.success_reward", -math.inf, "env.success_reward: -inf"),
-        ("env.step_timeout_s", 1e30, "at most 1,000,000"),
         ("env.step_timeout_s", -1.0, "more than 0"),
         ("env.step_timeout_s", 0.0, "more than 0"),
-        ("model.hidden_size", 10**9, "at most 65,536"),
         ("seed", 2**63, "seed=9223372036854775808"),
         ("seed", 10**5000, "seed: a number of more than"),
         ("runs_dir", "a\0b", "runs_dir: text with the control character U+0000"),

@@ -308,7 +308,6 @@ def open_fixed(parts):
     [
         (["eval", "conf=smoke"], 0, "fixed"),
         (["train", "conf=smoke"], 2, "engine=fixed: it cannot train"),
-        (["eval", "conf=smoke", "engine.reply=null"], 2, "engine.reply"),
     ],
 )
 def test_a_plugin_registers_an_engine(site, tmp_path, command, code, says):
