@@ -6,13 +6,9 @@ through the client's checks and the server's parsing, into the environment, and 
 
 import asyncio
 import json
-import random
 
 import pytest
-from fakes import TEMPLATES
 
-from openenv_pipe.config.schema import ToolAdapterConfig
-from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import parse_frame, request_frame, step_result
 from openenv_pipe.errors import StepRejectedError
 
@@ -168,25 +164,3 @@ def test_any_text_is_an_attempt_at_coding():
     for text in TEXTS.values():
         environment.reset(index=0)
         answered(environment, action_class, {"code": text})
-
-
-def test_no_reply_breaks_the_reading_of_tool_calls():
-    values = {"type": "tool", "plain_reply": "unusable", **TEMPLATES}
-    adapter = build_adapter(ToolAdapterConfig.model_validate(values))
-    draw = random.Random(0)
-    parts = [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": ',
-        '"add"',
-        ', "arguments": {',
-        "}}",
-        "{",
-        " ",
-    ]
-    replies = ["".join(draw.choices([*parts, *TEXTS.values()], k=8))[:300_000] for _ in range(40)]
-    for reply in [*TEXTS.values(), *replies, "{" * 200_000, "<tool_call>" * 20_000]:
-        try:
-            json.dumps(adapter.read(reply), allow_nan=False).encode()
-        except UnusableReply as unusable:
-            assert len(str(unusable)) < 1000

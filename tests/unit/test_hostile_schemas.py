@@ -94,10 +94,9 @@ def test_a_broken_schema_is_rejected_in_one_short_line(schema):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("schema", BROKEN.values(), ids=BROKEN.keys())
-def test_a_tool_with_a_broken_schema_is_named(schema):
+def test_a_tool_with_a_broken_schema_is_named():
     with pytest.raises(ConfigError, match="schema of the tool 'add'"):
-        tools_of({"tools": [{"name": "add", "inputSchema": schema}]})
+        tools_of({"tools": [{"name": "add", "inputSchema": BROKEN["unknown type"]}]})
 
 
 @pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES.keys())

@@ -79,29 +79,10 @@ TEXT = json.dumps(GOOD)
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        TEXT,
-        f"```json\n{json.dumps(GOOD, indent=2)}\n```",
-        f"I buy: {TEXT}. Done }}",
-        f'<think>{{"side": "sell", "amount": 1}}</think>{TEXT}',
-        f'{{"side": "sell", "amount": 1}} No, rather {TEXT}',
-        "{not this} but " + TEXT,
-    ],
-)
-def test_an_object_is_found_wherever_it_stands(reply):
-    assert json_adapter().read(reply) == [GOOD]
-
-
-@pytest.mark.parametrize(
     ("reply", "why"),
     [
         ("I buy three", "no JSON object"),
         ('{"side": "buy", "amount": 3', "broken"),
-        ("{'side': 'buy'}", "no JSON object"),
-        ('{"order": {"side": "buy", "amount": 3}', "broken"),
-        (TEXT + ' {"side', "broken"),
-        ('{"side": "buy", "amount": 3,}', "broken"),
         ('{"side": "hold", "amount": 3}', "side: 'hold' is not one of ['buy', 'sell']"),
         ('{"side": "buy"}', "'amount' is a required property"),
         ('{"side": "buy", "amount": 11}', "amount: 11 is greater than the maximum of 10"),
@@ -111,10 +92,6 @@ def test_an_object_is_found_wherever_it_stands(reply):
         ('{"side": "buy", "amount": 3, "limits": [{"price": "x"}]}', "limits.0.price: 'x'"),
         ('{"side": "buy", "amount": 3, "note": "long"}', "note: 'long' is too long"),
         ('{"amount": 0}', "'side' is a required property; amount: 0 is less"),
-        ('{"side": "buy", "amount": 3, "limits": [{"price": NaN}]}', "cannot be read"),
-        ('{"side": "buy", "amount": 3, "limits": [{"price": 1e999}]}', "cannot be read"),
-        ('{"side": "buy", "amount": 3, "note": "\\ud800"}', "not Unicode"),
-        ("[1, 2]", "no JSON object"),
     ],
 )
 def test_what_is_wrong_is_told_by_the_field(reply, why):

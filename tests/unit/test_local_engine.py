@@ -92,7 +92,7 @@ async def test_sampler_and_trainer_agree(temperature, lora_rank):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
 async def test_sampler_and_trainer_agree_in_bfloat16(temperature, lora_rank):
     """Trap 4: both round alike, so they differ far less than bfloat16 does from float32."""
     policy = tiny_policy(ends=True, lora_rank=lora_rank, autocast="bfloat16")
@@ -316,14 +316,6 @@ async def test_a_new_rollout_batch_knows_nothing_of_old_weights():
     for groups, version in ((before, 0), (after, 7)):
         turns = [turn for episode in all_episodes(groups) for turn in episode.turns]
         assert {each for turn in turns for each in turn.policy_versions} == {version}
-
-
-async def test_equal_collections_are_equal():
-    policy = tiny_policy(ends=True)
-    engine = local_engine(policy)
-    assert sampled(await collect(policy, engine=engine)) == sampled(
-        await collect(policy, engine=engine)
-    )
 
 
 async def test_all_episodes_may_fail_at_reset():

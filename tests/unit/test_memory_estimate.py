@@ -148,7 +148,6 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
 @pytest.mark.parametrize(
     "change",
     [
-        "model.autocast=float32",
         "model.autocast=bfloat16",
         "model.lora.rank=8",
         "model.activation_checkpointing=true",

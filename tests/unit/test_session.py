@@ -560,10 +560,3 @@ async def test_the_usual_cause_of_an_exception_is_said(name, attribute, words):
             await session.step({}, LIMIT_S)
     assert is_wrong_return(caught.value) is (words is not None)
     assert (words or message) in str(caught.value)
-
-
-async def test_the_usual_cause_of_an_exception_names_the_reset():
-    frame = error("EXECUTION_ERROR", "'tuple' object has no attribute 'model_dump'")
-    async with session_with(answers(frame)) as session:
-        with pytest.raises(StepRejectedError, match=r"reset\(\) returned a tuple"):
-            await session.reset({}, LIMIT_S)

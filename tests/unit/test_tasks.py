@@ -762,12 +762,6 @@ def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():
     assert order.state() == {"seed": 7}
 
 
-def test_an_order_that_lacks_a_method_is_rejected():
-    own = PythonOrderConfig(type="python", target="builtins:slice", options={})
-    with pytest.raises(ConfigError, match=r"env\.tasks\.order\.target.* without take, record"):
-        build_order(own, tasks_of(6), 7)
-
-
 def test_an_order_is_a_name_or_a_target():
     own = "{type: python, target: 'mine:Order', options: {}}"
     order = compose(["conf=echo", f"env.tasks.order={own}"]).config.env.tasks.order

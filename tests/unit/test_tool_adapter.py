@@ -92,55 +92,6 @@ async def test_an_environment_without_tools_is_a_mistake_of_the_configuration(an
         await tool_adapter().open({}, answering(answer))
 
 
-@pytest.mark.parametrize(
-    ("reply", "calls"),
-    [
-        ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', [call("add", a=1)]),
-        (
-            'First\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>\n<tool_call>\n'
-            '{"name": "stop", "arguments": {"b": "</x>"}}\n</tool_call>',
-            [call("add"), call("stop", b="</x>")],
-        ),
-        ('{"name": "add", "parameters": {"a": [1]}}', [call("add", a=[1])]),
-        ('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [call("add", a=1)]),
-        (
-            '{"name": "add", "arguments": {}} {"other": 1} {"name": "stop", "arguments": {}}',
-            [call("add"), call("stop")],
-        ),
-        (
-            '<think>{"name": "add", "arguments": {}}</think>{"name": "b", "arguments": {}}',
-            [call("b")],
-        ),
-    ],
-)
-def test_calls_are_read_in_their_order(reply, calls):
-    assert tool_adapter().read(reply) == calls
-
-
-@pytest.mark.parametrize(
-    ("reply", "why"),
-    [
-        ("<tool_call>add(1)</tool_call>", "call 1: it is not one object"),
-        ('<tool_call>{"name": "add", "arguments": {}</tool_call>', "tool call 1: .*broken"),
-        ('<tool_call>{"name": "add"}</tool_call>', "call 1: it is not one object"),
-        (
-            '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
-            "call 1: it is not one object",
-        ),
-        (
-            '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call></tool_call>',
-            "tool call 2",
-        ),
-        ('{"name": "add", "arguments": {"a": 1', "the JSON is broken"),
-    ],
-)
-def test_a_broken_call_goes_back_to_the_model(reply, why):
-    """Trap 21: also where a plain reply would end the episode, because the model meant to call a
-    tool."""
-    with pytest.raises(UnusableReply, match=why):
-        tool_adapter(plain_reply="final").read(reply)
-
-
 @pytest.mark.parametrize("reply", ["", "The answer is 4.", '{"answer": 4}', '{"name": "add"}'])
 def test_a_reply_without_a_call_is_the_last_or_a_mistake(reply):
     assert tool_adapter(plain_reply="final").read(reply) == []

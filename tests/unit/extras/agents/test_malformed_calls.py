@@ -196,6 +196,16 @@ async def test_what_is_no_json_object_is_rejected(path):
         (CHAT_PATH, CHAT | {"max_tokens": 0}, "max_tokens is 0; expected a whole number above 0"),
         (CHAT_PATH, CHAT | {"max_tokens": True}, "max_tokens is True; expected a whole number"),
         (CHAT_PATH, {"messages": [5]}, "messages.0 is 5; expected an object"),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": 3, "content": "x"}]},
+            "messages.0.role is 3; expected a string",
+        ),
+        (
+            CHAT_PATH,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "image_url",
+        ),
         ("/v1/responses", {"input": [{"type": []}]}, "input.0.type is []; expected a string"),
         ("/v1/responses", {"input": 3}, "input is 3; expected a list"),
         (MESSAGES_PATH, {"system": [{"type": "text"}]}, "system.0.text is None; expected a string"),

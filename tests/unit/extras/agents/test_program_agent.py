@@ -462,12 +462,6 @@ print(status, text)
     ("body", "reason"),
     [
         ({"messages": []}, "messages has to be a list of at least one message"),
-        ({"messages": [{"role": 3, "content": "x"}]}, "messages.0.role is 3; expected a string"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "a message has a part of",
-        ),
-        ({"messages": "x"}, "messages is 'x'; expected a list"),
         ("not an object", ""),
     ],
 )
@@ -557,16 +551,6 @@ ask([user("b")])
     async with context as rollout:
         (episode,) = await play_episodes(rollout)
     assert [turn.role for turn in episode.turns] == [TurnRole.RETRY, TurnRole.AGENT]
-
-
-async def test_streams_have_the_answer(tmp_path):
-    script = """
-status, text = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-                    {"messages": [user("a")], "stream": True})
-print(status, [line for line in text.splitlines() if "yes" in line or "DONE" in line])
-"""
-    episode, _ = await play_script(script, tmp_path)
-    assert "200" in episode.output and "[DONE]" in episode.output and "yes" in episode.output
 
 
 # Eight sub-agents of two calls each, and one that takes a step between them.

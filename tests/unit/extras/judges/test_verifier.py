@@ -154,7 +154,7 @@ def test_after_a_failure_that_may_pass_the_endpoint_is_asked_again(server, tmp_p
     assert len(server.bodies) == 2
 
 
-@pytest.mark.parametrize("fault", [*PASSING, *LASTING])
+@pytest.mark.parametrize("fault", ["500", "no answer in time", *LASTING])
 def test_a_failure_is_no_0_and_leaves_out_that_episode_only(server, tmp_path, fault):
     answer = (PASSING | LASTING)[fault]
     server.faults = [answer] * (2 if fault in PASSING else 1)
