@@ -37,6 +37,8 @@ from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_pr
 from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.load import load_policy
 
+# Ranks start slowly: where one number suffices, tests have that of the tests before them.
+NUM_RANKS = 4
 REPLAY = {"coef": 0.3, "size": 4, "min_reward": None, "per_step": 4}
 
 
@@ -65,11 +67,6 @@ def groups(tmp_path_factory):
     groups = Groups(tmp_path_factory.mktemp("logs"))
     yield groups
     groups.close()
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def num_ranks(request):
-    return request.param
 
 
 @pytest.fixture(scope="module", params=[("data", 2), ("fsdp", 2), ("fsdp", 4)], ids=str)
@@ -183,37 +180,98 @@ def test_all_that_an_update_may_consist_of(groups, tmp_path, layout, lora_rank, 
     assert_close(weights, one_weights, GRADIENT_BOUND)
 
 
+def test_the_local_engine_samples_with_all_ranks(groups, tmp_path):
+    """Rank 0 computes each batch, and the others help to gather the weights."""
+    logits = []
+    for size in (1, NUM_RANKS):
+        policy = policy_of(config_of(PLAIN, lora_rank=0, num_ranks=size), groups, tmp_path)
+        with torch.inference_mode():
+            hidden = policy.hidden(torch.arange(12)[None])
+            logits.append(policy.logits(hidden[:, -1]))
+    assert torch.equal(*logits)
+
+
 @pytest.mark.parametrize("lora_rank", [0, 3], ids=["full", "lora"])
-def test_two_replicas_of_two_shards_are_one_process(groups, tmp_path, lora_rank):
-    """HSDP: the losses, the gradients (by Adam's first moment) and the norm that clips them. Its
-    checkpoint continues on two ranks without replicas."""
-    layouts = [(1, 1), (4, 2)]
+def test_publishing(groups, tmp_path, lora_rank):
+    """Files, tensors one at a time, adapters and the probe are those of a whole policy."""
+    folders, sent, probes = [tmp_path / "whole", tmp_path / "sharded"], [], []
+    for size, folder in zip((1, NUM_RANKS), folders, strict=True):
+        config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size)
+        policy = policy_of(config, groups, tmp_path / "start")
+        publication = devices_of(config, groups).weights(policy)
+        for kind, write in (("base", publication.write_base), ("all", publication.write_weights)):
+            (folder / kind).mkdir(parents=True)
+            write(folder / kind)
+        weights = publication.tensors()
+        on_demand = [each for each in weights.values() if isinstance(each, WholeOnDemand)]
+        assert len(on_demand) == (len(weights) if size > 1 else 0)
+        if on_demand:
+            weights = {name: each.full_tensor() for name, each in weights.items()}
+        sent.append(weights)
+        if lora_rank:
+            publication.write_adapter(folder / "adapter")
+            probes.append(publication.write_probe(folder / "probe", [[1, 2, 3]], 1.0, moves=0.1))
+    names = [sorted(path.relative_to(top) for path in top.rglob("*.*")) for top in folders]
+    assert names[0] == names[1]
+    for name in names[0]:
+        one, other = (top / name for top in folders)
+        if name.suffix == ".safetensors":
+            assert_close(load_file(other), load_file(one), 1e-6)
+        else:
+            assert other.read_bytes() == one.read_bytes()
+    assert_close(sent[1], sent[0], 1e-6)
+    assert_close(sent[1], load_file(folders[0] / "all" / "model.safetensors"), 1e-6)
+    assert all(np.array_equal(*probes) for _ in probes[:1])
+
+
+def test_the_warm_start_of_ranks_is_that_of_one(groups, tmp_path):
     seen = []
-    for size, num_replicas in layouts:
-        config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
+    for size in (1, NUM_RANKS):
+        changes = {"warm_start.optimizer.eps": 1e-3, "tokens_per_batch": 24}
+        config = config_of(changes, lora_rank=0, num_ranks=size)
+        policy = policy_of(config, groups, tmp_path)
+        warm_start = devices_of(config, groups).warm_start(policy)
+        metrics = [warm_start.step(random_samples(5, count=7)) for _ in range(2)]
+        seen.append((metrics, saved(tmp_path / str(size), policy, warm_start)[0]))
+    (ones, one_weights), (many, weights) = seen
+    for one, other in zip(ones, many, strict=True):
+        assert other == pytest.approx(one, rel=LOSS_BOUND)
+    assert_close(weights, one_weights, GRADIENT_BOUND)
+
+
+def test_two_replicas_of_two_shards_are_one_process(groups, tmp_path):
+    """HSDP: the losses, the gradients (by Adam's first moment) and the norm that clips them. Its
+    checkpoint continues on two ranks without replicas. In full training and with an adapter."""
+    seen = {}
+    for size, num_replicas, lora_rank in ((1, 1, 0), (1, 1, 3), (4, 2, 0), (4, 2, 3)):
+        shape = {"lora_rank": lora_rank, "num_ranks": size, "num_replicas": num_replicas}
+        config, top = config_of(PLAIN, **shape), tmp_path / f"{lora_rank}"
         policy = policy_of(config, groups, tmp_path / "adapter")
         learner = devices_of(config, groups).learner(policy)
         metrics = numbers_of(learner.update(random_samples(3, count=7), 1))
-        folder = tmp_path / f"{size}"
-        seen.append((metrics, *saved(folder, policy, learner)))
-        config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
-        learner = devices_of(config, groups).learner(policy)
+        folder = top / f"{size}"
+        seen[size, lora_rank] = (metrics, *saved(folder, policy, learner))
+        learner = devices_of(config_of(WITH_ALL, **shape), groups).learner(policy)
         load_progress(folder / "resume", policy, learner.optimizer)
         clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
-        seen.append((clipped, *saved(tmp_path / f"{size}-clipped", policy, learner)))
-    config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=2)
-    policy = policy_of(config, groups, tmp_path / "adapter")
-    load_weights(tmp_path / "4", policy)
-    learner = devices_of(config, groups).learner(policy)  # the reference is of the loaded weights
-    load_progress(tmp_path / "4" / "resume", policy, learner.optimizer)
-    clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
-    one, one_clipped, many, many_clipped = seen
-    continued = (clipped, *saved(tmp_path / "2-clipped", policy, learner))
-    pairs = [(many, one), (many_clipped, one_clipped), (continued, one_clipped)]
-    for (metrics, weights, state), (known, known_weights, known_state) in pairs:
-        assert metrics == pytest.approx(known, rel=10 * LOSS_BOUND, abs=LOSS_BOUND)
-        assert_close(weights, known_weights, GRADIENT_BOUND)
-        assert_close(first_moments(state), first_moments(known_state), GRADIENT_BOUND)
+        files = saved(top / f"{size}-clipped", policy, learner)
+        seen[f"{size} clipped", lora_rank] = (clipped, *files)
+    for lora_rank in (0, 3):
+        config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=2)
+        top = tmp_path / f"{lora_rank}"
+        policy = policy_of(config, groups, tmp_path / "adapter")
+        load_weights(top / "4", policy)
+        learner = devices_of(config, groups).learner(policy)  # the reference: the loaded weights
+        load_progress(top / "4" / "resume", policy, learner.optimizer)
+        clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
+        seen["continued", lora_rank] = (clipped, *saved(top / "2-clipped", policy, learner))
+        pairs = [(4, 1), ("4 clipped", "1 clipped"), ("continued", "1 clipped")]
+        for ours, theirs in pairs:
+            metrics, weights, state = seen[ours, lora_rank]
+            known, known_weights, known_state = seen[theirs, lora_rank]
+            assert metrics == pytest.approx(known, rel=10 * LOSS_BOUND, abs=LOSS_BOUND)
+            assert_close(weights, known_weights, GRADIENT_BOUND)
+            assert_close(first_moments(state), first_moments(known_state), GRADIENT_BOUND)
 
 
 def test_a_checkpoint_is_continued_to_the_bit(groups, layout, tmp_path):
@@ -284,65 +342,6 @@ def test_a_checkpoint_is_the_files_of_one_process(groups, tmp_path):
         torch.equal(*pair)
         for pair in zip(again.model.parameters(), whole.model.parameters(), strict=True)
     )
-
-
-def test_the_local_engine_samples_with_all_ranks(groups, num_ranks, tmp_path):
-    """Rank 0 computes each batch, and the others help to gather the weights."""
-    logits = []
-    for size in (1, num_ranks):
-        policy = policy_of(config_of(PLAIN, lora_rank=0, num_ranks=size), groups, tmp_path)
-        with torch.inference_mode():
-            hidden = policy.hidden(torch.arange(12)[None])
-            logits.append(policy.logits(hidden[:, -1]))
-    assert torch.equal(*logits)
-
-
-@pytest.mark.parametrize("lora_rank", [0, 3], ids=["full", "lora"])
-def test_publishing(groups, num_ranks, tmp_path, lora_rank):
-    """Files, tensors one at a time, adapters and the probe are those of a whole policy."""
-    folders, sent, probes = [tmp_path / "whole", tmp_path / "sharded"], [], []
-    for size, folder in zip((1, num_ranks), folders, strict=True):
-        config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size)
-        policy = policy_of(config, groups, tmp_path / "start")
-        publication = devices_of(config, groups).weights(policy)
-        for kind, write in (("base", publication.write_base), ("all", publication.write_weights)):
-            (folder / kind).mkdir(parents=True)
-            write(folder / kind)
-        weights = publication.tensors()
-        on_demand = [each for each in weights.values() if isinstance(each, WholeOnDemand)]
-        assert len(on_demand) == (len(weights) if size > 1 else 0)
-        if on_demand:
-            weights = {name: each.full_tensor() for name, each in weights.items()}
-        sent.append(weights)
-        if lora_rank:
-            publication.write_adapter(folder / "adapter")
-            probes.append(publication.write_probe(folder / "probe", [[1, 2, 3]], 1.0, moves=0.1))
-    names = [sorted(path.relative_to(top) for path in top.rglob("*.*")) for top in folders]
-    assert names[0] == names[1]
-    for name in names[0]:
-        one, other = (top / name for top in folders)
-        if name.suffix == ".safetensors":
-            assert_close(load_file(other), load_file(one), 1e-6)
-        else:
-            assert other.read_bytes() == one.read_bytes()
-    assert_close(sent[1], sent[0], 1e-6)
-    assert_close(sent[1], load_file(folders[0] / "all" / "model.safetensors"), 1e-6)
-    assert all(np.array_equal(*probes) for _ in probes[:1])
-
-
-def test_the_warm_start_of_ranks_is_that_of_one(groups, num_ranks, tmp_path):
-    seen = []
-    for size in (1, num_ranks):
-        changes = {"warm_start.optimizer.eps": 1e-3, "tokens_per_batch": 24}
-        config = config_of(changes, lora_rank=0, num_ranks=size)
-        policy = policy_of(config, groups, tmp_path)
-        warm_start = devices_of(config, groups).warm_start(policy)
-        metrics = [warm_start.step(random_samples(5, count=7)) for _ in range(2)]
-        seen.append((metrics, saved(tmp_path / str(size), policy, warm_start)[0]))
-    (ones, one_weights), (many, weights) = seen
-    for one, other in zip(ones, many, strict=True):
-        assert other == pytest.approx(one, rel=LOSS_BOUND)
-    assert_close(weights, one_weights, GRADIENT_BOUND)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
