@@ -82,7 +82,10 @@ def shown_override(override: str | None) -> str:
 
 
 def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
-    """Copy a configuration's dump without the values of secret keys and known secrets."""
+    """Copy a configuration's dump without the values of secret keys and known secrets.
+
+    A mark stays as it is: of a saved configuration, a command restores only what it uses.
+    """
     if isinstance(value, Mapping):
         return {name: hide_in_config(item, secrets, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -90,7 +93,8 @@ def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any
     if not isinstance(value, str):
         return value
     hidden = hide_secrets(value, secrets)
-    by_name = hidden == value and value and is_secret_name(key)
+    is_open = hidden == value and value and not MARK.search(value)
+    by_name = is_open and is_secret_name(key)
     return f"<hidden: {_variable_with(value) or key}>" if by_name else hidden
 
 

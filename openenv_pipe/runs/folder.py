@@ -24,12 +24,8 @@ from openenv_pipe import __version__
 from openenv_pipe.config.compose import amend
 from openenv_pipe.config.error_messages import explain_validation, first_problem
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.secrets import (
-    hide_assignments,
-    hide_in_config,
-    known_secrets,
-    restore_in_config,
-)
+from openenv_pipe.config.secrets import hide_assignments, hide_in_config, known_secrets
+from openenv_pipe.config.used_secrets import restore_used
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.allocation import (
     allocate,
@@ -173,10 +169,8 @@ class RunFolder:
                 recorded_paths=self.record.local_code,
                 signature=self.record.signature,
             )
-        if overrides:
-            values = amend(written, overrides).model_dump(mode="json")
-        used = values if secrets_of is None else {name: values[name] for name in secrets_of}
-        return self.with_template_time(self._validate(values | restore_in_config(used)))
+        config = amend(written, overrides) if overrides else written
+        return self.with_template_time(self._validate(restore_used(config, secrets_of)))
 
     def with_template_time(self, config: RunConfig) -> RunConfig:
         """Return the run's configuration with the time that its chat template reads.

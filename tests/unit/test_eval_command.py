@@ -123,6 +123,11 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
             False,
         ),
         (["engine=openai", "engine.model=m", "engine.api_key=KEY"], ["engine=local"], False),
+        (
+            ["judge=openai", "judge.model=m", "judge.api_key=KEY", "reward=ruler"],
+            ["reward=env"],
+            False,
+        ),
         (["tracker=otlp", "+tracker.otlp.headers.api_key=KEY"], [], False),
         (["env.variables.API_TOKEN=KEY"], ["eval.num_tasks=1"], True),
         (["env.variables.API_TOKEN=KEY"], ["env.variables.API_TOKEN=another"], False),

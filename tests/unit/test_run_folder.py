@@ -290,6 +290,8 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
         folder.config_to_run()
     used = folder.config_to_run(secrets_of=["model"])
     assert used.model == folder.with_template_time(plain).model
+    again = RunFolder.create(used, overrides=[], command=[])
+    assert again.written_config.env == folder.written_config.env
     monkeypatch.setenv("GAME_TOKEN", "only in the config")
     assert folder.config_to_run() == folder.with_template_time(config)
 

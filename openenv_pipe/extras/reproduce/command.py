@@ -29,6 +29,7 @@ from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import Progress
 from openenv_pipe.system.untrusted_text import for_markdown
 
+REPLAYED = ("model", "trainer", "cluster", "tracker")  # blocks that a replay uses
 ALLOWABLE = ("code", "versions", "data", "model")
 
 
@@ -61,7 +62,7 @@ def reproduce(
             f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
             "weights that its configuration does not produce; name a run from its beginning"
         )
-    config = recorded.config_to_run(trust=trust)
+    config = recorded.config_to_run(trust=trust, secrets_of=REPLAYED if is_replay else None)
     if not config.agent.plays_on_demand and not is_replay:
         raise RunFolderError(
             f"{recorded.path} was played by clients (agent=client), and nobody can play the same "

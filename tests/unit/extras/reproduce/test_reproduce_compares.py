@@ -6,10 +6,44 @@ import pytest
 import run_samples
 from fakes import made_up_group
 
+from openenv_pipe.config.compose import amend
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.extras.reproduce import command
 from openenv_pipe.extras.reproduce.bands import mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.runs.differences import find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+
+
+class CheckedError(Exception):
+    """Raised in place of a check of what a run needs."""
+
+
+@pytest.mark.parametrize("is_replay", [True, False])
+def test_a_replay_asks_for_no_secret_of_the_environment_that_it_never_starts(
+    tmp_path, monkeypatch, is_replay
+):
+    variables = ["env.variables.GAME_TOKEN=abcdef-0123456789-abcdef"]
+    folder = run_samples.create(tmp_path, amend(run_samples.config(tmp_path), variables))
+
+    def check(config, *, plays):
+        assert config.env.variables["GAME_TOKEN"] == "<hidden: GAME_TOKEN>"
+        raise CheckedError
+
+    monkeypatch.setattr(command, "check_requirements", check)
+    expected = CheckedError if is_replay else RunFolderError
+    with pytest.raises(expected):
+        command.reproduce(
+            str(folder.path),
+            steps=None,
+            allow=(),
+            is_replay=is_replay,
+            runs_dir=None,
+            command=[],
+            control=RunControl(),
+            trust=False,
+        )
 
 
 @pytest.fixture
