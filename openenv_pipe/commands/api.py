@@ -19,7 +19,7 @@ from openenv_pipe.errors import ConfigError, Interrupted, PipeError
 from openenv_pipe.runs.evals import env_of, label_in
 from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.runs.run import Run
-from openenv_pipe.system.process_settings import set_library_defaults
+from openenv_pipe.system.process_settings import give_back_memory, set_library_defaults
 from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:  # these import torch
@@ -210,6 +210,13 @@ def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     Raises KeyboardInterrupt, without the traceback of the threads, after the work where it was
     interrupted, also if it came too late to stop anything.
     """
+    try:
+        return _done_in_thread(work, control)
+    finally:
+        give_back_memory()
+
+
+def _done_in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     is_interrupted = False
     with ThreadPoolExecutor(1, "openenv_pipe") as executor:
         future = executor.submit(contextvars.copy_context().run, work)
