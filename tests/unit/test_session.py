@@ -310,6 +310,9 @@ async def test_half_a_surrogate_pair_in_an_answer_becomes_a_question_mark():
         '{"type": "observation", "data": {"observation": {}, "reward": %s}}' % ("9" * 400),
         '{"type": "observation", "data": {"observation": {}, "reward": 1e308}}',
         '{"type": "observation", "data": {"observation": {}, "reward": -1e16}}',
+        '{"type": "observation", "data": {"observation": {}, "done": "false"}}',
+        '{"type": "observation", "data": {"observation": {}, "done": [0]}}',
+        '{"type": "observation", "data": {"observation": {"reward": 1, "done": true}}}',
         json.dumps({"type": "observation", "data": {"observation": nested(50)}}),
         '{"type": "observation", "data": {"observation": {"n": %s}}}' % ("9" * 5000),
     ],
@@ -322,6 +325,12 @@ async def test_an_answer_that_breaks_the_protocol_ends_the_session(frame):
         assert not session.usable
         with pytest.raises(SessionClosedError):
             await session.step({}, LIMIT_S)
+
+
+@pytest.mark.parametrize("done", [None, False, 0, True, 1])
+async def test_done_is_true_or_false(done):
+    async with session_with(answers(answer(done=done))) as session:
+        assert (await session.step({}, LIMIT_S)).done is bool(done)
 
 
 async def test_a_late_answer_is_never_taken_for_the_next_one():

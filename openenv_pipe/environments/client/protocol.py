@@ -28,6 +28,7 @@ RETURNED = {
     "NoneType": "nothing",
     "coroutine": "a coroutine, because it is `async def` (only reset_async and step_async may be)",
 }
+OUTCOME = {"reward", "done"}  # the fields of an answer beside its observation
 MAX_ERROR_LENGTH = 2000  # characters of an error frame that are kept
 
 # Built once, because json.dumps with options builds an encoder for every call.
@@ -129,12 +130,21 @@ def step_result(data: dict[str, Any], url: str) -> StepResult:
     Raises:
         SessionError: The data breaks the protocol.
     """
-    observation, reward = data.get("observation"), data.get("reward")
+    observation, reward, done = data.get("observation"), data.get("reward"), data.get("done")
     if type(observation) is not dict:
         raise SessionError(f"{url}: observation is not a JSON object: {quoted(repr(observation))}")
+    if not data.keys() & OUTCOME and observation.keys() & OUTCOME:
+        raise SessionError(
+            f"{url}: reward and done are inside the observation, where nothing reads them; the "
+            "protocol has them beside it; fix the environment's server"
+        )
     if reward is not None:
         reward = _number(reward, url)
-    return StepResult(observation, reward, bool(data.get("done")))
+    if done not in (None, False, True):  # The text "false" is no end.
+        raise SessionError(
+            f"{url}: done is {quoted(str(done))}, expected true or false; fix the environment"
+        )
+    return StepResult(observation, reward, bool(done))
 
 
 def error_details(errors: Any) -> str:
