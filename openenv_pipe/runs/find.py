@@ -122,9 +122,11 @@ def find_weights(folder: RunFolder, which: str) -> Path | None:
 def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
 
+    `++runs_dir=DIR` is the same to Hydra, and so it is here.
+
     Raises ConfigError if it cannot be read.
     """
-    named = [each for each in overrides if each.startswith("runs_dir=")]
+    named = [each for each in overrides if each.lstrip("+").startswith("runs_dir=")]
     others = [each for each in overrides if each not in named]
     return (Path(str(parse_overrides(named)[-1].value())) if named else None), others
 

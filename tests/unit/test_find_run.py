@@ -99,10 +99,11 @@ def test_runs_dir_names_the_only_folder(words, here, capsys):
     assert re.search("there is no run in out;", capsys.readouterr().err)
 
 
-def test_runs_dir_among_overrides_is_where_eval_looks(here):
+@pytest.mark.parametrize("override", ["runs_dir=out", "++runs_dir=out", "+runs_dir=out"])
+def test_runs_dir_among_overrides_is_where_eval_looks(override, here):
     run_samples.create(here / "runs")
     with pytest.raises(RunFolderError, match="there is no run in out;"):
-        evaluate(["latest", "runs_dir=out"], [], RunControl(), trust=False)
+        evaluate(["latest", override], [], RunControl(), trust=False)
 
 
 def test_one_variable_names_the_default_folder_for_new_runs_and_for_all_commands(here, monkeypatch):

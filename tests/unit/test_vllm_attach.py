@@ -18,8 +18,9 @@ from tests.small_vllm import SmallServer
 HUB = ("conf=wordle_qwen3", "model.path=Some/Model")
 
 
-def test_the_command_has_all_that_a_run_asks_of_the_server():
-    words = shlex.split(server_command([*HUB, "engine.url=http://10.0.0.7:9000"], "cpu", "shell"))
+@pytest.mark.parametrize("key", ["engine.url", "++engine.url"])
+def test_the_command_has_all_that_a_run_asks_of_the_server(key):
+    words = shlex.split(server_command([*HUB, f"{key}=http://10.0.0.7:9000"], "cpu", "shell"))
     assert {"VLLM_SERVER_DEV_MODE=1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"} <= set(words)
     assert {"--enable-scale-out", "--enable-lora"} <= set(words)
     values = dict(itertools.pairwise(words))

@@ -44,7 +44,8 @@ def server_command(
     overrides: the arguments of `train`. engine=vllm and engine.launch=attach are added, and
         a URL if there is none. Raises ConfigError: a server cannot load the configured model.
     """
-    url = () if any(each.startswith("engine.url=") for each in overrides) else (DEFAULT_URL,)
+    has_url = any(each.lstrip("+").startswith("engine.url=") for each in overrides)
+    url = () if has_url else (DEFAULT_URL,)
     device = f"device={build}"  # with the defaults of a machine that the server is for
     config = compose([device, *overrides, *ATTACH, *url]).config
     engine = config.engine
