@@ -47,7 +47,7 @@ ALLOWED_PLACES = {
     "ray": {"system/ray_connection.py", "extras/cluster/nodes.py"},
     "kubernetes": {"extras/containers/kubernetes/api.py"},
     "optuna": {"extras/sweeps/search.py"},
-    "datasets": {"environments/tasks/rows.py"},
+    "datasets": {"environments/tasks/data_sets.py"},
     "starlette": {"extras/viewer/web/*.py", "extras/agents/*.py", "extras/agents/*/*.py"},
     "wandb": {"extras/trackers/wandb.py"},
     "mlflow": {"extras/trackers/mlflow.py"},

@@ -318,13 +318,40 @@ async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatc
 def test_a_data_set_of_csv_files_keeps_its_cells(tmp_path, monkeypatch):
     pytest.importorskip("datasets", exc_type=ImportError)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    path = write(tmp_path / "a.csv", "text,n,share,yes", "007,1,2.5,true", "NA,2,0.5,false")
+    long = "x" * 200_000
+    path = write(
+        tmp_path / "a.csv",
+        "text,n,share,yes",
+        "007,1,2.5,true",
+        "NA,2,0.5,false",
+        f"{long},3,1.5,true",
+    )
     block = dataset_block(path="csv", data_files=str(path))
     tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
     assert [task.reset for task in tasks] == [
         {"text": "007", "n": 1, "share": 2.5, "yes": True},
         {"text": "NA", "n": 2, "share": 0.5, "yes": False},
+        {"text": long, "n": 3, "share": 1.5, "yes": True},
     ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a,b", "1,2,3", "4,5,6"], "Length of header or names does not match length of data"),
+        (["a,b", "1,2", "4,5,6"], "Expected 2 fields in line 3, saw 3"),
+        (["a,b", "1,2", "4"], "row 2 has fewer cells than the header"),
+        (["a\tb", "1\t2"], r"line 1 is separated by '\t', expected commas: 'a\tb'"),
+    ],
+)
+def test_a_row_of_a_data_set_of_csv_files_has_a_cell_for_each_column(
+    lines, message, tmp_path, monkeypatch
+):
+    pytest.importorskip("datasets", exc_type=ImportError)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(tmp_path / "a.csv", *lines)
+    block = dataset_block(path="csv", data_files=str(path))
+    assert message in rejection(configured(block, RANGE.model_dump()))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

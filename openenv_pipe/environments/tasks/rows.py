@@ -1,4 +1,4 @@
-"""Read rows of files and data sets as reset keywords, all before anything is started.
+"""Read rows of files as reset keywords, all before anything is started (`data_sets`: of data sets).
 
 No value changes on its way: JSON keeps its types, and a CSV column is numbers or booleans only if
 every cell prints back as it was read. What cannot be sent to an environment is an error here.
@@ -10,10 +10,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.environments.client.protocol import request_frame
 from openenv_pipe.environments.tasks.sets import Labels
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.system.optional_packages import needed_by
 from openenv_pipe.system.resources import did_you_mean
 
 Row = Mapping[str, Any]
@@ -51,9 +49,9 @@ def read_file(config: TaskFile, key: str) -> Rows:
         rows, labels = [], []
         for number, row in read(read_text(path), config.columns):
             where = f"{key}: {path}, line {number}"
-            labels.append(_labels(row, config.labels, where, key))
+            labels.append(row_labels(row, config.labels, where, key))
             rows.append(_chosen(row, config, where, key))
-            _require_values(rows[-1], config, row, where, key)
+            require_values(rows[-1], config, row, where, key)
             require_sendable(rows[-1], where, key)
         return Rows(rows, labels)
     except FileNotFoundError as error:
@@ -142,7 +140,7 @@ def _csv_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[in
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = next(reader, [])
-        _check_header(header, columns)
+        check_header(header, columns)
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num} is not CSV: {error}") from error
@@ -180,7 +178,7 @@ def _number(cell: str) -> int | float | None:
     return None
 
 
-def _check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> None:
+def check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> None:
     """Raise ValueError for column names that two columns have, or that no reset keyword can have.
 
     An environment drops keywords that it does not know without a word.
@@ -201,11 +199,11 @@ def _chosen(row: Row, config: TaskFile, where: str, key: str) -> Row:
     columns = config.columns
     if columns is None:
         return {name: value for name, value in row.items() if name not in config.labels}
-    _check_columns(columns, [*row], where, key)
+    check_columns(columns, [*row], where, key)
     return {keyword: row[column] for column, keyword in columns.items()}
 
 
-def _check_columns(columns: Mapping[str, str], names: Sequence[str], where: str, key: str) -> None:
+def check_columns(columns: Mapping[str, str], names: Sequence[str], where: str, key: str) -> None:
     """Raise ConfigError for a column that is not there, or two that become one reset keyword.
 
     names: the columns that are there.
@@ -230,7 +228,7 @@ def _check_columns(columns: Mapping[str, str], names: Sequence[str], where: str,
         raise ConfigError("; ".join(problems))
 
 
-def _labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
+def row_labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
     """Return a row's labels as text, without those that are null or empty.
 
     Raises ConfigError for a column that is not there, or whose value is a list or an object.
@@ -253,7 +251,7 @@ def _labels(row: Row, columns: Sequence[str], where: str, key: str) -> Labels:
     return found
 
 
-def _require_values(
+def require_values(
     row: Row, config: TaskFile | TaskDataset, read: Row, where: str, key: str
 ) -> None:
     """Raise ConfigError for a reset keyword without a value.
@@ -323,68 +321,3 @@ def read_folders(config: TaskFolders, key: str) -> list[Row]:
     for task in tasks:
         require_sendable(task, key, key)  # A name that is not UTF-8 cannot be sent.
     return tasks
-
-
-def read_dataset(config: TaskDataset, key: str) -> Rows:
-    """Load the rows of a data set's split.
-
-    Raises:
-        ConfigError: `datasets` is not installed, or the data set or a column cannot be read.
-    """
-    with needed_by(f"{key}.type=dataset", "datasets"):
-        import datasets
-    load = partial(
-        datasets.load_dataset,
-        config.path,
-        config.config,
-        split=config.split,
-        revision=config.revision,
-        data_files=config.data_files,
-    )
-    try:
-        rows = load()
-        if rows.info.builder_name == "csv":
-            rows = _csv_dataset(load, rows.column_names)
-    except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
-    for columns in (config.columns or {}, {column: column for column in config.labels}):
-        _check_columns(columns, rows.column_names, f"{key}: {config.path!r}", key)
-    read: Row = dict.fromkeys(rows.column_names)
-    labels: list[Labels] = []
-    if config.labels:
-        labels = [
-            _labels(row, config.labels, f"{key}: {config.path}, row {number}", key)
-            for number, row in enumerate(rows.select_columns(config.labels), start=1)
-        ]
-    if config.columns is None:
-        rows = rows.remove_columns(config.labels)
-    else:
-        rows = rows.select_columns(list(config.columns)).rename_columns(
-            {column: keyword for column, keyword in config.columns.items() if column != keyword}
-        )
-    if config.required:
-        names = rows.column_names
-        known = [name for name in config.required if name in names]
-        for number, row in enumerate(rows.select_columns(known or names[:1]), start=1):
-            where = f"{key}: {config.path}, row {number}"
-            _require_values(row, config, read, where, key)
-    return Rows(rows, labels)
-
-
-def _csv_dataset(load: Callable[..., Any], names: Sequence[str]) -> Any:
-    """Load a data set of CSV files again, as text, and type its columns as those of a .csv file.
-
-    `datasets` would read 007 as 7, and NA as nothing.
-    """
-    from datasets import Features, Value
-
-    text = Features({name: Value("string") for name in names})
-    rows = load(features=text, keep_default_na=False, na_filter=False)
-    types = {bool: "bool", int: "int64", float: "float64"}
-    for name in names:
-        kinds = {type(value) for value in read_column(list(rows[name]))}
-        # A column of a data set has one type: with 7 and 2.5 in it, it stays text.
-        if len(kinds) == 1 and (kind := types.get(kinds.pop())):
-            rows = rows.cast_column(name, Value(kind))
-    return rows

@@ -17,12 +17,8 @@ from openenv_pipe.config.schema import (
     TaskServer,
     TaskShare,
 )
-from openenv_pipe.environments.tasks.rows import (
-    read_dataset,
-    read_file,
-    read_folders,
-    require_sendable,
-)
+from openenv_pipe.environments.tasks.data_sets import read_dataset
+from openenv_pipe.environments.tasks.rows import read_file, read_folders, require_sendable
 from openenv_pipe.environments.tasks.server import server_rows
 from openenv_pipe.environments.tasks.sets import (
     ListedRows,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import TaskDataset
-from openenv_pipe.environments.tasks.rows import json_rows, no_file_text, read_dataset, read_text
+from openenv_pipe.environments.tasks.data_sets import read_dataset
+from openenv_pipe.environments.tasks.rows import json_rows, no_file_text, read_text
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.types import Message, Tool
