@@ -554,6 +554,15 @@ def test_labels_that_no_eval_task_has_are_named(tmp_path):
     assert warnings(file_block(held_out, labels=["topic"])) == []
 
 
+def test_values_of_another_type_in_the_eval_split_are_named(tmp_path):
+    train = write(tmp_path / "a.csv", "q,answer,n", "1+1,2,1", "2+2,4,2")
+    held_out = write(tmp_path / "b.csv", "q,answer,n", "3+3,6,3", "4+4,008,4")
+    config = configured(file_block(train), file_block(held_out))
+    (text,) = split_warnings(config.env.tasks, Splits(**read_known_sets(config.env.tasks)))
+    assert text.startswith("the reset keyword 'answer' is a number in all training tasks, and text")
+    assert text.endswith(f"write 'answer' in {train} and {held_out} alike")
+
+
 async def test_more_tasks_than_the_evaluation_has_are_rejected(tmp_path):
     path = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 2})
     with pytest.raises(

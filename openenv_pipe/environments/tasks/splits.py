@@ -34,6 +34,13 @@ from openenv_pipe.types import Task
 KnownSets = Mapping[str, TaskSet]
 
 MAX_LABELS = 10  # that a warning names
+JSON_TYPES = {
+    str: "text",
+    bool: "a truth value",
+    **dict.fromkeys((int, float), "a number"),
+    list: "a list",
+    dict: "an object",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,9 +190,16 @@ def _reject_shared_tasks(splits: Splits) -> None:
 
 
 def split_warnings(config: TasksConfig, splits: Splits) -> list[str]:
-    """Return what makes the eval split measure training badly: shared questions, missing labels."""
+    """Return what makes the eval split measure training badly.
+
+    These are shared questions, missing labels, and values of another type.
+    """
     shared = shared_values(config, splits)
-    return [*([shared] if shared is not None else []), *missing_labels(config, splits)]
+    return [
+        *([shared] if shared is not None else []),
+        *missing_labels(config, splits),
+        *other_types(config, splits),
+    ]
 
 
 def count_labels(tasks: TaskSet) -> dict[str, Counter[str]]:
@@ -242,6 +256,38 @@ def shared_values(config: TasksConfig, splits: Splits) -> str | None:
         f"{keyword} of a training task, so the evaluation may show what was memorized: "
         f"{held_out[first][0]} and {trained[first][0]} have {first:.100}; {advice}"
     )
+
+
+def other_types(config: TasksConfig, splits: Splits) -> Iterator[str]:
+    """Name the reset keywords whose values have other types in the eval split than in training.
+
+    A column of a CSV file is text as a whole if one cell is no number, so one file may have text
+    where the other one has numbers. An environment that compares a reply with both judges it
+    differently.
+    """
+    if not all(isinstance(each, TaskFile | TaskDataset) for each in (config.train, config.eval)):
+        return
+    trained, held_out = _types(splits.train), _types(splits.eval)
+    for keyword, types in trained.items():
+        others = held_out.get(keyword, types)
+        if types.isdisjoint(others):
+            yield (
+                f"the reset keyword {keyword!r} is {' or '.join(sorted(types))} in all training "
+                f"tasks, and {' or '.join(sorted(others))} in all eval tasks, so the environment "
+                "may judge the same reply differently; a CSV column is text as a whole if one "
+                "cell is no number that prints as it is written, such as 1.10, 007 or an empty "
+                f"one; write {keyword!r} in {splits.train.source} and {splits.eval.source} alike"
+            )
+
+
+def _types(tasks: TaskSet) -> dict[str, set[str]]:
+    """Return how JSON calls the types of each reset keyword's values, apart from null."""
+    found: dict[str, set[str]] = {}
+    for index in range(len(tasks)):
+        for keyword, value in tasks[index].reset.items():
+            if value is not None:
+                found.setdefault(keyword, set()).add(JSON_TYPES.get(type(value), "another type"))
+    return found
 
 
 def _by_value(tasks: TaskSet, keyword: str) -> dict[str, list[str]]:
