@@ -772,7 +772,7 @@ class SpoiltOrder(EveryOther):
                 return [None] * count
 
     def state(self):
-        return {"when": object()}
+        return {"when": object()} if self.first else {"rates": [{7: 0.5}]}
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -90,6 +90,8 @@ class UserOrder:
             if not isinstance(state, dict):
                 raise TypeError("it is not a dict")
             json.dumps(state)
+            if not _has_text_keys(state):
+                raise TypeError("a key in it is no text, and a resumed run would get it as text")
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._code.name}: state returned {shown(state)}; expected a dict that JSON can "
@@ -99,6 +101,12 @@ class UserOrder:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._code.call_blocking(self._order.restore, state)
+
+
+def _has_text_keys(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _has_text_keys(each) for key, each in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
 
 
 class Passes:
