@@ -31,6 +31,7 @@ from openenv_pipe.config.schema import (
     VllmEngineConfig,
 )
 from openenv_pipe.engines.base import Engine, EngineSetup
+from openenv_pipe.engines.checked import CheckedEngine
 from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
@@ -179,10 +180,12 @@ async def open_python(parts: EngineParts) -> AsyncIterator[Engine]:
     )
     built = build_part("engine", engine, Engine, setup)
     passed = (PipeError, torch.OutOfMemoryError)
-    used = guarded(built, f"engine.target={engine.target!r}", passed)
+    name = f"engine.target={engine.target!r}"
+    used = guarded(built, name, passed)
+    vocabulary_size = parts.weights.vocabulary_size if parts.weights is not None else None
     is_context = isinstance(built, AbstractAsyncContextManager)
     async with cast(AbstractAsyncContextManager[Any], used) if is_context else nullcontext():
-        yield used
+        yield cast(Engine, CheckedEngine(used, name, vocabulary_size))
 
 
 def check_python(config: RunConfig) -> str:
