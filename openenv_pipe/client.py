@@ -12,11 +12,21 @@ package but its errors: no torch is loaded.
 import asyncio
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -109,11 +119,15 @@ class AsyncRollout:
             the run decide, such as its judge.
         metrics: further numbers to record, by name.
 
+        Numbers may be those of numpy and torch, truth values, Decimals and fractions.
+
         Raises:
             RolloutEndedError: the episode is over already.
-            ClientError: the server rejects the report.
+            ClientError: the server rejects the report, or something is no finite number.
         """
-        return await self._end({"reward": reward, "metrics": dict(metrics or {})})
+        numbers = {name: _number(name, value) for name, value in (metrics or {}).items()}
+        own = None if reward is None else _number("reward", reward)
+        return await self._end({"reward": own, "metrics": numbers})
 
     async def fail(self, error: str) -> str:
         """End an episode that could not be played, which then is not trained on."""
@@ -323,6 +337,17 @@ async def _post(
     if response.status_code in LATER:
         raise _NoAnswerError(_problem(response))
     raise ClientError(_problem(response))
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a number as JSON holds it. Raises ClientError if it is none, or not finite."""
+    item = value.item() if getattr(value, "shape", None) == () else value
+    if isinstance(item, Real | Decimal):
+        with suppress(ValueError, OverflowError):  # a signalling NaN, 10 ** 400
+            number = float(item)
+            if math.isfinite(number):
+                return number
+    raise ClientError(f"{name} is {value!r:.40}; expected a finite number")
 
 
 async def _report(rollout: AsyncRollout, error: Exception) -> bool:
