@@ -87,8 +87,7 @@ def if_command(name: str, text: str) -> str:
 def block_types(block: str) -> Mapping[str, BlockType]:
     """Return all types of a block by their names: of the core, of the extras, then of plugins.
 
-    Raises:
-        ConfigError: plugins register types that cannot be used.
+    Raises ConfigError: plugins register types that cannot be used.
     """
     types, problems = _registered(tuple(sys.path))
     if problems:

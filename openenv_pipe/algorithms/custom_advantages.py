@@ -39,8 +39,7 @@ class UserAdvantages:
     def __call__(self, groups: Sequence[Group]) -> list[GroupAdvantages]:
         """Call the function, while this thread waits, and check what it returns.
 
-        Raises:
-            ConfigError: it has failed, or numbers are missing, too many, or not finite.
+        Raises ConfigError: it has failed, or numbers are missing, too many, or not finite.
         """
         found = self._code.call_blocking(self._function, list(groups), **self._options)
         self._check_length("one entry per group", found, len(groups))

@@ -82,8 +82,7 @@ def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -
 
     advantages: one value per turn
 
-    Raises:
-        TrainingError: an image of a prompt is missing.
+    Raises TrainingError: an image of a prompt is missing.
     """
     assert len(advantages) == len(episode.turns), "an advantage for each turn"
     parents = episode.parents

@@ -59,8 +59,7 @@ class Composed:
 def compose(overrides: Sequence[str]) -> Composed:
     """Compose and validate the configuration that the overrides ask for.
 
-    Raises:
-        ConfigError: An override, a YAML file or a value is wrong.
+    Raises ConfigError: An override, a YAML file or a value is wrong.
     """
     origins: Origins = {}
     with readable_errors(origins=origins):
@@ -79,8 +78,7 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
 
     Without a named model, prompts are those for models that understand language.
 
-    Raises:
-        ConfigError: An override, a YAML file or a value is wrong.
+    Raises ConfigError: An override, a YAML file or a value is wrong.
     """
     with readable_errors():
         loader = open_loader()
@@ -105,8 +103,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     Only groups that are named are read from `conf/`; everything else stays as saved. A correction
     or a `trainer.max_mismatch` that is the default of the saved engine becomes that of the new one.
 
-    Raises:
-        ConfigError: An override or a value is wrong.
+    Raises ConfigError: An override or a value is wrong.
     """
     values = config.model_dump()
     with readable_errors():
@@ -242,8 +239,7 @@ def load_values(
 
     saved: the values of all other blocks, to which interpolations may refer.
 
-    Raises:
-        ConfigError: Values that the YAML leaves to the user (`???`) are missing.
+    Raises ConfigError: Values that the YAML leaves to the user (`???`) are missing.
     """
     return _values(ComposedFiles(loader, overrides), only, saved)
 

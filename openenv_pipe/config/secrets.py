@@ -107,9 +107,8 @@ def _variable_with(secret: str) -> str | None:
 def restore_in_config(value: Any, *, needs_all: bool = True) -> Any:
     """Undo `hide_in_config`.
 
-    Raises:
-        RunFolderError: An environment variable with a hidden value is not set. Without `needs_all`,
-            its mark stays.
+    Raises RunFolderError: An environment variable with a hidden value is not set. Without
+    `needs_all`, its mark stays.
     """
     if isinstance(value, Mapping):
         items = value.items()

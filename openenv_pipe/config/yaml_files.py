@@ -34,8 +34,7 @@ def check_file(path: Path, *, is_experiment: bool) -> str:
 
     What is not YAML at all is left to the reader, which names the line.
 
-    Raises:
-        ConfigError: the file cannot be used; the message names it.
+    Raises ConfigError: the file cannot be used; the message names it.
     """
     text = _read(path)
     try:

@@ -174,8 +174,7 @@ class Engine(Protocol):
     async def generate(self, request: Any) -> Any:
         """Reply to a prompt; see this module for the types.
 
-        Raises:
-            EngineError: there is no answer.
+        Raises EngineError: there is no answer.
         """
 
     def end_episode(self, episode: int) -> None:

@@ -33,8 +33,7 @@ class ScriptedEngine(StaticEngine):
 def replies_of(policy: ScriptedPolicy) -> Replies:
     """Wrap the policy in a function that calls it as user code.
 
-    Raises:
-        ConfigError: the policy cannot be called with observations and a random generator.
+    Raises ConfigError: the policy cannot be called with observations and a random generator.
     """
     # An object with __call__ has no name of its own.
     name = f"{policy.__module__}:{getattr(policy, '__qualname__', type(policy).__qualname__)}"

@@ -25,8 +25,7 @@ def random_action(
 ) -> str:
     """Draw a call of any tool, or any object of the action's schema.
 
-    Raises:
-        ConfigError: The opening has neither tools nor a schema, as with plain text actions.
+    Raises ConfigError: The opening has neither tools nor a schema, as with plain text actions.
     """
     if opening.tools:
         return f"<tool_call>{compact_json(draw_call(opening.tools, draw))}</tool_call>"

@@ -23,8 +23,7 @@ MAX_DEPTH = 5  # levels; a schema may contain itself
 def draw_value(schema: Schema, draw: random.Random, max_depth: int = MAX_DEPTH) -> Any:
     """Draw a value that the schema allows, with up to `max_depth` levels of optional parts.
 
-    Raises:
-        ConfigError: the required parts alone are too many, or have no end.
+    Raises ConfigError: the required parts alone are too many, or have no end.
     """
     for depth in range(max_depth, -1, -1):
         with suppress(LongWalkError, RecursionError, ArithmeticError, ValueError):

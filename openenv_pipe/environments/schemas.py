@@ -27,8 +27,7 @@ class LongWalkError(Exception):
 def require_schema(schema: Any, whose: str) -> None:
     """Check that a value is a JSON Schema whose parts have the types that the standard demands.
 
-    Raises:
-        ConfigError: it is not, or it is too large; the message begins with `whose`.
+    Raises ConfigError: it is not, or it is too large; the message begins with `whose`.
     """
     try:
         problem = _problem(schema)
@@ -85,8 +84,7 @@ class SchemaWalk:
     def resolved(self, schema: Any) -> Schema:
         """Return a part of the schema with its `$ref` or its only `allOf` merged in.
 
-        Raises:
-            LongWalkError: too many parts were asked for.
+        Raises LongWalkError: too many parts were asked for.
         """
         self._num_left -= 1
         if self._num_left < 0:

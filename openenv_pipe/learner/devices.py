@@ -37,8 +37,7 @@ class Devices:
         Returns the policy and why its samples are padded instead of packed; None if they are
         packed.
 
-        Raises:
-            ConfigError: the model cannot be read, trained or sharded.
+        Raises ConfigError: the model cannot be read, trained or sharded.
         """
         max_tokens = self._config.max_episode_tokens
         policy = load_policy(
@@ -53,8 +52,7 @@ class Devices:
     def learner(self, policy: Policy) -> Learner:
         """Build the learner of a run.
 
-        Raises:
-            ConfigError: the teacher cannot be read, or none of its forward passes is right.
+        Raises ConfigError: the teacher cannot be read, or none of its forward passes is right.
         """
         give_teacher(policy, self._config)
         return Learner(
@@ -138,8 +136,7 @@ def build_devices(
     device: of this process. logs, num_threads: of all ranks on this machine. nodes: starts those
     on other machines.
 
-    Raises:
-        ConfigError: there are several, and no extra brings them.
+    Raises ConfigError: there are several, and no extra brings them.
     """
     if config.trainer.devices == 1:
         return Devices(config, device)
@@ -150,8 +147,7 @@ def build_devices(
 def several_devices(config: RunConfig) -> Any:
     """Return the subclass of `Devices` for several; it has `build` and `check`.
 
-    Raises:
-        ConfigError: no extra brings it.
+    Raises ConfigError: no extra brings it.
     """
     for extra in extras():
         if extra.devices:

@@ -88,8 +88,7 @@ class Learner:
 
         Returns the step's metrics.
 
-        Raises:
-            TrainingError: a sampled logprob or the gradient's norm is not finite.
+        Raises TrainingError: a sampled logprob or the gradient's norm is not finite.
         """
         _reject_broken(samples)
         started = time.perf_counter()

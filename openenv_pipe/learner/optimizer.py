@@ -58,8 +58,7 @@ class Optimizer:
     def step(self) -> float:
         """Apply the gradients and clear them; return their norm before clipping.
 
-        Raises:
-            TrainingError: the norm is not finite. The weights are unchanged.
+        Raises TrainingError: the norm is not finite. The weights are unchanged.
         """
         norm = self._clip()
         if not torch.isfinite(norm):

@@ -38,8 +38,7 @@ OTHER_VALUES = ("bias", "A_log")  # of two dimensions, and no factors of a produ
 def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
     """Add the adapter that `model.lora` describes, with the weights of a checkpoint if given.
 
-    Raises:
-        ConfigError: the adapter does not fit the model.
+    Raises ConfigError: the adapter does not fit the model.
     """
     seeing = vision()
     lora = LoraConfig(

@@ -61,9 +61,8 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
     Returns None if the model has to be downloaded or made (see `provide_model`). A cached
     config.json without weights, as an interrupted download leaves it, does not count.
 
-    Raises:
-        ConfigError: the path is neither a folder, nor a file that an extra reads, nor an id of a
-            model hub, or the model's configuration or tokenizer cannot be read within limits.
+    Raises ConfigError: the path is neither a folder, nor a file that an extra reads, nor an id of a
+    model hub, or the model's configuration or tokenizer cannot be read within limits.
     """
     path, made = Path(config.path).expanduser(), find_made_model(config)
     if made and not made.is_on_hub:
@@ -93,8 +92,7 @@ def _find_cached(config: HubModelConfig, made: MadeModel | None) -> Path | None:
 def model_source(config: HubModelConfig) -> str:
     """Return what transformers and vLLM read: a folder of this machine, or the id on the hub.
 
-    Raises:
-        ConfigError: see `find_model_folder`, or an extra has not made it yet.
+    Raises ConfigError: see `find_model_folder`, or an extra has not made it yet.
     """
     path = Path(config.path).expanduser()
     if path.is_dir():

@@ -58,8 +58,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def select_device(name: str) -> torch.device:
     """Return the device for a value of the key `device`; "auto" is CUDA if torch sees a GPU.
 
-    Raises:
-        ConfigError: the name is "cuda", and torch sees no GPU.
+    Raises ConfigError: the name is "cuda", and torch sees no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device; set device=auto or cpu")
@@ -79,8 +78,7 @@ def load_policy(
     seed: the seed of a new adapter's weights. `config.seed` is that of a tiny model.
     max_tokens: of an episode, for `fix_rope_table`.
 
-    Raises:
-        ConfigError: the model cannot be read, or its architecture cannot be trained.
+    Raises ConfigError: the model cannot be read, or its architecture cannot be trained.
     """
     transformers.logging.disable_progress_bar()  # a run shows its own progress
     chat = load_chat(config)
@@ -119,9 +117,8 @@ def check_architecture(config: RunConfig) -> Any:
 
     Returns the model with its adapter, on torch's device `meta`.
 
-    Raises:
-        ConfigError: the architecture cannot be trained, the adapter fits none of its layers, or
-            episodes may have more tokens than the model has positions.
+    Raises ConfigError: the architecture cannot be trained, the adapter fits none of its layers, or
+    episodes may have more tokens than the model has positions.
     """
     model = build_empty(config.model)
     reject_unsupported(model)

@@ -99,8 +99,7 @@ def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
 
     Returns None if the config.json has other keys; see `model_shape`.
 
-    Raises:
-        ConfigError: the files are missing or of another kind.
+    Raises ConfigError: the files are missing or of another kind.
     """
     try:
         settings: dict[str, Any] = json.loads((folder / "config.json").read_text())

@@ -79,8 +79,7 @@ def token_texts(file: Path, content: bytes, cpu_s: int = PAGE_CPU_S) -> Mapping[
 
     file: where the content of a tokenizer.json is from, for errors. cpu_s: the limit.
 
-    Raises:
-        ConfigError: it is damaged, or takes more time or memory than any tokenizer needs.
+    Raises ConfigError: it is damaged, or takes more time or memory than any tokenizer needs.
     """
     try:
         output = output_of("tokenizer", content, cpu_s=cpu_s, memory_mb=MEMORY_MB)

@@ -46,8 +46,7 @@ def quantize(model: Any, *, precision: torch.dtype, device: torch.device) -> Non
 
     precision: of the products.
 
-    Raises:
-        ConfigError: bitsandbytes or suitable layers are missing.
+    Raises ConfigError: bitsandbytes or suitable layers are missing.
     """
     layers = load_bitsandbytes(SETTING).nn
     decoder = model.get_decoder()

@@ -113,8 +113,7 @@ def reject_other_weights(path: str, revision: str | None = None) -> None:
 def load_adapter(model: Any, folder: Path, device: Any) -> None:
     """Load the adapter of a checkpoint into a model that has one of the same shape.
 
-    Raises:
-        ConfigError: The folder has no such adapter.
+    Raises ConfigError: The folder has no such adapter.
     """
     try:
         tensors = load_file(folder / ADAPTER, device=str(device))

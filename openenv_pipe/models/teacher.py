@@ -62,8 +62,7 @@ def model_there(model: ModelConfig, path: str) -> HubModelConfig:
 def find_teacher_shape(config: RunConfig) -> Shape | None:
     """Return the shape of the teacher; None without one, or if its config.json has other keys.
 
-    Raises:
-        ConfigError: the teacher is not on this machine, or cannot be read.
+    Raises ConfigError: the teacher is not on this machine, or cannot be read.
     """
     if (teacher := teacher_config(config)) is None:
         return None
@@ -88,8 +87,7 @@ def check_teacher(config: RunConfig) -> str:
 
     Returns what `check` reports of it.
 
-    Raises:
-        ConfigError: it is not, has another one, or cannot be read.
+    Raises ConfigError: it is not, has another one, or cannot be read.
     """
     if (teacher := teacher_config(config)) is None:
         return ""
@@ -127,9 +125,8 @@ def give_teacher(policy: Policy, config: RunConfig) -> None:
     Where its samples cannot be packed, those of the policy are not packed either. A policy that has
     its teacher keeps it.
 
-    Raises:
-        ConfigError: it cannot be read, no forward pass agrees with its own, or it does not know as
-            many tokens or positions as the policy may use.
+    Raises ConfigError: it cannot be read, no forward pass agrees with its own, or it does not know
+    as many tokens or positions as the policy may use.
     """
     if (found := teacher_config(config)) is None or policy.teacher is not None:
         return

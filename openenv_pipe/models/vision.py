@@ -34,8 +34,7 @@ class ImageFormat(Protocol):
     def with_ids(self, token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
         """Return token ids with the images' ids in the place of their placeholders, one for each.
 
-        Raises:
-            ConfigError: there are not as many placeholders as images.
+        Raises ConfigError: there are not as many placeholders as images.
         """
 
     def grids(self, images: Sequence[Image]) -> torch.Tensor:

@@ -112,8 +112,7 @@ class PolicyWeights:
     def read_image(self, image: Image) -> tuple[np.ndarray, np.ndarray]:
         """Return what the model reads of an image: patches [N, D] in float32, and its grid [3].
 
-        Raises:
-            OSError: the image's file cannot be read.
+        Raises OSError: the image's file cannot be read.
         """
         assert self._policy.images is not None
         patches = self._policy.images.patches([image])
@@ -185,8 +184,7 @@ class PolicyWeights:
     def _check_adapter(self, adapter: Mapping[str, torch.Tensor]) -> None:
         """Check that each matrix of an adapter in peft's format fits a matrix of the base model.
 
-        Raises:
-            TrainingError: A server would not know the module, or read the matrix as another one.
+        Raises TrainingError: A server would not know the module, or read the matrix as another one.
         """
         for name, values in adapter.items():
             path, _, matrix = name.removeprefix("base_model.model.").partition(".lora_")

@@ -98,8 +98,7 @@ async def task_warnings(rollout: RolloutContext) -> list[str]:
     They begin differently with equal seeds, or those of the evaluation repeat training tasks or
     lack labels of theirs.
 
-    Raises:
-        ConfigError, HostError: as any evaluation.
+    Raises ConfigError, HostError: as any evaluation.
     """
     warnings: list[str] = []
     for each in rollout.environments.values():
@@ -152,8 +151,7 @@ async def play_baselines(
 
     count: gets the number of all episodes, and counts those that are finished.
 
-    Raises:
-        EngineError, HostError: as any evaluation.
+    Raises EngineError, HostError: as any evaluation.
     """
     count = count or EpisodeCount()
     count.total += sum(

@@ -68,8 +68,7 @@ def check_opponent(config: RunConfig) -> str:
 def load_opponents(config: RunConfig, policy: Policy) -> dict[str, Policy]:
     """Load the checkpoints that the evaluations of all environments name, by these names.
 
-    Raises:
-        ConfigError: a checkpoint is damaged, or not of the policy's architecture and vocabulary.
+    Raises ConfigError: a checkpoint is damaged, or not of the policy's architecture and vocabulary.
     """
     found: dict[str, Policy] = {}
     for each in config.environments.values():

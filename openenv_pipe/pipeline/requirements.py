@@ -74,8 +74,7 @@ def check_requirements(
     makes_folder: False for a run whose folder exists; a sweep may have started its servers.
     begins: False for a run that goes on from a checkpoint: what it imitates has been read.
 
-    Raises:
-        ConfigError: a requirement is not met.
+    Raises ConfigError: a requirement is not met.
     """
     skipped = [] if makes_folder else [RUN_FOLDER, PORTS]
     skipped += [] if begins else [WARM_START]
@@ -89,8 +88,7 @@ def check_evaluation(config: RunConfig, *, makes_folder: bool) -> None:
 
     makes_folder: True for a model that no run has trained.
 
-    Raises:
-        ConfigError: a requirement is not met.
+    Raises ConfigError: a requirement is not met.
     """
     check_settings(config, "play", "eval")
     for name in EVALUATION_REQUIREMENTS:

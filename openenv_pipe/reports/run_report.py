@@ -57,8 +57,7 @@ SUPERVISED = "loss/supervised"
 def write_report(folder: RunFolder) -> Path:
     """Draw the plots and write report.md of a run in any state; return its path.
 
-    Raises:
-        RunFolderError: A file of the run is damaged.
+    Raises RunFolderError: A file of the run is damaged.
     """
     config = folder.written_config
     records = read_metrics(folder.metrics_path, budget=None)

@@ -54,8 +54,7 @@ class Scorer:
 
         Where a term has no value, because a judge has failed, the episode is left `unscored`.
 
-        Raises:
-            JudgeError, ConfigError: the run cannot go on.
+        Raises JudgeError, ConfigError: the run cannot go on.
         """
         for episode in group.scored:
             total = math.fsum(turn.reward for turn in episode.turns)
@@ -67,9 +66,8 @@ class Scorer:
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the verdicts of a step or an evaluation.
 
-        Raises:
-            JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or an
-                opened term for a larger one than its own.
+        Raises JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or an
+        opened term for a larger one than its own.
         """
         played = [e for group in groups for e in group.episodes if not e.failed]
         asked: list[OpenedTerm | Judge] = [

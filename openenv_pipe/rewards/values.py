@@ -39,8 +39,7 @@ class GroupTerm(Protocol):
 
         A member that is left out has its reward without this term.
 
-        Raises:
-            JudgeError, ConfigError: the run cannot go on.
+        Raises JudgeError, ConfigError: the run cannot go on.
         """
         ...
 
@@ -53,8 +52,7 @@ class OpenedTerm(GroupTerm, Protocol):
 
         reasons: why episodes have no value.
 
-        Raises:
-            JudgeError: too many of the episodes that were played have none.
+        Raises JudgeError: too many of the episodes that were played have none.
         """
 
     def settle(self, *, goes_on: bool) -> None:

@@ -89,9 +89,8 @@ async def play_groups(
     count: counts the episodes that are finished; its total is the caller's.
     score: called with each group as soon as its episodes have ended, while others are played.
 
-    Raises:
-        EngineError, HostError, ConfigError: the rollouts cannot go on. An episode whose session
-            fails is data instead: it has the status ERROR.
+    Raises EngineError, HostError, ConfigError: the rollouts cannot go on. An episode whose session
+    fails is data instead: it has the status ERROR.
     """
     num_episodes = len(tasks) * group_size
     limit = min(_num_sessions(context, tasks, group_size), context.engine.max_episodes)

@@ -93,8 +93,7 @@ class EpisodeRunner(Protocol):
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """Play an episode. A session's failure ends it with the status ERROR.
 
-        Raises:
-            EngineError, HostError, ConfigError: these end the run.
+        Raises EngineError, HostError, ConfigError: these end the run.
         """
         ...
 

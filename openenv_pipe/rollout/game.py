@@ -115,8 +115,7 @@ class Game:
     def pass_on(self, result: StepResult) -> None:
         """Credit all players, and give the turn to the next one, or all of them the end.
 
-        Raises:
-            SessionError: the observation does not say what `env.players` expects of it.
+        Raises SessionError: the observation does not say what `env.players` expects of it.
         """
         self._last = result
         for name, reward in self._rewards(result.observation).items():

@@ -36,8 +36,7 @@ SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
 def check_writable(config: RunConfig) -> None:
     """Make a folder of the run's name in a temporary one beside where it would be.
 
-    Raises:
-        ConfigError: no run folder can be made.
+    Raises ConfigError: no run folder can be made.
     """
     folder = (Path(config.runs_dir) / config.name).absolute()
     try:

@@ -113,8 +113,7 @@ def checkpoint_path(folder: Path, at: StageStep) -> Path:
 def new_checkpoint(folder: Path, at: StageStep) -> Iterator[Path]:
     """Yield a folder to fill, which becomes the checkpoint unless the block raises.
 
-    Raises:
-        RunFolderError: The checkpoint exists already, with its part for a resume.
+    Raises RunFolderError: The checkpoint exists already, with its part for a resume.
     """
     path = checkpoint_path(folder, at)
     if is_resumable(path):
@@ -167,8 +166,7 @@ def find_damage(path: Path) -> str | None:
 def read_digests(part: Path) -> dict[str, str]:
     """Read the sha256 of each file of a checkpoint, or of its part for a resume.
 
-    Raises:
-        RunFolderError: digests.json is missing, damaged, or names no file of a checkpoint.
+    Raises RunFolderError: digests.json is missing, damaged, or names no file of a checkpoint.
     """
     digests = read_json(part / DIGESTS)
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
@@ -220,8 +218,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     """Return the checkpoint that a user names: by its step, its name or `best`. Without a name, it
     is the newest sound one.
 
-    Raises:
-        RunFolderError: It does not exist or is damaged.
+    Raises RunFolderError: It does not exist or is damaged.
     """
     paths = {path.name: path for path in all_checkpoints(folder)}
     by_step = {str(StageStep.of(path).step): path for path in paths.values() if "step" in path.name}

@@ -99,8 +99,7 @@ def read_episodes(path: Path, *, folder: Path | None = None) -> list[Group]:
 
     folder: the run folder that has their images; None: the one above the folder of `path`.
 
-    Raises:
-        RunFolderError: The file is missing or damaged.
+    Raises RunFolderError: The file is missing or damaged.
     """
     groups: dict[str, Group] = {}
     for each in read_recorded_episodes(path, folder=folder):
@@ -119,8 +118,7 @@ def read_recorded_episodes(
 
     folder: as in `read_episodes`.
 
-    Raises:
-        RunFolderError: The file is missing or damaged.
+    Raises RunFolderError: The file is missing or damaged.
     """
     return list(iterate_episodes(path, lines, folder=folder))
 
@@ -148,8 +146,7 @@ def iterate_episodes(
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of an episodes file as dicts, with packed logprobs.
 
-    Raises:
-        RunFolderError: The file is missing or damaged.
+    Raises RunFolderError: The file is missing or damaged.
     """
     return (row for _, row in enumerate_rows(path))
 
@@ -159,8 +156,7 @@ def enumerate_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the numbers from 1 on and the contents of a file's lines, or of some of them.
 
-    Raises:
-        RunFolderError: The file is missing or damaged.
+    Raises RunFolderError: The file is missing or damaged.
     """
     for number, line in read_packed(path):
         if lines is None or number in lines:

@@ -46,8 +46,7 @@ def compare_reports(
 ) -> ReportDifference:
     """Compute paired differences over the tasks (id, seed and keywords) that both reports have.
 
-    Raises:
-        UserError: They have no task in common, or were played against different opponents.
+    Raises UserError: They have no task in common, or were played against different opponents.
     """
     if before.opponent != after.opponent:
         raise UserError(

@@ -48,8 +48,7 @@ def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
 
     runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
 
-    Raises:
-        RunFolderError: There is no such run, or several folders have one of that id.
+    Raises RunFolderError: There is no such run, or several folders have one of that id.
     """
     return RunFolder.open(find_folder(name, runs_dir))
 

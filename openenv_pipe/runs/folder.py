@@ -119,9 +119,8 @@ class RunFolder:
     def open(cls, path: Path | str) -> "RunFolder":
         """Open an existing folder, also through a `latest` link.
 
-        Raises:
-            RunFolderError: It is missing, not a run folder, of another format, or its run.json is
-                damaged.
+        Raises RunFolderError: It is missing, not a run folder, of another format, or its run.json
+        is damaged.
         """
         path = Path(path)
         if path.name in ("", ".."):  # Other folders are named after the run's.
@@ -152,9 +151,8 @@ class RunFolder:
         trust: run what it names, also if another user wrote it or it was changed.
         secrets_of: the blocks that are used; others keep their marks. None: all.
 
-        Raises:
-            RunFolderError: The folder is not trusted, has a link through which a run would write,
-                a secret is not set, or config.json is not valid.
+        Raises RunFolderError: The folder is not trusted, has a link through which a run would
+        write, a secret is not set, or config.json is not valid.
         """
         reject_links(self.path)
         content = read_bytes(self.path / "config.json")

@@ -19,8 +19,7 @@ FOLDER = "images"
 def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
     """Write the images that the episodes have seen and the folder of a run lacks.
 
-    Raises:
-        RunFolderError: An image that was read from another run's folder is not there any more.
+    Raises RunFolderError: An image that was read from another run's folder is not there any more.
     """
     written: set[str] = set()
     for reference in _references(episodes):

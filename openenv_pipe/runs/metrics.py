@@ -63,8 +63,7 @@ def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[s
 
     budget: of all records; None: those of this process's own run, however many.
 
-    Raises:
-        RunFolderError: A complete line is not a record, or there are too many.
+    Raises RunFolderError: A complete line is not a record, or there are too many.
     """
     collected = Records(path, budget)
     for number, line in read_lines(path):
@@ -107,8 +106,7 @@ class Records:
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the complete lines of a file and their numbers from 1 on; none if it is missing.
 
-    Raises:
-        RunFolderError: The file cannot be read, or a line is too long.
+    Raises RunFolderError: The file cannot be read, or a line is too long.
     """
     if not path.exists():
         return
@@ -119,8 +117,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def complete_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines from the position of an open file on, without one that has no end.
 
-    Raises:
-        RunFolderError: The file cannot be read, or a line is too long.
+    Raises RunFolderError: The file cannot be read, or a line is too long.
     """
     max_bytes = METRICS_LINE.max_mb * 2**20
     try:
@@ -136,8 +133,7 @@ def complete_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
 def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Parse a line of the file `path`: step, stage and metrics, which are numbers or null.
 
-    Raises:
-        RunFolderError: The line is something else.
+    Raises RunFolderError: The line is something else.
     """
     where = f"{path}, line {number}"
     record = parse_json(where, line, METRICS_LINE)

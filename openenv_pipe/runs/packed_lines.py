@@ -30,8 +30,7 @@ def write_packed(path: Path, text: str) -> None:
 def read_packed(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the numbers from 1 on and the contents of a file's lines.
 
-    Raises:
-        RunFolderError: The file is missing or damaged, or unpacks to more than is read.
+    Raises RunFolderError: The file is missing or damaged, or unpacks to more than is read.
     """
     with open_file(path) as file:
         try:

@@ -78,8 +78,7 @@ def write_trained_tokens(
 def read_trained_tokens(path: Path) -> Mapping[tuple[str, int], RecordedTokens]:
     """Read what is recorded of each episode, by group and member; {} without a file.
 
-    Raises:
-        RunFolderError: The file is damaged.
+    Raises RunFolderError: The file is damaged.
     """
     if not path.exists():
         return {}

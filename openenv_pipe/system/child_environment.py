@@ -87,8 +87,7 @@ def given_variables(variables: Mapping[str, str | None], key: str) -> dict[str, 
 
     key: of `variables`, for messages.
 
-    Raises:
-        ConfigError: this process has no such variable.
+    Raises ConfigError: this process has no such variable.
     """
     missing = [
         name for name, value in variables.items() if value is None and name not in os.environ

@@ -34,8 +34,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Does not wait. On a file system without locks every process succeeds.
 
-    Raises:
-        RunFolderError: Another process holds the lock.
+    Raises RunFolderError: Another process holds the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:

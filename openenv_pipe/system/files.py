@@ -104,9 +104,8 @@ def copy_file(path: Path, to: Path) -> None:
 def open_file(path: Path) -> BinaryIO:
     """Open a file of a run folder to read it, also one that grows.
 
-    Raises:
-        RunFolderError: It is missing, not a regular file, or not readable; or a part of its path
-            below the run folder is a link.
+    Raises RunFolderError: It is missing, not a regular file, or not readable; or a part of its path
+    below the run folder is a link.
     """
     try:
         # Opening a pipe would block without O_NONBLOCK, which means nothing for a file.

@@ -169,8 +169,7 @@ async def fetch(
 
     A `body` is posted as JSON; see `HttpClient` for the rest.
 
-    Raises:
-        HttpError: there is no complete answer within the time limit.
+    Raises HttpError: there is no complete answer within the time limit.
     """
     async with HttpClient(url, access, use_proxy=use_proxy) as client:
         method = "GET" if body is None else "POST"
@@ -185,8 +184,7 @@ async def fetch_object(
 ) -> dict[str, Any]:
     """Return the JSON object at `path` of an environment server. See `fetch`.
 
-    Raises:
-        ConfigError: there is no answer, or one of another kind.
+    Raises ConfigError: there is no answer, or one of another kind.
     """
     address = url.rstrip("/") + path
     try:

@@ -26,8 +26,7 @@ class PassingError(Exception):
 async def repeated(attempt: Callable[[], Awaitable[Result]], max_retries: int) -> Result:
     """Return what the first attempt returns that does not raise PassingError.
 
-    Raises:
-        PassingError: that of the last attempt, after `max_retries` further ones.
+    Raises PassingError: that of the last attempt, after `max_retries` further ones.
     """
     for number in range(max_retries):
         try:

@@ -64,8 +64,7 @@ def bootstrap_interval(
     None if no task has a value. It has no limits if fewer than two tasks, or than `min_share` of
     them, have values, or if all have the same one and no bounds are known.
 
-    Raises:
-        ValueError: A value is not finite.
+    Raises ValueError: A value is not finite.
     """
     means_N = numpy.array([numpy.mean(values) for values in values_by_task if len(values)])
     if not means_N.size:
@@ -102,8 +101,7 @@ def paired_difference(
     are left out; None if all do. The limits are as in `bootstrap_interval`. `bounds` are those of
     the values; None: the lowest and the highest of both sides.
 
-    Raises:
-        ValueError: A value is not finite.
+    Raises ValueError: A value is not finite.
     """
     pairs = list(zip(before_by_task, after_by_task, strict=True))
     seen = [value for values in (*before_by_task, *after_by_task) for value in values] or [0.0]
@@ -127,8 +125,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
     This is the unbiased estimate of pass@k (Chen et al. 2021, equation 1).
 
-    Raises:
-        ValueError: There are fewer than k samples.
+    Raises ValueError: There are fewer than k samples.
     """
     if not 0 < k <= num_samples:
         raise ValueError(f"pass@{k} needs at least {k} samples of a task; got {num_samples}")

@@ -50,8 +50,7 @@ def reject_missing_requirements(folder: Path) -> None:
 
     Other packages are not checked: environments work with other releases than they name.
 
-    Raises:
-        ConfigError: one is not installed.
+    Raises ConfigError: one is not installed.
     """
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text()).get("project", {})

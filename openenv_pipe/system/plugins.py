@@ -103,8 +103,7 @@ def _is_entry(entry: object) -> bool:
 def check_type(entry: BlockType) -> None:
     """Check a registered type. Its class is imported, and what its other targets name is not.
 
-    Raises:
-        ConfigError: the block, the class or a module does not exist, or they do not go together.
+    Raises ConfigError: the block, the class or a module does not exist, or they do not go together.
     """
     from openenv_pipe.system.user_code import named  # takes long, and few have plugins
 

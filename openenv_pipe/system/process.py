@@ -54,8 +54,7 @@ class ManagedProcess:
             between sessions first, and a command that polls may leave this one next to nothing.
         A command that cannot be started ends with return code 127 and the reason in the log.
 
-        Raises:
-            OSError: The log or `cwd` is unusable.
+        Raises OSError: The log or `cwd` is unusable.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         guardian = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s)]

@@ -35,9 +35,8 @@ def check_part(
     key: where the block stands in the configuration, for messages.
     contract: the Protocol that the part has to keep. A class as the target must have its methods.
 
-    Raises:
-        ConfigError: the target cannot be imported, is of another kind, or does not take
-            `num_arguments` arguments and its options.
+    Raises ConfigError: the target cannot be imported, is of another kind, or does not take
+    `num_arguments` arguments and its options.
     """
     make = _load_target(key, block, num_arguments)
     if isinstance(make, type) and not hasattr(make, "__getattr__"):

@@ -25,8 +25,7 @@ class RestartableServer(Protocol):
     async def start(self) -> None:
         """Start it and return when it is ready.
 
-        Raises:
-            PipeError: it did not become ready, and nothing is left running.
+        Raises PipeError: it did not become ready, and nothing is left running.
         """
 
     async def died(self) -> str:

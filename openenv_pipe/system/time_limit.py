@@ -36,8 +36,7 @@ def run_limited(call: Callable[[], _Result], limit_s: float) -> _Result:
 
     A single operation of the interpreter, such as a huge power, is not interrupted.
 
-    Raises:
-        TimeoutError: It has not returned in time and was interrupted.
+    Raises TimeoutError: It has not returned in time and was interrupted.
     """
     _start_watchdog()
     entry = _Call(limit_s)

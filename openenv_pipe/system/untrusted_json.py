@@ -21,8 +21,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 def parse_untrusted(content: str | bytes) -> Any:
     """Parse JSON. Characters that are half a surrogate pair become question marks.
 
-    Raises:
-        ValueError: it is not JSON, or nests too deep.
+    Raises ValueError: it is not JSON, or nests too deep.
     """
     return _parse(content, _decode)
 
@@ -32,8 +31,7 @@ def parse_request(content: str | bytes) -> Any:
 
     All its numbers can be computed with: they are finite, and integers are those of 64 bits.
 
-    Raises:
-        ValueError: it is not JSON, nests too deep, or has too many values or other numbers.
+    Raises ValueError: it is not JSON, nests too deep, or has too many values or other numbers.
     """
     _require_few(content.encode(errors="replace") if isinstance(content, str) else content)
     return _parse(content, _decode_request)

@@ -59,8 +59,7 @@ class UserCode:
     async def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """Call a function with copies of the arguments, await its result, and return a copy of it.
 
-        Raises:
-            ConfigError: it raised something that is not `passed`, or has not returned in time.
+        Raises ConfigError: it raised something that is not `passed`, or has not returned in time.
         """
         loop = asyncio.get_running_loop()
         if self._ended is None or self._ended.loop is not loop:

@@ -58,8 +58,7 @@ class Trackers:
     def __init__(self, config: RunConfig, folder: RunFolder, notify: Callable[[str], None]) -> None:
         """notify: called with sentences for people, in the caller's thread.
 
-        Raises:
-            ConfigError: a tracker cannot be built.
+        Raises ConfigError: a tracker cannot be built.
         """
         self._notify = notify
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()  # by the trackers' threads

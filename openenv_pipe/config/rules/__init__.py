@@ -30,8 +30,7 @@ def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
     Rules about blocks that the configuration lacks are skipped: an environment alone has no
     `model`.
 
-    Raises:
-        BrokenRulesError: settings do not go together; it has all violations.
+    Raises BrokenRulesError: settings do not go together; it has all violations.
     """
     blocks = set(type(config).model_fields)
     rules = [rule for rule in all_rules() if rule.when in moments and rule.blocks <= blocks]

@@ -26,8 +26,7 @@ def _text(value: Any) -> Any:
 def check_header_value(value: str) -> str:
     """Return the value of an HTTP header, if HTTP can carry it.
 
-    Raises:
-        ValueError: it has another character than printable ASCII; the value is not shown.
+    Raises ValueError: it has another character than printable ASCII; the value is not shown.
     """
     rejected = re.search(r"[^\t\x20-\x7e]", value)
     if rejected is None:

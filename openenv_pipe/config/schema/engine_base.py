@@ -15,8 +15,7 @@ PublishMode = Literal["adapter", "merged", "full"]
 class EngineCapabilities:
     """What an engine does, known from the configuration before the engine is built.
 
-    Raises:
-        ValueError: an engine that does not take token ids is to train.
+    Raises ValueError: an engine that does not take token ids is to train.
     """
 
     takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode

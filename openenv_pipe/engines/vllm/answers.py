@@ -214,8 +214,7 @@ def read_next_logprobs(content: bytes, where: str, wanted: Sequence[int]) -> lis
 
     A logprob is NaN where the server has none.
 
-    Raises:
-        ServerGoneError, EngineError: see `parse`; also if an id is missing.
+    Raises ServerGoneError, EngineError: see `parse`; also if an id is missing.
     """
     (choice,) = parse(_NextLogprobs, content, where).choices
     if len(choice.logprobs.content) != 1:

@@ -41,8 +41,7 @@ def try_servers(config: RunConfig) -> str:
 def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     """Describe what is installed, or which servers answer.
 
-    Raises:
-        ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
+    Raises ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
     """
     footprint = LearnerFootprint(on_gpu=build == "cuda")
     sleep_level(config, footprint, mode=config.publish_mode(lora_rank))

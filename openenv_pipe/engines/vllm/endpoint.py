@@ -79,8 +79,7 @@ def serving_arguments(
 ) -> list[str]:
     """Return the arguments of vLLM's API server. Those in `extra` override the others.
 
-    Raises:
-        ConfigError: `extra` has an option that could let others in without a key.
+    Raises ConfigError: `extra` has an option that could let others in without a key.
     """
     for argument in extra:
         _reject_own_option(argument)

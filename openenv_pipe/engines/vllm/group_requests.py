@@ -50,8 +50,7 @@ class GroupRequests:
     async def sample(self, request: SharedRequest, group_seed: int, member: int) -> Sampled:
         """Return one member's completion. Cancelling one member does not cancel the others.
 
-        Raises:
-            ServerGoneError, EngineError: as `ask` does.
+        Raises ServerGoneError, EngineError: as `ask` does.
         """
         key = (group_seed, *request.key)
         waiting = self._waiting.setdefault(key, _Waiting(request=request, members={}))

@@ -37,8 +37,7 @@ class ImageEncoder:
     ) -> tuple[Sequence[int], Features | None]:
         """Return a prompt with placeholders in the place of images, and the images.
 
-        Raises:
-            OSError: an image's file cannot be read.
+        Raises OSError: an image's file cannot be read.
         """
         shown: list[Image] = []
         places: list[dict[str, int]] = []

@@ -62,8 +62,7 @@ class VllmServer(RestartableServer, Protocol):
     async def start(self) -> None:
         """Begin to start the server, and return before it answers.
 
-        Raises:
-            EngineError, ConfigError: the server cannot be started.
+        Raises EngineError, ConfigError: the server cannot be started.
         """
 
 
@@ -158,9 +157,8 @@ class AttachedVllmServer:
     async def start(self) -> None:
         """Start nothing: `Replica` waits for the first answer.
 
-        Raises:
-            EngineError: the first time, if no vLLM server is at the URL. Later, a server that has
-                gone may take its time to come back.
+        Raises EngineError: the first time, if no vLLM server is at the URL. Later, a server that
+        has gone may take its time to come back.
         """
         self._has_answered = False
         if not self._was_found:

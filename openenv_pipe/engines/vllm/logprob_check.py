@@ -112,8 +112,7 @@ class LogprobCheck:
     async def try_probe(self, client: VllmClient, probe: AdapterProbe, number: int) -> None:
         """Check that the server with this number applies the probe's adapter as the trainer does.
 
-        Raises:
-            TrainingError: the logprobs under that adapter differ.
+        Raises TrainingError: the logprobs under that adapter differ.
         """
         name = f"{probe.name}-{number}"
         await client.load_adapter(name, probe.folder)

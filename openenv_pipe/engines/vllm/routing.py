@@ -39,8 +39,7 @@ class Router:
 
         If all servers are down, it is the episode's own, because they are being restarted.
 
-        Raises:
-            EngineError: a server's restarts are used up.
+        Raises EngineError: a server's restarts are used up.
         """
         self.reject_lost()
         # At least one server has the last policy, or is being started with it.

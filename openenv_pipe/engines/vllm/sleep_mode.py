@@ -33,8 +33,7 @@ class LearnerFootprint:
 def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: str) -> int:
     """Return the level of sleep, 0 for servers that stay awake.
 
-    Raises:
-        ConfigError: `engine.sleep` asks for sleep, which would free no memory for the learner.
+    Raises ConfigError: `engine.sleep` asks for sleep, which would free no memory for the learner.
     """
     shares_gpu = footprint.shares_gpu
     if config.sleep == "auto":

@@ -28,9 +28,8 @@ __all__ = ["Adapter", "UnusableReply", "adapter_for", "build_adapter", "opening_
 async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access = OPEN) -> Adapter:
     """Build the adapter of a config block for the environment served at `urls`.
 
-    Raises:
-        ConfigError: The block is invalid or does not fit the server's action, or the adapter
-            needs the server's schema and cannot get it.
+    Raises ConfigError: The block is invalid or does not fit the server's action, or the adapter
+    needs the server's schema and cannot get it.
     """
     if isinstance(config, JsonAdapterConfig):
         return build_adapter(config, (await fetch_metadata(urls[0], access)).action)
@@ -47,8 +46,7 @@ async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access
 def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None = None) -> Adapter:
     """Build the adapter of a config block. Without an action schema, `json` accepts any object.
 
-    Raises:
-        ConfigError: A template, pattern, schema or target of the block is invalid.
+    Raises ConfigError: A template, pattern, schema or target of the block is invalid.
     """
     match config:
         case PythonAdapterConfig():
@@ -65,9 +63,8 @@ def opening_messages(config: AdapterConfig, observation: Observation) -> list[Me
 
     It works in any thread and inside a running event loop.
 
-    Raises:
-        ConfigError: The block is invalid, its templates need another field, or its adapter needs
-            the schema or the tools of a server.
+    Raises ConfigError: The block is invalid, its templates need another field, or its adapter needs
+    the schema or the tools of a server.
     """
 
     async def ask(action: Action) -> Observation:

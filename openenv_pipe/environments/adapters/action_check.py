@@ -33,8 +33,7 @@ class ActionCheck:
     def __init__(self, schema: Schema) -> None:
         """Take a schema that `require_schema` has accepted.
 
-        Raises:
-            ConfigError: the schema cannot be applied, not even to an empty action.
+        Raises ConfigError: the schema cannot be applied, not even to an empty action.
         """
         self._cost = 0
         self._search_s = 0.0

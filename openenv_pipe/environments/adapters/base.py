@@ -38,8 +38,7 @@ class Adapter(Protocol):
         reply: the text as the model wrote it. In episodes it is a
             `models.replies.reply.Reply`, which knows its thoughts and calls.
 
-        Raises:
-            UnusableReply: The reply, or a part of it, is not an action.
+        Raises UnusableReply: The reply, or a part of it, is not an action.
         """
 
     def follow(self, observation: Observation) -> list[Message] | Awaitable[list[Message]]:

@@ -92,8 +92,7 @@ def without_metadata(schema: Schema) -> Schema:
 def without_fields(schema: Schema, names: Sequence[str]) -> Schema:
     """Return the schema without the fields that a model is not told of.
 
-    Raises:
-        ConfigError: The schema has no such field, or requires it.
+    Raises ConfigError: The schema has no such field, or requires it.
     """
     fields = schema.get("properties")
     if not names or not isinstance(fields, dict):

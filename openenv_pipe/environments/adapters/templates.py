@@ -25,8 +25,7 @@ BOOKKEEPING = frozenset(
 def compile_template(key: str, source: str) -> jinja2.Template:
     """Compile the template of `env.adapter.<key>`; rendering an undefined name is an error.
 
-    Raises:
-        ConfigError: The source is not a Jinja template.
+    Raises ConfigError: The source is not a Jinja template.
     """
     try:
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)

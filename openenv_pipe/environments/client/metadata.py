@@ -42,8 +42,7 @@ class ServerMetadata:
 async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
     """Fetch the metadata of the server at `url` (http, https, or a unix socket's).
 
-    Raises:
-        ConfigError: The server does not answer, or not as an OpenEnv server does.
+    Raises ConfigError: The server does not answer, or not as an OpenEnv server does.
     """
     get = partial(fetch_object, url, timeout_s=TIME_LIMIT_S, access=access)
     schemas = await get("/schema")

@@ -47,9 +47,8 @@ class StepResult:
 def request_frame(kind: str, data: Mapping[str, Any] | None, max_bytes: int) -> str:
     """Return the message of type `kind`.
 
-    Raises:
-        StepRejectedError: `data` cannot be sent: it is not JSON (NaN, half a surrogate pair), nests
-            too deep, or takes more than `max_bytes` bytes. The code is INVALID_JSON.
+    Raises StepRejectedError: `data` cannot be sent: it is not JSON (NaN, half a surrogate pair),
+    nests too deep, or takes more than `max_bytes` bytes. The code is INVALID_JSON.
     """
     message: dict[str, Any] = {"type": kind}
     if data is not None:
@@ -65,11 +64,7 @@ def request_frame(kind: str, data: Mapping[str, Any] | None, max_bytes: int) -> 
 
 
 def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
-    """Decode a frame.
-
-    Raises:
-        SessionError: The frame is not a JSON object.
-    """
+    """Decode a frame. Raises SessionError: The frame is not a JSON object."""
     try:
         frame = parse_untrusted(text)
     except ValueError as error:

@@ -310,8 +310,7 @@ async def step_aside(
 def websocket_url(url: str) -> str:
     """Return the WebSocket address of a server, `ws://host:port/ws`.
 
-    Raises:
-        ValueError: `url` is not a URL of a server.
+    Raises ValueError: `url` is not a URL of a server.
     """
     parts = urlsplit(url)
     if parts.scheme == "unix" and parts.path:

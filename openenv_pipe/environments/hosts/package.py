@@ -32,8 +32,7 @@ USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name
 def manifest(package: Path) -> dict[str, Any]:
     """Read the package's openenv.yaml; empty if there is none but the usual app is there.
 
-    Raises:
-        ConfigError: The folder is not a package of OpenEnv's layout, or the file is damaged.
+    Raises ConfigError: The folder is not a package of OpenEnv's layout, or the file is damaged.
     """
     path = package / MANIFEST
     if not path.exists():
@@ -59,8 +58,7 @@ def manifest_app(package: Path) -> str:
 
     The key may be left out, or be relative to a folder above ('envs.my_env.server.app:app').
 
-    Raises:
-        ConfigError: the key has another form, or names a module that is not there.
+    Raises ConfigError: the key has another form, or names a module that is not there.
     """
     path, app = package / MANIFEST, manifest(package).get("app")
     if app is None and _has_usual_app(package):
@@ -94,8 +92,7 @@ def check_variables(env: "EnvConfig") -> None:
 
     A listed value with * means any text in its place. Variables that are not listed may have any.
 
-    Raises:
-        ConfigError: A variable has another value, or `variables` has another form.
+    Raises ConfigError: A variable has another value, or `variables` has another form.
     """
     package = package_of(env)
     if package is None or not (package / MANIFEST).exists():

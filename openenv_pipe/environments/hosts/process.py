@@ -260,8 +260,7 @@ class EnvProcess:
 def server_command(env: "EnvConfig") -> list[str]:
     """Return the command of one server, with the placeholders {host} and {port}.
 
-    Raises:
-        ConfigError: the configuration or the package names no command.
+    Raises ConfigError: the configuration or the package names no command.
     """
     if env.command:
         return [absolute_part(part, _command_folder(env)) for part in _command(env)]
@@ -294,8 +293,7 @@ def find_program(env: "EnvConfig") -> str:
 
     A name with a slash is relative to the folder beside the package, or else to the current one.
 
-    Raises:
-        ConfigError: the program is not there.
+    Raises ConfigError: the program is not there.
     """
     program = _command(env)[0]
     folder = _command_folder(env)

@@ -103,8 +103,7 @@ class SupervisedHost:
         A server frees the sessions of a dead client only when their steps end, so the attempt is
         repeated for `env.reset_timeout_s`.
 
-        Raises:
-            HostError: some sessions are not free by then.
+        Raises HostError: some sessions are not free by then.
         """
         await self._pool.close_idle()
         await self._pool.open_all(patience_s=self._env.reset_timeout_s)

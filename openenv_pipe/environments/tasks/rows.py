@@ -39,9 +39,8 @@ BOOLEANS = {"true": True, "false": False}
 def read_file(config: TaskFile, key: str) -> Rows:
     """Read all rows of a JSONL or CSV file.
 
-    Raises:
-        ConfigError: The file cannot be read, or a row cannot be sent; the message names the
-            block's `key`, the line and the column.
+    Raises ConfigError: The file cannot be read, or a row cannot be sent; the message names the
+    block's `key`, the line and the column.
     """
     path = Path(config.path).expanduser()
     read = _csv_rows if path.suffix.lower() == ".csv" else json_rows
@@ -299,8 +298,7 @@ def require_sendable(row: Row, where: str, key: str) -> None:
 def read_folders(config: TaskFolders, key: str) -> list[Row]:
     """List the sub-folders by name, each with its path from the current folder.
 
-    Raises:
-        ConfigError: The folder cannot be read, or has no task.
+    Raises ConfigError: The folder cannot be read, or has no task.
     """
     folder = Path(config.path).expanduser()
     try:

@@ -32,8 +32,7 @@ class ServerRows(Sequence[Mapping[str, Any]]):
 async def server_rows(url: str, access: Access, split: str, key: str) -> ServerRows:
     """List the tasks of a split of the server at `url`.
 
-    Raises:
-        ConfigError: The server has no task API or no such split; the message names the `key`.
+    Raises ConfigError: The server has no task API or no such split; the message names the `key`.
     """
     path, splits = await _splits_of(url, access, key)
     if split not in splits:

@@ -60,9 +60,8 @@ def known_splits(config: RunConfig) -> KnownSets:
 
     Blocks.
 
-    Raises:
-        ConfigError: A source cannot be read, the splits share a task, or the evaluation asks for
-            more tasks than there are.
+    Raises ConfigError: A source cannot be read, the splits share a task, or the evaluation asks for
+    more tasks than there are.
     """
     known = read_known_sets(config.env.tasks)
     _check(config, known)

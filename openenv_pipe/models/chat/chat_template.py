@@ -68,9 +68,8 @@ _LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
 class ChatFormat:
     """The chat template of one tokenizer, and how a model that sees images reads them.
 
-    Raises:
-        ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns
-            and the history is `append`: trained token ids would not be those that were sampled.
+    Raises ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns
+    and the history is `append`: trained token ids would not be those that were sampled.
     """
 
     def __init__(

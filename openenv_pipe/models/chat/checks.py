@@ -27,8 +27,7 @@ HistoryChoice = Literal["auto", "append", "rerender"]
 def choose_history(chat: "ChatFormat", wanted: HistoryChoice) -> HistoryMode:
     """Return whether prompts are appended to or rendered anew.
 
-    Raises:
-        ConfigError: `append` is wanted, and the template rewrites earlier turns.
+    Raises ConfigError: `append` is wanted, and the template rewrites earlier turns.
     """
     if wanted == "rerender":
         return "rerender"

@@ -62,8 +62,7 @@ class TemplateRenderer:
         prompt: whether the model's next turn begins at its end.
         template: another template than the tokenizer's, which gets the messages as they are.
 
-        Raises:
-            ConfigError: The template cannot render it, or takes too long.
+        Raises ConfigError: The template cannot render it, or takes too long.
         """
         if template is None and not self.takes_runs:
             messages = alternating(messages)

@@ -100,8 +100,7 @@ _REPLACE = "{%- set messages = served.messages %}\n"
 def served_template(chat: ChatFormat) -> str:
     """Return a template that gives a served or exported model the prompts of training.
 
-    Raises:
-        ConfigError: There is none; the message says how the prompts differ.
+    Raises ConfigError: There is none; the message says how the prompts differ.
     """
     reject_other_prompts(
         chat,

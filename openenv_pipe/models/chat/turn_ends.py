@@ -47,8 +47,7 @@ def find_turn_ends(
     special_tokens: of the tokenizer, by their texts
     eos_ids: the end tokens that the model's settings list
 
-    Raises:
-        ConfigError: nothing ends the model's turn.
+    Raises ConfigError: nothing ends the model's turn.
     """
     listed = frozenset(eos_ids)
     text = _written_end(tokenizer, renderer, special_tokens)

@@ -102,8 +102,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers calls it; query, key and value are [B, heads, T, head size].
 
-    Raises:
-        UnsupportedAttentionError: an option is given that packed rows leave out.
+    Raises UnsupportedAttentionError: an option is given that packed rows leave out.
     """
     dtype = query.dtype
     if packed_row is None and query.device.type != "cpu":
