@@ -61,6 +61,7 @@ class Extra:
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1
     multirun: str = ""  # `train -m` calls it with the options of `train`.
+    fast_sampling: str = ""  # a subclass of `models.forward.row_forward.FastSampling`
     vision: str = ""  # a subclass of `models.vision.Vision`: vision-language models
     rules: str = ""  # further rules of `config.rules`
     unused: str = ""  # further rules of `config.unused_keys`

@@ -182,7 +182,7 @@ def memory_bytes(
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.max_episode_tokens * per_cached
         if in_one_memory and model.dtype == "float32":
-            # The copies of `models.forward.packed_decoder`, whose embeddings are not rounded. A
+            # The copies of weights for fast sampling, whose embeddings are not rounded. A
             # model of another architecture is sampled without a copy.
             embedding = shape.vocabulary * shape.hidden_size * BYTES["float32"]
             per_copy = shape.num_parameters * BYTES[model.autocast] + embedding

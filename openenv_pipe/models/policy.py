@@ -21,17 +21,16 @@ from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.architecture_check import find_decoder, find_max_length
 from openenv_pipe.models.forward.attention.packed import PackedRow, own_attention
-from openenv_pipe.models.forward.fast_forward import FastForward
 from openenv_pipe.models.forward.gated_mlp import leave_out_unread_tokens, use_gated_mlps
 from openenv_pipe.models.forward.logit_transform import measure_logit_transform
 from openenv_pipe.models.forward.logprobs import token_logprobs
-from openenv_pipe.models.forward.packed_decoder import PackedDecoder, unsupported_reason
 from openenv_pipe.models.forward.plain_forward import PlainForward, WholeForward
 from openenv_pipe.models.forward.products import embed, use_products
 from openenv_pipe.models.forward.row_forward import (
     RowForward,
     Sampler,
     TransformersForward,
+    fast_sampling,
     find_reaches,
 )
 from openenv_pipe.models.quantization import num_values
@@ -86,9 +85,11 @@ class Policy:
         self.packs_rows = self.padding_reason is None
         self.sampler = self.samplers[0]
         self.left_out: dict[str, str] = {}
-        if self.sampler is Sampler.FAST and (reason := unsupported_reason(model, self.decoder)):
-            self.sampler = Sampler.RAGGED
-            self.left_out[Sampler.FAST] = reason
+        if self.sampler is Sampler.FAST:
+            reason = fast_sampling().unsupported_reason(model, self.decoder)
+            if reason is not None:
+                self.sampler = Sampler.RAGGED
+                self.left_out[Sampler.FAST] = reason
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self.teacher: Policy | None = None  # another model, as the reference
@@ -190,8 +191,7 @@ class Policy:
         if self.sampler is not Sampler.FAST:
             pads_rows = self.sampler is Sampler.PLAIN
             return [PlainForward(self, pads_rows=pads_rows) for _ in range(num)]
-        weights = PackedDecoder(self.decoder, self._head, self.precision)
-        return [FastForward(weights) for _ in range(num)]
+        return fast_sampling().forwards(self.decoder, self._head, self.precision, num)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._precision():

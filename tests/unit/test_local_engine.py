@@ -29,7 +29,7 @@ from openenv_pipe.engines import TokenRequest, local
 from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
-from openenv_pipe.models.forward.fast_forward import FastForward
+from openenv_pipe.extras.cpu_sampling.fast_forward import FastForward
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.types import Finish, Status
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from openenv_pipe.registry import extras, load
 from openenv_pipe.types import NO_IMAGES, Images
 
 _GROWTH = 64  # tokens; capacity grows in steps, so that rows are seldom copied
@@ -26,7 +27,7 @@ Rows = Sequence[Sequence[int]]  # token ids of each row
 class Sampler(StrEnum):
     """The forward passes for sampling, fastest first. `forward_check` chooses one by measuring."""
 
-    FAST = "fast"  # models.forward.fast_forward
+    FAST = "fast"  # what an extra brings
     RAGGED = "ragged"  # the model's modules, with a cache in which rows grow at different rates
     PLAIN = "plain"  # the model's own forward pass and cache; each turn computes its row again
     PLAIN_EQUAL = "plain, rows of equal length"  # the same, without padding
@@ -54,6 +55,27 @@ class RowForward(Protocol):
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Feed one token to each of the first R rows; return the logits [R, V] after it."""
+
+
+class FastSampling:
+    """`Sampler.FAST`: nothing is sampled by it, but for the models of a subclass."""
+
+    def unsupported_reason(self, model: Any, decoder: Any) -> str | None:
+        """Return why this model cannot be sampled by it; None if it can."""
+        return "no extra brings it"
+
+    def forwards(
+        self, decoder: Any, head: Any, precision: torch.dtype, num: int
+    ) -> list[RowForward]:
+        """Return passes with a copy of the weights of now, and with empty caches."""
+        raise NotImplementedError
+
+
+def fast_sampling() -> FastSampling:
+    """Return what an extra brings."""
+    kinds = [load(extra.fast_sampling) for extra in extras() if extra.fast_sampling]
+    kind: type[FastSampling] = kinds[0] if kinds else FastSampling
+    return kind()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from fakes import tiny_policy
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openenv_pipe.models.forward import fast_forward, packed_decoder, row_attention
-from openenv_pipe.models.forward.fast_forward import FastForward
-from openenv_pipe.models.forward.row_attention import RowStore
+from openenv_pipe.extras.cpu_sampling import fast_forward, packed_decoder, row_attention
+from openenv_pipe.extras.cpu_sampling.fast_forward import FastForward
+from openenv_pipe.extras.cpu_sampling.row_attention import RowStore
 from openenv_pipe.models.forward.row_forward import Sampler, TransformersForward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.process_settings import keep_freed_memory

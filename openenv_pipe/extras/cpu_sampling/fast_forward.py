@@ -3,7 +3,7 @@
 transformers' modules spend most of a small model's time in Python, masks and copies, and with
 autocast they cast all weights again for each token. This pass computes the same products with the
 same rounding in fewer operations, from weights that are cast once for each rollout batch, and keys
-and values are allocated ahead. `models.forward.forward_check` compares it with the model before it
+and values are allocated ahead. `forward_check` compares it with the model before it
 is used.
 
 Shape letters: N tokens of a pass, R rows (conversations), P pieces of rows, Q tokens of the longest
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding, rms_norm
 
-from openenv_pipe.models.forward.packed_decoder import PackedDecoder
-from openenv_pipe.models.forward.row_attention import (
+from openenv_pipe.extras.cpu_sampling.packed_decoder import PackedDecoder
+from openenv_pipe.extras.cpu_sampling.row_attention import (
     RowAttention,
     RowStore,
     SharedPrefixes,

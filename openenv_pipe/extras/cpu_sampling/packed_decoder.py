@@ -14,8 +14,8 @@ import torch
 from peft.tuners import lora
 from torch.nn.functional import linear
 
+from openenv_pipe.extras.cpu_sampling.row_attention import RowStore
 from openenv_pipe.models.forward.products import padded
-from openenv_pipe.models.forward.row_attention import RowStore
 
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
