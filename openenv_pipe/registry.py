@@ -58,6 +58,7 @@ class Extra:
     # what takes minutes once and serves later runs.
     prepare: str = ""
     made_model: str = ""  # returns the `models.hub.MadeModel` of a HubModelConfig, or None
+    report: str = ""  # writes the report of a `runs.folder.RunFolder`; returns its path
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1
     multirun: str = ""  # `train -m` calls it with the options of `train`.

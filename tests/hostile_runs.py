@@ -418,7 +418,7 @@ def pages(run: Path, scratch: Path) -> None:
 
 
 def report(run: Path, scratch: Path) -> None:
-    from openenv_pipe.reports.run_report import write_report
+    from openenv_pipe.extras.report.run_report import write_report
     from openenv_pipe.runs.folder import RunFolder
 
     folder = RunFolder.open(run)
@@ -526,7 +526,7 @@ def preload() -> None:
     for name in (
         *("cli.main", "cli.results", "commands.evaluate", "models.load"),
         *("extras.export.command", "extras.reproduce.command", "pipeline.start"),
-        *("reports.run_report", "reports.runs_table"),
+        *("extras.report.run_report", "reports.runs_table"),
         *("extras.viewer.view", "extras.viewer.web.server", "extras.viewer.web.tokens"),
         *("extras.viewer.episodes.listing", "extras.viewer.episodes.export"),
         *("extras.viewer.compare", "extras.viewer.run_state"),

@@ -23,7 +23,7 @@ from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import all_checkpoints, fork_command, fork_origin
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.evals import read_reports

@@ -65,4 +65,5 @@ def test_the_core_does_without_an_extra(extra, tmp_path):
     process.kill()
     process.join()
     assert process.exitcode == 0, (tmp_path / "output").read_text()
-    assert list(tmp_path.glob("runs/smoke/0001/report.md"))
+    assert list(tmp_path.glob("runs/smoke/0001/metrics.jsonl"))
+    assert extra == "report" or list(tmp_path.glob("runs/smoke/0001/report.md"))

@@ -20,6 +20,8 @@ from rich.console import Console
 from openenv_pipe.commands.evaluate import _open_logs
 from openenv_pipe.errors import RunFolderError, UserError
 from openenv_pipe.extras.export.model_card import model_card
+from openenv_pipe.extras.report import run_report
+from openenv_pipe.extras.report.run_report import write_report
 from openenv_pipe.extras.reproduce.comparing import check_readable, first_mismatches
 from openenv_pipe.extras.reproduce.recording import record
 from openenv_pipe.extras.viewer.compare.grouping import compare_settings
@@ -41,8 +43,6 @@ from openenv_pipe.extras.viewer.web.summaries import summarise_runs
 from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.run import RunControl
-from openenv_pipe.reports import run_report
-from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint, point_best
 from openenv_pipe.runs.episodes import episodes_path

@@ -19,7 +19,7 @@ from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.pipeline.evaluate import stop_reason
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.report import write_report
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import read_stages, save_evaluation

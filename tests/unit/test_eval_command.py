@@ -13,7 +13,7 @@ from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.find import PLAYED, find_model

@@ -9,7 +9,7 @@ import run_samples
 
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row, eval_tables
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
 

@@ -9,6 +9,7 @@ from fakes import random_samples
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.check.checks import try_forward
+from openenv_pipe.extras.report.sections import model_rows
 from openenv_pipe.models.adapter import describe_adapter
 from openenv_pipe.models.forward.architecture_check import reject_unsupported
 from openenv_pipe.models.forward.attention import packed
@@ -17,7 +18,6 @@ from openenv_pipe.models.forward.row_forward import Sampler, find_reaches, layer
 from openenv_pipe.models.load import check_architecture, load_policy, load_tokenizer
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.facts import policy_facts
-from openenv_pipe.reports.sections import model_rows
 from tests import families
 from tests.families import (
     SIZES,

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from openenv_pipe.cli import main as cli
 from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.run_store import RunStore
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.types import Group, Step

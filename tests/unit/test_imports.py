@@ -42,7 +42,7 @@ ALLOWED_PLACES = {
     "typer": {"cli/*.py", "extras/*/cli*.py"},
     "httpx": {"client.py"},
     "websockets": {"environments/client/session.py"},
-    "peft": {"models/*", "models/forward/*", "learner/*", "extras/devices/*"},
+    "peft": {"models/*", "learner/*", "extras/cpu_sampling/*", "extras/devices/*"},
     "docker": {"extras/containers/docker/*.py"},
     "ray": {"system/ray_connection.py", "extras/cluster/nodes.py"},
     "kubernetes": {"extras/containers/kubernetes/api.py"},

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.config.schema import RewardConfig
-from openenv_pipe.reports.sections import parts_tables
+from openenv_pipe.extras.report.sections import parts_tables
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.composition import compose_rewards
 from openenv_pipe.rewards.values import NoValue, TermValue

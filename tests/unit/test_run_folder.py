@@ -298,7 +298,7 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
 
 def test_the_command_line_is_quick_without_torch():
     code = (
-        "import sys, openenv_pipe.reports.run_report, openenv_pipe.reports.runs_table;"
+        "import sys, openenv_pipe.extras.report.run_report, openenv_pipe.reports.runs_table;"
         "import openenv_pipe.trackers;"
         "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
     )

@@ -12,11 +12,9 @@ from urllib.parse import quote
 from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import UserError
-from openenv_pipe.reports.alarms import find_alarms
-from openenv_pipe.reports.costs import costs_text, seconds_text
-from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
-from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
-from openenv_pipe.reports.sections import (
+from openenv_pipe.extras.report.costs import costs_text, seconds_text
+from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses
+from openenv_pipe.extras.report.sections import (
     baselines_text,
     clients_rewards,
     clients_text,
@@ -26,6 +24,8 @@ from openenv_pipe.reports.sections import (
     parts_tables,
     signal_text,
 )
+from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import can_resume

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import FailureError, RunFolderError, UserError
-from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
-from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses, smooth
+from openenv_pipe.extras.report.run_report import write_report
+from openenv_pipe.extras.report.sections import signal_text
 from openenv_pipe.reports.runs_table import list_runs, runs_table
-from openenv_pipe.reports.sections import signal_text
 from openenv_pipe.reports.unscored import METRIC, UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
 from openenv_pipe.rollout.metrics import summarise_signal
