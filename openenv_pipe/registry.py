@@ -59,6 +59,7 @@ class Extra:
     prepare: str = ""
     made_model: str = ""  # returns the `models.hub.MadeModel` of a HubModelConfig, or None
     report: str = ""  # writes the report of a `runs.folder.RunFolder`; returns its path
+    eval_page: str = ""  # returns the Markdown page of an evaluation: name, report and groups
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1
     multirun: str = ""  # `train -m` calls it with the options of `train`.

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from openenv_pipe.config.error_messages import first_problem
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.registry import extras, load
 from openenv_pipe.runs.episodes import write_episodes
-from openenv_pipe.runs.eval_page import eval_page
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.budgets import REPORT, REPORTS, Account
 from openenv_pipe.system.files import dump_json, names_in, parse_json, read_bytes, write_text
@@ -70,7 +70,8 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
         path = folder / "eval" / f"{name}.json"
         if not path.exists():
             write_episodes(eval_episodes_path(folder, name), evaluation.groups)
-            write_text(path.with_name(f"{name}.md"), eval_page(name, report, evaluation.groups))
+            for page in [load(each.eval_page) for each in extras() if each.eval_page]:
+                write_text(path.with_name(f"{name}.md"), page(name, report, evaluation.groups))
             write_text(path, text)
             _log.info("saved the evaluation %s", path)
             return path

@@ -40,7 +40,14 @@ def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
         for target in (each.config, each.build, each.check, each.trial)
     ]
     commands = [command.target for command in extra.commands]
-    hooks = [extra.prepare, extra.report, extra.on_episodes, extra.rules, extra.unused]
+    hooks = [
+        extra.prepare,
+        extra.report,
+        extra.eval_page,
+        extra.on_episodes,
+        extra.rules,
+        extra.unused,
+    ]
     hooks += [extra.devices, extra.made_model, extra.multirun, extra.vision, extra.fast_sampling]
     for target in filter(None, [*blocks, *commands, *extra.functions, *hooks]):
         assert target.startswith(f"openenv_pipe.extras.{extra.name}.")

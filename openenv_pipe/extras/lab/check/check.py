@@ -8,13 +8,14 @@ from openenv_pipe.commands.findings import Line, Result, Stopwatch, failed
 from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
-from openenv_pipe.environments.client.metadata import describe_unknown_paths, fetch_metadata
+from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.lab.check.answers import probe_answers
 from openenv_pipe.extras.lab.check.groups import probe_groups
+from openenv_pipe.extras.lab.check.other_paths import describe_unknown_paths
 from openenv_pipe.extras.lab.check.protocol import probe_protocol
 from openenv_pipe.extras.lab.check.seeds import probe_seeds
 from openenv_pipe.extras.lab.check.sessions import probe_memory, probe_sessions, probe_speed

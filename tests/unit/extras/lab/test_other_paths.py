@@ -2,10 +2,10 @@
 
 import pytest
 
-from openenv_pipe.environments.client import metadata
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.lab.check import other_paths
 
-KNOWN = {path: {} for path in (*metadata.KNOWN_PATHS, "/", "/web", "/web/step")}
+KNOWN = {path: {} for path in (*other_paths.KNOWN_PATHS, "/", "/web", "/web/step")}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ async def test_what_a_newer_release_adds_is_said(monkeypatch, described, says):
             raise ConfigError("status 404")
         return described
 
-    monkeypatch.setattr(metadata, "fetch_object", fetch)
-    found = await metadata.describe_unknown_paths("http://127.0.0.1:1")
+    monkeypatch.setattr(other_paths, "fetch_object", fetch)
+    found = await other_paths.describe_unknown_paths("http://127.0.0.1:1")
     assert found is None if says is None else says in found
     assert len(found or "") < 1300
