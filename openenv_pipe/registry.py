@@ -65,6 +65,7 @@ class Extra:
     multirun: str = ""  # `train -m` calls it with the options of `train`.
     fast_sampling: str = ""  # a subclass of `models.forward.row_forward.FastSampling`
     vision: str = ""  # a subclass of `models.vision.Vision`: vision-language models
+    other_names: str = ""  # returns what stands for a key that does not exist: its name and value
     rules: str = ""  # further rules of `config.rules`
     unused: str = ""  # further rules of `config.unused_keys`
 

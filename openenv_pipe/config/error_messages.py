@@ -15,11 +15,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from openenv_pipe.config.other_names import LOSS_TYPES, NOT_HERE, NOTES, OTHER_NAMES
 from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import Origins, find_line
+from openenv_pipe.registry import extras, load
 from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options, short_path
 from openenv_pipe.system.secrets import is_secret_name, redact
@@ -91,8 +91,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Origins) ->
         case "union_tag_invalid":
             tag, tags = detail["ctx"]["tag"], detail["ctx"]["expected_tags"]
             near = did_you_mean(tag, [name.strip("'") for name in tags.split(", ")])
-            if key == "trainer.loss" and tag in LOSS_TYPES:
-                near = f"; {_loss_of_trl(tag)}"
+            if key == "trainer.loss" and (advice := _other_name("loss", tag)):
+                near = f"; {advice}"
             elif key == "trainer.loss" and tag in group_options("trainer"):
                 near = f"; trainer={tag} chooses it, with its normalisation and advantages"
             return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
@@ -116,15 +116,8 @@ def _unknown_key(
             f"{_set_by(key, origins)}"
         )
     leaf = key.rpartition(".")[2]
-    if leaf in NOT_HERE:
-        return f"there is no such key; {NOT_HERE[leaf]}"
-    if leaf == "loss_type" and value in LOSS_TYPES:
-        return f"there is no such key; {_loss_of_trl(value)}"
-    if own := OTHER_NAMES.get(leaf):
-        if own == "trainer.loss.type" and value in group_options("trainer"):
-            own = f"trainer={value}"
-        note = f", {NOTES[leaf]}" if leaf in NOTES else ""
-        return f"there is no such key; what other trainers call {leaf} is {own} here{note}"
+    if advice := _other_name(leaf, value):
+        return f"there is no such key; {advice}"
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
     # A key beside it is likelier than one elsewhere, with which it shares the path.
     block_path = key[: -len(leaf)]
@@ -153,10 +146,10 @@ def _set_by(key: str, origins: Origins) -> str:
             return f"leave out {shown_override(override)}"
 
 
-def _loss_of_trl(name: str) -> str:
-    keys = LOSS_TYPES[name]
-    answer = f"is {keys}" if keys else "has no equivalent here"
-    return f"TRL's loss_type={name} {answer} (docs/coming_from.md)"
+def _other_name(name: str, value: Any) -> str | None:
+    """Return what an extra knows of a key that does not exist."""
+    found = (load(extra.other_names)(name, value) for extra in extras() if extra.other_names)
+    return next(filter(None, found), None)
 
 
 def _shown(value: Any, key: str = "", *, exists: bool = True) -> str:
@@ -183,8 +176,8 @@ def explain_choice(group: str, seen: Any) -> str:
     """Explain a choice that a group does not have."""
     options = group_options(group)
     near = did_you_mean(str(seen), options)
-    if group == "trainer" and seen in LOSS_TYPES:
-        near = f"; {_loss_of_trl(seen)}"
+    if group == "trainer" and (advice := _other_name("loss", seen)):
+        near = f"; {advice}"
     what = "experiment" if group == "conf" else "choice"
     return (
         f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "

@@ -7,11 +7,11 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.diff import flat
-from openenv_pipe.config.other_names import LOSS_TYPES, NOT_HERE, OTHER_NAMES
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.extras.coming_from.names import LOSS_TYPES, NOT_HERE, OTHER_NAMES
 
-PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
+PAGE = Path(__file__).parents[4] / "docs" / "coming_from.md"
 CALLED = "what other trainers call .* is "
 
 
