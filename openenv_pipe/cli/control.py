@@ -42,7 +42,6 @@ def controlled() -> "Iterator[RunControl]":
 
 
 def command_line() -> list[str]:
-    """Return the command line, which the run folder records."""
     return ["openenv-pipe", *sys.argv[1:]]
 
 

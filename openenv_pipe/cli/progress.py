@@ -129,8 +129,6 @@ def _line_column(line: Callable[[], str]) -> "ProgressColumn":
     from rich.text import Text
 
     class Line(ProgressColumn):
-        """The text of a progress line."""
-
         def render(self, task: object) -> Text:
             return Text(line())
 

@@ -18,8 +18,6 @@ from openenv_pipe.system.untrusted_text import for_people
 
 
 class Result(StrEnum):
-    """The result of one line."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -30,8 +28,6 @@ STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the report."""
-
     name: str
     result: Result
     text: str
@@ -65,7 +61,6 @@ def has_failed(lines: Sequence[Line]) -> bool:
 
 
 def as_table(lines: Sequence[Line]) -> Table:
-    """Format the lines for a terminal."""
     table = Table(Column("check"), Column("result"), Column("what was found", fit=Fit.FOLD))
     for line in lines:
         style = STYLES[line.result]

@@ -49,8 +49,6 @@ _MAX_MISMATCH = "trainer.max_mismatch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composed:
-    """A configuration and its origins."""
-
     config: RunConfig
     origins: Mapping[str, Path | str]  # by dotted key: the file or the override that sets it
     overrides: tuple[str, ...]  # as given

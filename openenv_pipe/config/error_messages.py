@@ -164,7 +164,6 @@ def _shown(value: Any, key: str = "", *, exists: bool = True) -> str:
 
 
 def explain_override(text: str) -> str:
-    """Explain an override that cannot be parsed."""
     return (
         f"cannot read the override {shown_override(text)}; expected key=value, such as "
         "trainer.steps=10, or group=choice, such as model=tiny; put quotes around a value with "
@@ -173,7 +172,6 @@ def explain_override(text: str) -> str:
 
 
 def explain_choice(group: str, seen: Any) -> str:
-    """Explain a choice that a group does not have."""
     options = group_options(group)
     near = did_you_mean(str(seen), options)
     if group == "trainer" and (advice := _other_name("loss", seen)):
@@ -192,7 +190,6 @@ def explain_missing(keys: Sequence[str]) -> str:
 
 
 def explain_yaml(error: yaml.YAMLError) -> str:
-    """Explain a file that is not YAML, with the line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"not valid YAML: {' '.join(str(error).split())}"

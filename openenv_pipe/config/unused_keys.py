@@ -255,7 +255,6 @@ WITH_THE_FIRST = IneffectiveKeys(
 
 
 def all_rules() -> list[IneffectiveKeys]:
-    """Return the rules of the core and of the extras."""
     return [*RULES, *(rule for extra in extras() if extra.unused for rule in load(extra.unused))]
 
 

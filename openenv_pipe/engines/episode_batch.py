@@ -147,7 +147,6 @@ class _Decoding:
         self._logprobs = np.zeros((num_rows, longest), dtype=np.float32)
 
     def run(self) -> None:
-        """Sample all completions."""
         starts = self._num_cached.tolist()
         new_ids = [
             request.prompt_ids[start:]

@@ -45,8 +45,6 @@ class SamplingModel(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Waiting:
-    """A request, and the future of its answer."""
-
     request: TokenRequest
     completion: asyncio.Future[Completion]
 

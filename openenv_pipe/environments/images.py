@@ -77,7 +77,6 @@ def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) 
 
 
 def find_references(value: Any) -> list[Mapping[str, Any]]:
-    """Return the references to images in a value, in order."""
     found: list[Mapping[str, Any]] = []
     replace_references(value, found.append)
     return found
@@ -142,14 +141,11 @@ def _is_flat(fields: dict[str, Any], name: str) -> bool:
 
 
 class _Reader:
-    """Reads the images of one observation."""
-
     def __init__(self) -> None:
         self._num_left = MAX_IMAGES
         self._pixels_left = ENOUGH_PIXELS
 
     def read(self, value: Any) -> Any:
-        """Return a value of JSON with images in their places."""
         if isinstance(value, str):
             return self._counted(_from_text, value)
         if isinstance(value, dict):

@@ -59,6 +59,5 @@ def _legal_actions(observation: Observation) -> Sequence[Any]:
 
 
 def draw_call(tools: Sequence[Tool], draw: random.Random) -> dict[str, Any]:
-    """Draw a call of one of the tools, as `name` and `arguments`."""
     function = draw.choice(tools)["function"]
     return {"name": function["name"], "arguments": draw_value(function["parameters"], draw)}

@@ -35,15 +35,12 @@ def draw_value(schema: Schema, draw: random.Random, max_depth: int = MAX_DEPTH) 
 
 
 class _Drawer:
-    """Draws one value."""
-
     def __init__(self, schema: Schema, draw: random.Random, max_depth: int) -> None:
         self._walk = SchemaWalk(schema)
         self._draw = draw
         self._max_depth = max_depth
 
     def value(self, schema: Any, depth: int) -> Any:
-        """Draw a value of a part of the schema."""
         schema, draw = self._walk.resolved(schema), self._draw
         if "const" in schema:
             return schema["const"]

@@ -75,8 +75,6 @@ def _num_parts(schema: Any) -> int:
 
 
 class SchemaWalk:
-    """One walk through a schema, which resolves its references."""
-
     def __init__(self, root: Schema) -> None:
         self.root = root
         self._num_left = MAX_PARTS

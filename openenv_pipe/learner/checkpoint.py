@@ -40,7 +40,6 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
-    """Write the optimizer and the reference into an empty folder."""
     with _full_disk_as_os_error(folder):
         if optimizer is not None:
             optimizer.save(folder / OPTIMIZER)

@@ -86,7 +86,6 @@ def adapts_experts(model: Any) -> bool:
 
 
 def is_mixture(model: Any) -> bool:
-    """Return whether a model has layers of experts."""
     return any(name.endswith(".experts") for name, _ in model.named_modules())
 
 

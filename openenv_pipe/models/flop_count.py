@@ -11,8 +11,6 @@ from openenv_pipe.models.memory_estimate import Shape, num_in_layers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """The sizes of a batch that determine its FLOPs."""
-
     num_tokens: int  # tokens that go through the decoder
     num_contexts: int  # tokens that each of them attends to, itself included, summed
     num_finished: int  # tokens that go through the last layer's MLP
@@ -21,8 +19,6 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlopCount:
-    """The dimensions of a model that determine its FLOPs."""
-
     num_weights: int  # of the decoder's matrices, adapters included
     num_last_weights: int  # of them, those that only finished tokens go through
     num_head_weights: int

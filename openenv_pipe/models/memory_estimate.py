@@ -80,7 +80,6 @@ def decoder_shape(
 
 
 def tiny_shape(config: TinyModelConfig) -> Shape:
-    """Return the shape of a tiny model."""
     return decoder_shape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -114,7 +114,6 @@ class Policy:
         return [item for item in self.model.named_parameters() if item[1].requires_grad]
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield all weights with their names."""
         yield from self.model.state_dict().items()
 
     def save_model(self, folder: Path) -> None:
@@ -208,7 +207,6 @@ class Policy:
 
     @property
     def precision(self) -> torch.dtype:
-        """The precision of matrix products."""
         weights = next(self.model.parameters()).dtype
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
@@ -358,12 +356,10 @@ class Policy:
         return self._reference
 
     def save_reference(self, file: Path) -> None:
-        """Write the reference into a safetensors file."""
         assert self._reference is not None
         save_file({str(number): each for number, each in enumerate(self._reference)}, file)
 
     def load_reference(self, file: Path) -> None:
-        """Load what `save_reference` wrote."""
         named = load_file(file, device=str(self.device))
         self.keep_reference([named[str(number)] for number in range(len(named))])
 

@@ -84,7 +84,6 @@ def _language_model_within(whole: Any, text_config: Any) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' class of models with this config."""
     sees = config.model_type in vision().model_types
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 

@@ -97,7 +97,6 @@ async def assembled(
 def _build_loops(
     config: RunConfig, cluster: Cluster, servers: ServerProvider, logs: Path
 ) -> Mapping[str, EpisodeLoop]:
-    """Build what plays in each environment, by its name."""
     return {
         name: cluster.loop(logs) or LocalLoop(each, servers.host(each, _folder_of(name, logs)))
         for name, each in config.environments.items()
@@ -128,7 +127,6 @@ async def _opened_rollout(
     known_sets: Mapping[str, KnownSets],
     verdicts: Sequence[Path],
 ) -> AsyncIterator[RolloutContext]:
-    """Open what the episodes of all environments are played with."""
     async with opened_engine(parts) as engine, AsyncExitStack() as stack:
         contexts = {}
         for name, config in parts.config.environments.items():

@@ -137,7 +137,6 @@ class Saver:
         self.tidy({step: float(value)})
 
     def load_weights(self, checkpoint: Path) -> None:
-        """Load a checkpoint's weights into the policy."""
         load_weights(checkpoint, self._policy)
 
     def load(self, checkpoint: Path) -> None:

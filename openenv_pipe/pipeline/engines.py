@@ -149,7 +149,6 @@ def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
 
 @asynccontextmanager
 async def open_openai(parts: EngineParts) -> AsyncIterator[Engine]:
-    """Open the client of a hosted model."""
     engine = parts.config.engine
     assert isinstance(engine, OpenAIEngineConfig)
     async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
@@ -164,7 +163,6 @@ def check_scripted(config: RunConfig) -> str:
 
 
 def open_scripted(parts: EngineParts) -> AbstractAsyncContextManager[Engine]:
-    """Load the scripted policy."""
     engine = parts.config.engine
     assert isinstance(engine, ScriptedEngineConfig)
     return nullcontext(ScriptedEngine(load_callable(engine.policy)))
@@ -196,7 +194,6 @@ def check_python(config: RunConfig) -> str:
 
 
 def describe_python(config: RunConfig) -> str:
-    """Say what the user's engine is for."""
     assert isinstance(config.engine, PythonEngineConfig)
     purpose = "training" if config.engine.capabilities.can_train else "evaluation"
     return f"{config.engine.target}, for {purpose}"

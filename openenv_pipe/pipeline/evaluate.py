@@ -235,7 +235,6 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
 
 
 def describe_model(config: RunConfig) -> str:
-    """Return the model's name for reports."""
     return config.engine.player or config.model.label
 
 

@@ -39,8 +39,6 @@ class StartEvaluation(EvaluationStage):
 
 
 class WarmStartEvaluation(EvaluationStage):
-    """Evaluates the policy after the warm start."""
-
     label = "warm_start"
 
     def is_done(self, at: StageStep | None) -> bool:
@@ -49,8 +47,6 @@ class WarmStartEvaluation(EvaluationStage):
 
 
 class FinalEvaluation(EvaluationStage):
-    """Evaluates the trained policy."""
-
     label = "trained"
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:

@@ -58,7 +58,6 @@ class Evaluations:
             self._progress.note(f"eval: {warning}")
 
     async def baselines(self) -> None:
-        """Evaluate the scripted policies."""
         labels = baseline_labels(self._config)
         if not {*labels} <= set(read_reports(self._folder)):
             shown = ", ".join(each.removeprefix(BASELINE) for each in labels)

@@ -69,8 +69,6 @@ class GroupSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StepGroups:
-    """The groups of a step that are being played."""
-
     version: int  # of the weights when the first episode began
     order: OrderState  # before the first task was taken
     playing: asyncio.Task[list[Group]]
@@ -231,7 +229,6 @@ class PlayedGroups:
         return await self._engine.metrics()
 
     def _under_way(self) -> set[asyncio.Task[list[Group]]]:
-        """Return the tasks that still play groups."""
         return {each.playing for each in self._batches.values() if not each.playing.done()}
 
     async def settle(self) -> None:

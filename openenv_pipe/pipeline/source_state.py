@@ -30,7 +30,6 @@ class SourceState:
     order_after: OrderState
 
     def write(self, folder: Path) -> None:
-        """Write the state into an empty folder."""
         write_json(folder / ORDER, self._to_json())
         if self.ahead:
             groups = [group for groups in self.ahead.values() for group in groups]

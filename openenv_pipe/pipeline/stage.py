@@ -30,8 +30,6 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageContext:
-    """Everything that the stages of a run use."""
-
     components: Components
     source: GroupSource
     replay: Replay

@@ -44,7 +44,6 @@ def last_number(observations: Sequence[Observation], path: str) -> float | None:
 
 
 def last_rubric_scores(observations: Sequence[Observation]) -> dict[str, float]:
-    """Return the latest score of each rubric."""
     latest: dict[str, float] = {}
     for each in observations:
         latest |= rubric_scores(each)

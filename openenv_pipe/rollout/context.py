@@ -56,8 +56,6 @@ class PlayContext(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeSpec:
-    """One episode to play."""
-
     task: Task
     seed: int  # the sampling seed: differs for each member of a group
     temperature: float

@@ -28,8 +28,6 @@ UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gi
 
 
 class Conversation(ABC):
-    """Base class of conversations."""
-
     reader = PLAIN_READER  # of the replies
 
     def __init__(
@@ -82,7 +80,6 @@ class Conversation(ABC):
         ]
 
     def _fields(self, max_tokens: int) -> dict[str, Any]:
-        """Return the fields that all kinds of requests have."""
         return {
             "episode": self._spec.number,
             "turn": self._num_turns,
@@ -100,8 +97,6 @@ class Conversation(ABC):
 
 
 class TokenConversation(Conversation):
-    """A conversation with an engine that takes token ids."""
-
     _last: Turn
 
     def __init__(
@@ -300,7 +295,6 @@ def _images_of(messages: Sequence[Message]) -> dict[int, Image]:
 
 
 def conversation_class(context: PlayContext) -> type[Conversation]:
-    """Return the class of conversations with the context's engine."""
     takes = context.engine.capabilities.takes
     if takes == "messages":
         return MessageConversation

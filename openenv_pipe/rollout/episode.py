@@ -88,7 +88,6 @@ class LocalRunner:
         return first
 
     def _player(self, context: PlayContext, spec: EpisodeSpec, name: str) -> "Player":
-        """Return what plays one player of a game."""
         role, task = spec.roles[name], spec.task
         spec = replace(
             spec,

@@ -131,7 +131,6 @@ class Game:
             seat.give(self._last.observation, done=True)
 
     def fail(self, error: SessionError) -> None:
-        """End the episodes of all players with an error."""
         self._error = self._error or error
         for seat in self._seats.values():
             seat.fail(error)

@@ -19,8 +19,6 @@ class ProgramPaths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """The program of one episode, as it is started."""
-
     folder: Path  # of the program alone; it does not exist yet
     output: Path  # the file that gets what it writes to stdout and stderr
     command: Sequence[str]
@@ -39,8 +37,6 @@ class Program:
 
 
 class RunningProgram(Protocol):
-    """A program that runs, or has ended."""
-
     @property
     def pid(self) -> int:
         """Of the parent of the program's processes."""

@@ -99,7 +99,6 @@ def can_resume(run: Path, record: RunRecord, status: str) -> bool:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """List the checkpoints of a run folder, the oldest first."""
     found = (path for path in (folder / "checkpoints").glob("*_*") if NAME.fullmatch(path.name))
     whole = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(whole, key=lambda path: StageStep.of(path).order)
@@ -242,7 +241,6 @@ def find_checkpoint(folder: Path, which: str) -> Path:
 
 
 def _why_none(folder: Path) -> str:
-    """Say why a run folder without checkpoints has none."""
     record = read_json(folder / "run.json")
     if record.get("purpose") == "evaluation":
         return "it has evaluations only, and trained nothing"

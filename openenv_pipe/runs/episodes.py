@@ -58,8 +58,6 @@ CODES = {"f4": "f", "f8": "d"}  # to the array module's type codes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEpisode:
-    """One line of an episodes file."""
-
     line: int  # from 1 on
     group: str
     episode: Episode
@@ -177,7 +175,6 @@ def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def episodes_path(folder: Path, step: int) -> Path:
-    """Return the path of a training step's episodes in a run folder."""
     return folder / "episodes" / f"step_{step:06d}.jsonl.gz"
 
 

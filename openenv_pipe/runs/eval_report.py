@@ -65,7 +65,6 @@ class TaskScores(FrozenModel):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """The identity of the task."""
         return self.task, self.task_seed, self.reset_digest
 
 

@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A report and its episodes."""
-
     report: EvalReport
     groups: Sequence[Group]
     duration_s: float | None = None  # None: nothing was played
@@ -53,7 +51,6 @@ def env_of(label: str) -> str:
 
 
 def eval_episodes_path(folder: Path, name: str) -> Path:
-    """Return the path of an evaluation's episodes in a run folder."""
     return folder / "eval" / f"{name}.jsonl.gz"
 
 

@@ -221,7 +221,6 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """The folder of the current attempt's logs."""
         return self.path / "logs" / f"attempt_{self.attempts[-1].number}"
 
     @property
@@ -245,7 +244,6 @@ class RunFolder:
         )
 
     def checkpoints(self) -> list[Path]:
-        """List all complete checkpoints, the oldest first."""
         return all_checkpoints(self.path)
 
     @contextmanager

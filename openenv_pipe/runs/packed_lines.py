@@ -23,7 +23,6 @@ UNPACKED_BYTES = 2**20
 
 
 def write_packed(path: Path, text: str) -> None:
-    """Write a text gzipped, atomically."""
     write_bytes(path, zlib.compress(text.encode(), FASTEST, GZIP))
 
 

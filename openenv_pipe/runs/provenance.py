@@ -53,8 +53,6 @@ class Checkout(Record):
 
 
 class Machine(Record):
-    """The hardware and operating system."""
-
     host: str
     platform: str
     cpu: str

@@ -32,8 +32,6 @@ class AttemptRecord(Record):
 
 
 class Lineage(Record):
-    """The run that this one was made from."""
-
     kind: LineageKind
     run: str  # its id
     path: str  # its folder at that time

@@ -26,8 +26,6 @@ FLOAT16 = np.dtype("<f2")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedTokens:
-    """What is recorded of an episode's trained tokens."""
-
     turns: list[int]  # indices of the turns, in whose order the values are
     entropy: np.ndarray
     mismatch: np.ndarray  # the trainer's logprob minus the sampler's; NaN: not computed

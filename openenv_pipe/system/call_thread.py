@@ -40,8 +40,6 @@ class Doorbell:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a function, which a `CallThread` makes."""
-
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]

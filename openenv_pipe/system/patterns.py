@@ -49,7 +49,6 @@ class LimitedPattern:
 
     @property
     def groups(self) -> Mapping[str, int]:
-        """The numbers of the named groups."""
         return self._pattern.groupindex
 
     def search(self, text: str, limit_s: float = LIMIT_S) -> Any:

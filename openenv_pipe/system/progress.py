@@ -99,7 +99,6 @@ class StagePace:
 
     @property
     def title(self) -> str:
-        """Return the stage's name and its steps."""
         return f"{self.name} {self.step}/{self.total_steps}"
 
     def advance(self, step: int) -> None:

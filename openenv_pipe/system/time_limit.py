@@ -19,8 +19,6 @@ class _ExpiredError(BaseException):
 
 
 class _Call:
-    """One call under a limit."""
-
     def __init__(self, limit_s: float) -> None:
         self.thread = threading.get_ident()
         self.end_s = time.monotonic() + limit_s

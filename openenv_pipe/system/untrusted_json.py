@@ -108,7 +108,6 @@ def too_deep() -> ValueError:
 
 
 def _members(value: Any) -> list[Any]:
-    """Return what a list or an object contains."""
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []

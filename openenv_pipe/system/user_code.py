@@ -240,7 +240,6 @@ class _GuardedContext(AbstractAsyncContextManager[Any]):
 
 
 def is_ours(part: object) -> bool:
-    """Return whether an object's class is one of this package."""
     return type(part).__module__.startswith("openenv_pipe.")
 
 

@@ -20,7 +20,6 @@ RULES = (*environment.RULES, *reward.RULES, *engine.RULES, *trainer.RULES)
 
 
 def all_rules() -> list[Rule]:
-    """Return the rules of the core and of the extras."""
     return [*RULES, *(rule for extra in extras() if extra.rules for rule in load(extra.rules))]
 
 

@@ -13,7 +13,6 @@ LEVELS = ("level1", "level2")  # of engine.sleep, which free memory
 
 
 def vllm_engine(config: "RunConfig") -> "VllmEngineConfig | None":
-    """Return the engine if it is vLLM."""
     return cast("VllmEngineConfig", config.engine) if config.engine.type == "vllm" else None
 
 

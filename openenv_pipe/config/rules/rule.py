@@ -45,7 +45,6 @@ class Rule:
         return {key.split(".")[0] for key in self.keys}
 
     def violations(self, config: "RunConfig") -> list[str]:
-        """Return a message for each violation."""
         found = self.breaks(config)
         if isinstance(found, bool):
             return [self._message(config)] if found else []

@@ -100,7 +100,6 @@ class EngineBlock(Block):
 
     @property
     def starts_servers(self) -> bool:
-        """Whether the run starts servers for this engine."""
         return False
 
     @property

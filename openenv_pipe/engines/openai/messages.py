@@ -39,7 +39,6 @@ class _Conversation:
         self._not_made: list[str] = []  # ids of its other calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Append the environment's messages."""
         others = []
         for given in messages:
             images: Mapping[str, Image] = given.get("images", {})

@@ -127,7 +127,6 @@ class VllmClient(VllmConnection):
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter, if it is loaded."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name}, accepted=(404,))
         sent = self._sent.pop(name, None)
         if sent is not None and self._files is not None:
@@ -208,7 +207,6 @@ class VllmClient(VllmConnection):
         return Claimed(holder=held.holder, silent_s=held.silent_s, is_new=is_new)
 
     async def release_server(self, owner: str) -> None:
-        """End the claim of a run."""
         await self._tell_workers("release_server", owner=owner)
 
     async def join_broadcast(self, meeting: Path) -> None:
@@ -216,7 +214,6 @@ class VllmClient(VllmConnection):
         await self._tell_workers("join_broadcast", meeting=str(meeting))
 
     async def leave_broadcast(self) -> None:
-        """Disconnect the workers from the learner."""
         await self._tell_workers("leave_broadcast")
 
     async def receive_weights(self, version: str) -> None:

@@ -60,8 +60,6 @@ OWN_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A model and the name that it is served under."""
-
     name: str  # requests name it as their model
     model: str  # a folder, or an id on a model hub
     revision: str | None

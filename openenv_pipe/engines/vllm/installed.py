@@ -46,7 +46,6 @@ class Installed(BaseModel):
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
         return environment_dir(self.build) / "bin" / "python"
 
 
@@ -74,7 +73,6 @@ def find_build() -> Build:
 
 
 def find_installed(build: Build) -> Installed | None:
-    """Return the finished environment of this build, or None."""
     return read_marker(environment_dir(build) / MARKER)
 
 

@@ -46,7 +46,6 @@ class Owner:
         return cls(id=secrets.token_hex(8), name=f"{what} (process {os.getpid()} on {host})")
 
     def label(self, version: int) -> str:
-        """Return the label of a version of this run's policy."""
         return f"openenv-pipe:{self.id}:{version}:{self.name}"
 
     def version(self, label: str, url: str) -> int:
@@ -75,8 +74,6 @@ def reject_other_run(label: str, owner: Owner, url: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimed:
-    """What a server answers to a claim."""
-
     holder: str  # the run that has the server; empty: the claim is granted
     silent_s: float  # since the holder has renewed its claim
     is_new: bool  # the server did not have this claim before

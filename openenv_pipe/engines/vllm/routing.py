@@ -16,8 +16,6 @@ from openenv_pipe.engines.vllm.replica import Replica
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Assignment:
-    """The server of an episode."""
-
     replica: Replica
     group: int | None
 
@@ -58,7 +56,6 @@ class Router:
                 raise replica.failure
 
     def forget(self, episode: int) -> None:
-        """Drop an episode that has ended."""
         self._assignments.pop(episode, None)
 
     def _choose(self, replicas: Sequence[Replica], group: int | None) -> Replica:

@@ -43,7 +43,6 @@ class MakeOnNodes(Protocol):
 
 
 async def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
-    """Make servers that are processes of this run."""
     config = launch.config
     return [
         VllmProcess(spec, config, launch.python, log_of(spec, config, launch.logs))
@@ -104,7 +103,6 @@ async def make_servers(
 
 
 def log_of(spec: ServerSpec, config: VllmEngineConfig, logs: Path) -> Path:
-    """Return the path of one server's log file."""
     return logs / ("engine.log" if config.num_servers == 1 else f"engine-{spec.number}.log")
 
 

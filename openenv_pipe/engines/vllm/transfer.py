@@ -28,8 +28,6 @@ MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyVersion:
-    """One version of the policy."""
-
     step: int  # of GRPO, that the weights come from
     name: str
     model: str  # its name in requests
@@ -83,8 +81,6 @@ class Transfer:
 
 
 class _Files(Transfer):
-    """A folder for each version."""
-
     def __init__(self, write: Callable[[Path], None], root: Path, executor: Executor) -> None:
         """Prepare to write versions.
 
@@ -179,7 +175,6 @@ class WeightFiles(_Files):
 def build_files(
     weights: "PolicyWeights", root: Path, executor: Executor, backend: str | None
 ) -> WeightFiles:
-    """Build `engine.weight_transfer=files`."""
     return WeightFiles(weights.write_weights, root, executor)
 
 

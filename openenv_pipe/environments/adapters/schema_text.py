@@ -55,8 +55,6 @@ def description_of(schema: Schema) -> str:
 
 
 class _Writer:
-    """Writes one schema in its short form."""
-
     def __init__(self, schema: Schema, max_depth: int) -> None:
         self._walk = SchemaWalk(schema)
         self._max_depth = max_depth

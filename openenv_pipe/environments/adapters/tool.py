@@ -87,7 +87,6 @@ class ToolAdapter:
 
 
 def call_action(name: str, arguments: Mapping[str, Any]) -> Action:
-    """Return the OpenEnv action of a call."""
     return {"type": "call_tool", "tool_name": name, "arguments": arguments}
 
 

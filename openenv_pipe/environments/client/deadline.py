@@ -65,7 +65,6 @@ class Deadline:
                 raise TimeoutError from error
 
     def stop(self) -> None:
-        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -114,7 +114,6 @@ class SessionPool:
         return full
 
     async def close_idle(self) -> None:
-        """Close the sessions that are not lent."""
         for slots in self._servers.values():
             self._discard(*slots.idle)
             slots.idle.clear()
@@ -219,7 +218,6 @@ class SessionPool:
         return None
 
     def _discard(self, *sessions: Session) -> None:
-        """Close sessions in the background."""
         for session in sessions:
             task = asyncio.get_running_loop().create_task(session.close())
             self._closings.add(task)

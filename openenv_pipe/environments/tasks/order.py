@@ -194,7 +194,6 @@ class Curriculum:
         self._num_groups = state["num_groups"]
 
     def _round(self, start: int, count: int) -> list[int]:
-        """Choose `count` different tasks."""
         draw = random.Random(f"{self._seed}/curriculum/{start}")
         weights = self._weights()
         num_known = min(count - round(EXPLORED_FRACTION * count), len(weights))
@@ -245,7 +244,6 @@ def _draw_without_replacement(
 
 @lru_cache(maxsize=2)  # A step takes many tasks of one pass.
 def shuffled(seed: int, which_pass: int, num_tasks: int) -> Sequence[int]:
-    """Return the task indices of a pass in shuffled order."""
     order = list(range(num_tasks))
     random.Random(f"{seed}/train/{which_pass}").shuffle(order)
     return tuple(order)

@@ -13,8 +13,6 @@ Labels = Mapping[str, str]  # from a column to what it says of the task
 
 
 class TaskSet(Protocol):
-    """The tasks of a split."""
-
     source: str  # where the tasks come from, for messages
 
     def __len__(self) -> int: ...

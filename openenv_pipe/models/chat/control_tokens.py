@@ -48,7 +48,6 @@ class ControlTokens:
         self._guard = next(each for each in _GUARDS if each not in contents)
 
     def found_in(self, ids: Sequence[int]) -> list[int]:
-        """Return the control tokens among token ids."""
         return [token_id for token_id in ids if token_id in self._ids]
 
     def broken_up(self, text: str) -> str:

@@ -106,7 +106,6 @@ class TemplateProbe:
 
 
 def probes(chat: "ChatFormat") -> Iterator[TemplateProbe]:
-    """Yield one conversation of each kind."""
     begin, tools = user("question"), (TOOL, _COUNT, _BARE)
     one = _called(1, "count", _ARGUMENTS)
     two = _called(2, "look_up", {"word": "sky"})

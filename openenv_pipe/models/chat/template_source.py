@@ -73,7 +73,6 @@ def _variables_of(template: str) -> set[str]:
 
 
 def jinja_literal(value: Any) -> str:
-    """Return JSON data as a Jinja literal."""
     if isinstance(value, Mapping):
         pairs = (f"{jinja_literal(key)}: {jinja_literal(each)}" for key, each in value.items())
         return f"{{{', '.join(pairs)}}}"

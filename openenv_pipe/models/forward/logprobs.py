@@ -213,7 +213,6 @@ class _Head:
         weight_grad: torch.Tensor | None,
         bias_grad: torch.Tensor | None,
     ) -> None:
-        """Add the gradients of a stretch."""
         rounded_UC = delta_UC.to(self._dtype)
         if hidden_grad is not None:
             weight_CH = self._weight_VH[columns].to(self._dtype)

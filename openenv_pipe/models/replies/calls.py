@@ -51,8 +51,6 @@ class BrokenCallError(Exception):
 
 
 class CallContents:
-    """Reads the contents of marked calls in one text."""
-
     def __init__(self, reader: "ReplyReader", text: str, tools: Iterable[Tool]) -> None:
         self.objects: list[JsonObject] = []  # that have been read
         self.tools = {each["function"]["name"]: each for each in tools}

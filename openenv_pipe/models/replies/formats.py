@@ -51,7 +51,6 @@ def within_limit() -> Iterator[None]:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern of this package."""
     return re.compile(pattern, re.DOTALL)
 
 

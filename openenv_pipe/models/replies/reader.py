@@ -38,8 +38,6 @@ _LINE_END = re.compile(r"(?m:[ \t]*(?:$|<))")
 
 
 class ReplyReader:
-    """Reads the replies of one model."""
-
     def __init__(
         self, form: ReplyFormat = HERMES, *, begins_in_thought: bool = False, turn_end: str = ""
     ) -> None:

@@ -52,8 +52,6 @@ class Queries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Rows of similar length."""
-
     places: torch.Tensor  # [R * S] int64: the token of the packed row; arbitrary for padding
     num_rows: int
     used_slots: torch.Tensor  # [U] int64 into R * S: those without padding
@@ -92,7 +90,6 @@ class AttentionPlan:
 
 
 def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
-    """Plan the attention of a row that consists of these nodes."""
     is_inner = [False] * len(nodes)
     for node in nodes:
         if node.parent >= 0:
