@@ -27,12 +27,12 @@ from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.client.metadata import (
     ServerMetadata,
-    describe_unknown_paths,
     fetch_metadata,
 )
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, adapter_block, is_description
+from openenv_pipe.extras.lab.check.other_paths import describe_unknown_paths
 from openenv_pipe.extras.lab.experiment import (
     TINY,
     TrainedModel,
