@@ -5,7 +5,7 @@ import json
 import pytest
 
 from openenv_pipe.commands.findings import Result
-from openenv_pipe.extras.lab.check import probe_environment, speed
+from openenv_pipe.extras.lab.check import probe_environment, sessions
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.runs.episodes import read_episodes
 from tests.commands import run
@@ -69,7 +69,7 @@ def test_five_lines_train_on_a_file_and_the_model_never_sees_an_answer(folder):
     ],
 )
 def test_env_check_finds_a_function_that_scores_wrongly(folder, monkeypatch, score, own, wrong):
-    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
     found = find_target("conf=sums", [f"env.variables.QUESTIONS_SCORE={score}"])
     lines = probe_environment(found, policy=None, num_episodes=20, notify=lambda _: None)
     results = {line.name: line for line in lines}
