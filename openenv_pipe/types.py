@@ -353,6 +353,7 @@ class Sample:
     trained_turns: list[int] = field(default_factory=list)
     images: Images = field(default_factory=dict)  # those in token_ids
     hinted: "Sample | None" = None  # the same replies behind a prompt with a hint
+    reference_logprobs: list[float] | None = None  # those of a teacher on a server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

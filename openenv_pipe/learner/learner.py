@@ -69,7 +69,8 @@ class Learner:
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
-        if self._objective.needs_reference and not self._objective.has_hints:
+        objective = self._objective
+        if objective.needs_reference and not (objective.has_hints or objective.has_served_teacher):
             policy.keep_reference()
 
     def update(
@@ -242,7 +243,7 @@ class Learner:
                 recorder.add(batch, tokens)
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
-            if self._objective.needs_reference:
+            if self._objective.needs_reference and not self._objective.has_served_teacher:
                 flops += self._reference_flops.forward(size)
             found.add(num_computed=size.num_tokens, flops=flops)
             return found
@@ -275,6 +276,8 @@ class Learner:
 
         A sample without a hint stands for itself, so that it has no divergence.
         """
+        if self._objective.has_served_teacher:
+            return served_logprobs(batch).to(policy.device)
         temperature = self._config.temperature
         if not self._objective.has_hints:
             return policy.reference_logprobs(batch, temperature)
@@ -317,6 +320,20 @@ class Learner:
             episode_tokens=batch.episode_tokens,
             router_balance=balance_loss(policy.decoder, routing, batch) if balances else None,
         )
+
+
+def served_logprobs(batch: Batch) -> torch.Tensor:
+    """Return the logprobs [N] that a teacher's server has given the batch's samples."""
+    return torch.tensor(
+        [
+            logprob
+            for sample in batch.samples
+            for logprob, is_trained in zip(
+                sample.reference_logprobs or (), sample.loss_mask, strict=True
+            )
+            if is_trained
+        ]
+    )
 
 
 def _num_trained(samples: Sequence[Sample]) -> int:

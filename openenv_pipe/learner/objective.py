@@ -72,6 +72,11 @@ class Objective:
         return self._config.kl.used_hint is not None
 
     @property
+    def has_served_teacher(self) -> bool:
+        """True if the reference is on a server, whose logprobs come with the samples."""
+        return self._config.kl.has_served_teacher
+
+    @property
     def needs_divergence(self) -> bool:
         """True if the KL term is over the whole vocabulary, in place of sampled tokens."""
         return self.needs_reference and self._config.kl.estimator == "exact"

@@ -33,10 +33,10 @@ GPU_ELEMENTS = 1 << 25  # the same on a GPU, whose kernels have to be long: 128 
 def teacher_config(config: RunConfig) -> HubModelConfig | None:
     """Return the model block of the teacher, in the precision of the policy's matrix products.
 
-    Returns None if the reference is the policy itself, or is not used.
+    Returns None if the reference is the policy itself, on a server, or is not used.
     """
     kl = config.trainer.loss.kl
-    if kl.reference is None or kl.coef == 0:
+    if kl.reference is None or kl.coef == 0 or kl.has_served_teacher:
         return None
     return model_there(config.model, kl.reference)
 

@@ -19,7 +19,7 @@ from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import Group, TurnRole
-from tests.commands import Command, wait_until
+from tests.commands import Command, run, wait_until
 from tests.integration.test_examples import AGENTS, SMALL
 from tests.ports import lasting_port
 from tests.vllm_runs import BOUND, LIMIT_S
@@ -186,3 +186,19 @@ def test_messages(url, stream):
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": ASKED_AGAIN}
         said = {"role": "assistant", "content": [call]}
         ask([asked, said, {"role": "user", "content": [result]}])
+
+
+def test_it_teaches_another_run(url, tmp_path, monkeypatch):
+    """On-policy distillation from the server, in a model of its own start."""
+    monkeypatch.setenv("TEACHER_API_KEY", KEY)
+    kl = (f"reference={url}/v1", "estimator=k2", "importance_weights=false")
+    code, _, err = run(
+        tmp_path,
+        *("train", "conf=echo", "trainer=distillation", "device=cpu", *SMALL),
+        *(f"trainer.loss.kl.{each}" for each in kl),
+    )
+    assert code == 0, err
+    first, last = read_metrics(tmp_path / "runs" / "echo" / "0001" / "metrics.jsonl")[-2:]
+    assert first["loss/kl"] > 0.0
+    assert first["loss/total"] == pytest.approx(first["loss/kl"], rel=1e-6)
+    assert last["tokens/trained"] > 0

@@ -23,6 +23,7 @@ from openenv_pipe.extras.check import checks
 
 SMOKE = ("conf=smoke", "device=cpu")
 SHARDED = ("trainer.devices=2", "trainer.parallel=fsdp")
+SERVED = "trainer.loss.kl.reference=http://127.0.0.1:8000/v1"
 TEACHER = ("trainer=distillation", "trainer.loss.kl.reference=runs/wordle/0001/checkpoints/best")
 HINT = ("trainer.loss.kl.hint=feedback", "trainer.loss.kl.coef=1.0")
 ROUNDS = "trainer.max_sampling_rounds=2"
@@ -290,6 +291,14 @@ BROKEN = [
     (
         [*TEACHER, "trainer.devices=2"],
         "trainer.loss.kl.reference trainer.devices",
+    ),
+    (
+        ["trainer=distillation", SERVED],
+        "trainer.loss.kl.reference trainer.loss.kl.estimator",
+    ),
+    (
+        ["trainer=distillation", SERVED, "trainer.loss.kl.estimator=k2", "trainer.temperature=0.7"],
+        "trainer.loss.kl.reference trainer.temperature",
     ),
     (
         ["trainer.loss.correction.low=1.0"],

@@ -188,6 +188,19 @@ RULES = (
         when="train",
     ),
     Rule(
+        keys=("trainer.loss.kl.reference", "trainer.loss.kl.estimator"),
+        breaks=lambda c: (
+            c.trainer.loss.kl.has_served_teacher and c.trainer.loss.kl.estimator == "exact"
+        ),
+        advice="a server says of the sampled tokens alone how likely they are; set "
+        "trainer.loss.kl.estimator=k2 and trainer.loss.kl.importance_weights=false",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.reference", "trainer.temperature"),
+        breaks=lambda c: c.trainer.loss.kl.has_served_teacher and c.trainer.temperature != 1.0,
+        advice="a server's logprobs are those at temperature 1; set trainer.temperature=1",
+    ),
+    Rule(
         keys=("trainer.loss.kl.reference", "trainer.loss.normalise_groups"),
         breaks=lambda c: _has_teacher(c) and c.trainer.loss.normalise_groups == "with_signal",
         advice="a teacher has something to say of all groups, also of those whose rewards are all "

@@ -21,9 +21,10 @@ class KlConfig(Block):
 
     coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
     reference: str | None = Field(
-        description="a teacher (on-policy distillation): a folder, such as a checkpoint of a run, "
-        "or an id of a model that is on this machine, with the policy's tokens; null: the policy "
-        "itself is the reference"
+        description="a teacher (on-policy distillation) with the policy's tokens: a folder, such "
+        "as a checkpoint of a run, an id of a model that is on this machine, or the URL of a vLLM "
+        "server, such as http://127.0.0.1:8000/v1, whose key is in TEACHER_API_KEY; null: the "
+        "policy itself is the reference"
     )
     hint: Hint | None = Field(
         description="self-distillation: the present policy is the teacher, with a hint in its "
@@ -46,6 +47,12 @@ class KlConfig(Block):
     def used_hint(self) -> Hint | None:
         """The hint that the policy's own teacher has; None without one, or without the term."""
         return self.hint if self.coef > 0 else None
+
+    @property
+    def has_served_teacher(self) -> bool:
+        """Whether the reference is a model on a server."""
+        url = self.reference or ""
+        return self.coef > 0 and url.startswith(("http://", "https://"))
 
 
 class CorrectionConfig(Block):

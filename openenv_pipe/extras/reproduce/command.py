@@ -155,6 +155,8 @@ def _why_inexact(
         return f"it ran on {' and '.join(sorted(devices))}, where the order of sums is not fixed"
     if not config.engine.capabilities.is_exact and not is_replay:
         return f"engine={config.engine.type} may sample other tokens for an equal request"
+    if config.trainer.loss.kl.has_served_teacher:
+        return "the logprobs of a teacher on a server depend on what it computes at once"
     return None
 
 

@@ -1,0 +1,234 @@
+"""A teacher on a vLLM server: what it says of the tokens that are trained on.
+
+The server reads whole samples and returns the logprob of each of their tokens (`prompt_logprobs`),
+so a teacher may be larger than this machine's memory. Its logprobs are those at temperature 1.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urldefrag
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError, EngineError, raise_first
+from openenv_pipe.models.hub import is_on_this_machine
+from openenv_pipe.models.load import load_tokenizer
+from openenv_pipe.models.teacher import KEY, check_teacher
+from openenv_pipe.system.http import HttpClient, HttpError, bearer
+from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
+from openenv_pipe.system.untrusted_json import parse_untrusted
+from openenv_pipe.system.untrusted_text import quoted
+from openenv_pipe.types import Sample
+
+API_KEY = "TEACHER_API_KEY"  # the variable with the server's key, if it needs one
+TIMEOUT_S = 300.0  # of one request, which may wait for others in the server's queue
+ANSWER_LIMIT_S = 10.0  # of what is asked before a run
+MAX_RETRIES = 4
+MAX_CONCURRENT = 32
+MAX_BYTES = 256 * 2**20  # of an answer
+IDS_AT_ONCE = 2048  # whose text is compared
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Model(_Part):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(_Part):
+    data: Annotated[list[_Model], Field(min_length=1)]
+
+
+class _Text(_Part):
+    prompt: str
+
+
+class _Token(_Part):
+    logprob: float
+
+
+class _Choice(_Part):
+    prompt_logprobs: list[dict[int, _Token] | None]
+
+
+class _Completion(_Part):
+    choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedTeacher:
+    """One model of a server."""
+
+    url: str  # that of the server, without /v1
+    model: str
+
+    async def score(self, samples: Sequence[Sample]) -> None:
+        """Set `reference_logprobs` of each sample that has trained tokens.
+
+        Raises:
+            EngineError: the server rejects a sample, or does not answer.
+        """
+        slots = asyncio.Semaphore(MAX_CONCURRENT)
+        async with self._client() as client:
+
+            async def ask(sample: Sample) -> None:
+                async with slots:
+                    sample.reference_logprobs = await self._logprobs(client, sample.token_ids)
+
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for sample in samples:
+                        if any(sample.loss_mask):
+                            tasks.create_task(ask(sample))
+            except BaseExceptionGroup as errors:
+                raise_first(errors)
+
+    async def _logprobs(self, client: HttpClient, token_ids: Sequence[int]) -> list[float]:
+        """Return the logprob of each token after those before it; 0.0 for the first."""
+        body = {
+            "model": self.model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,  # none beside that of the token itself
+        }
+
+        async def attempt() -> Any:
+            response = await post(
+                client,
+                "/v1/completions",
+                body,
+                timeout_s=TIMEOUT_S,
+                key="the teacher's time limit, in seconds",
+                max_bytes=MAX_BYTES,
+            )
+            if response.status != 200:
+                raise EngineError(
+                    f"the teacher at {self.url} answered {response.status} to a sample of "
+                    f"{len(token_ids):,} tokens: {quoted(response.content, MAX_QUOTED)}"
+                )
+            return parse_untrusted(response.content)
+
+        try:
+            answer = _Completion.model_validate(await repeated(attempt, MAX_RETRIES))
+            _, *rest = answer.choices[0].prompt_logprobs
+            found = (
+                [0.0]
+                + [
+                    position[token].logprob  # type: ignore[index]  # TypeError where it is None
+                    for position, token in zip(rest, token_ids[1:], strict=True)
+                ]
+            )
+        except PassingError as why:
+            raise EngineError(
+                f"the teacher at {self.url} gave no answer in {MAX_RETRIES + 1} tries, the last "
+                f"time: {why}"
+            ) from why
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(
+                f"the teacher at {self.url} has not said how likely each token of a sample is; "
+                f"expected the prompt_logprobs of vLLM's /v1/completions: {quoted(str(error))}"
+            ) from error
+        if not all(map(math.isfinite, found)):
+            raise EngineError(f"the teacher at {self.url} returned logprobs that are not finite")
+        return found
+
+    async def compare_vocabulary(self, tokenizer: Any) -> None:
+        """Raise ConfigError if a token of the policy's is another text for the server."""
+        ids = sorted(tokenizer.get_vocab().values())
+        parts = [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
+        async with self._client() as client:
+            for part in parts:
+                body = {"model": self.model, "tokens": part}
+                theirs = await _read(client, "/detokenize", _Text, body)
+                ours = tokenizer.decode(part)
+                if "".join(theirs.prompt.split()) != "".join(ours.split()):
+                    raise ConfigError(
+                        f"{KEY}={self.url!r} has another vocabulary than the policy: the tokens "
+                        f"{part[0]} to {part[-1]} are other texts there; serve a model of the "
+                        "policy's family"
+                    )
+
+    def _client(self) -> HttpClient:
+        return HttpClient(self.url, bearer(os.environ.get(API_KEY)))
+
+
+def check_any_teacher(config: RunConfig) -> str:
+    """Check the teacher, on this machine or on a server, and return what `check` reports of it.
+
+    Raises:
+        ConfigError: it is not there, or has another vocabulary than the policy.
+    """
+    if not config.trainer.loss.kl.has_served_teacher:
+        return check_teacher(config)
+    teacher = asyncio.run(find_served_teacher(config))
+    assert teacher is not None
+    found = f"{teacher.model} at {teacher.url}"
+    if not is_on_this_machine(config.model):
+        return f"{found}; its tokens are compared when the policy is here"
+    asyncio.run(teacher.compare_vocabulary(load_tokenizer(config.model)))
+    return f"{found}; its tokens are the policy's"
+
+
+async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
+    """Return the server's model that `trainer.loss.kl.reference` names; None without a server.
+
+    Raises:
+        ConfigError: the server does not answer, has not that model, or reads too few tokens.
+    """
+    kl = config.trainer.loss.kl
+    if not kl.has_served_teacher:
+        return None
+    assert kl.reference is not None
+    address, name = urldefrag(kl.reference)
+    url = address.rstrip("/").removesuffix("/v1")
+    async with ServedTeacher(url=url, model=name)._client() as client:
+        models = (await _read(client, "/v1/models", _Models)).data
+    served = ", ".join(model.id for model in models)
+    chosen = [model for model in models if name in ("", model.id)]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{KEY}={kl.reference!r} names {'no' if name else 'more than one'} model of the "
+            f"server, which has {served}; name one: {address}#{models[0].id}"
+        )
+    longest, needed = chosen[0].max_model_len, config.max_episode_tokens
+    if longest is not None and longest <= needed:
+        raise ConfigError(
+            f"{KEY}={kl.reference!r} reads {longest:,} tokens at most, and needs one more than "
+            f"env.max_episode_tokens={needed:,}; start the server with a larger --max-model-len"
+        )
+    return ServedTeacher(url=url, model=chosen[0].id)
+
+
+async def _read(client: HttpClient, path: str, form: type[Answer], body: Any = None) -> Answer:
+    """Return what the server says before a run. Raises ConfigError."""
+    method = "GET" if body is None else "POST"
+    try:
+        response = await client.request(
+            method, path, timeout_s=ANSWER_LIMIT_S, body=body, max_bytes=MAX_BYTES
+        )
+    except HttpError as error:
+        raise ConfigError(
+            f"{KEY}: no teacher answers at {path}: {error}; expected a vLLM server that is running"
+        ) from error
+    if response.status != 200:
+        advice = f"set {API_KEY}" if response.status in (401, 403) else "expected a vLLM server"
+        raise ConfigError(
+            f"{KEY}: the server answered {response.status} to {path}: "
+            f"{quoted(response.content, MAX_QUOTED)}; {advice}"
+        )
+    try:
+        return form.model_validate(parse_untrusted(response.content))
+    except (ValidationError, ValueError) as error:
+        raise ConfigError(
+            f"{KEY}: the answer to {path} has another form than vLLM's: {quoted(str(error))}"
+        ) from error
