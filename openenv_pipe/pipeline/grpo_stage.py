@@ -92,6 +92,8 @@ class GrpoStage:
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
         self._set_rate()
         self._teacher = await find_served_teacher(self._config)
+        if self._teacher is not None:
+            await self._teacher.compare_vocabulary(components.policy.tokenizer)
         evaluations = self._config.eval.during
         while self._step < self._last_step:
             self.stop_reason = self._why_stopped() or await evaluator.during(self._step)

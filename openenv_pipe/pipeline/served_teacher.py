@@ -78,7 +78,7 @@ class ServedTeacher:
             EngineError: the server rejects a sample, or does not answer.
         """
         slots = asyncio.Semaphore(MAX_CONCURRENT)
-        async with self._client() as client:
+        async with _client(self.url) as client:
 
             async def ask(sample: Sample) -> None:
                 async with slots:
@@ -146,7 +146,7 @@ class ServedTeacher:
         """Raise ConfigError if a token of the policy's is another text for the server."""
         ids = sorted(tokenizer.get_vocab().values())
         parts = [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
-        async with self._client() as client:
+        async with _client(self.url) as client:
             for part in parts:
                 body = {"model": self.model, "tokens": part}
                 theirs = await _read(client, "/detokenize", _Text, body)
@@ -157,9 +157,6 @@ class ServedTeacher:
                         f"{part[0]} to {part[-1]} are other texts there; serve a model of the "
                         "policy's family"
                     )
-
-    def _client(self) -> HttpClient:
-        return HttpClient(self.url, bearer(os.environ.get(API_KEY)))
 
 
 def check_any_teacher(config: RunConfig) -> str:
@@ -191,7 +188,7 @@ async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
     assert kl.reference is not None
     address, name = urldefrag(kl.reference)
     url = address.rstrip("/").removesuffix("/v1")
-    async with ServedTeacher(url=url, model=name)._client() as client:
+    async with _client(url) as client:
         models = (await _read(client, "/v1/models", _Models)).data
     served = ", ".join(model.id for model in models)
     chosen = [model for model in models if name in ("", model.id)]
@@ -207,6 +204,10 @@ async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
             f"env.max_episode_tokens={needed:,}; start the server with a larger --max-model-len"
         )
     return ServedTeacher(url=url, model=chosen[0].id)
+
+
+def _client(url: str) -> HttpClient:
+    return HttpClient(url, bearer(os.environ.get(API_KEY)))
 
 
 async def _read(client: HttpClient, path: str, form: type[Answer], body: Any = None) -> Answer:

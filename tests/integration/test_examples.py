@@ -1,6 +1,7 @@
 """The programs and the notebook of examples/ do what they say."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
-from tests.commands import Command
+from tests.commands import Command, run
 from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,7 @@ LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
     *("evaluate_checkpoint.py", "notebook.ipynb"),
     *("agents", "dictionary_client.py", "game2048_client.py", "langgraph_client.py"),
+    "proposer_solver",
 }
 NOTEBOOK = """
 import sys
@@ -112,6 +115,29 @@ def test_dictionary_client(tmp_path, monkeypatch):
         server.kill()
     metrics = read_metrics(tmp_path / "runs" / "client" / "0001" / "metrics.jsonl")
     assert "reported/lookups" in metrics[-1]
+
+
+def test_proposer_and_solver(tmp_path):
+    """Each is trained on its own reward, and the proposer's follows from the solver's."""
+    shutil.copytree(ROOT / "examples" / "proposer_solver", tmp_path, dirs_exist_ok=True)
+    warm = ("trainer.warm_start.steps=60", "trainer.warm_start.source.num_episodes=100")
+    small = ("trainer.steps=1", "trainer.tasks_per_step=2", "eval.num_tasks=2")
+    code, _, err = run(tmp_path, "train", "conf=proposer_solver", "device=cpu", *warm, *small)
+    assert code == 0, err
+    folder = tmp_path / "runs" / "proposer_solver" / "0001"
+    groups = read_episodes(folder / "episodes/step_000001.jsonl.gz")
+    assert [group.task.labels["player"] for group in groups] == ["proposer", "solver"] * 2
+    games = [
+        pair
+        for proposers, solvers in zip(groups[::2], groups[1::2], strict=True)
+        for pair in zip(proposers.episodes, solvers.episodes, strict=True)
+    ]
+    solved = [(proposer, solver) for proposer, solver in games if len(solver.turns) == 4]
+    assert solved, "no game had a word"
+    for proposer, solver in solved:
+        assert proposer.reward == 1 - abs(2 * solver.reward - 1)
+    assert all(proposer.reward == 0 for proposer, solver in games if not solver.turns)
+    assert 1 <= read_metrics(folder / "metrics.jsonl")[-1]["env/length"] <= 8
 
 
 def test_read_episodes(trained):
