@@ -236,10 +236,7 @@ RULES = (
     IneffectiveKeys(
         keys=("judge",),
         because=("reward.terms",),
-        applies=lambda config: (
-            config.judge.answers
-            and not any(term.asks_judge for term in config.reward.terms.values())
-        ),
+        applies=lambda config: config.judge.answers and not config.reward.judged,
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
     ),
 )

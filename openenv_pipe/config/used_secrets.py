@@ -20,7 +20,7 @@ def restore_used(config: RunConfig, blocks: Collection[str] | None) -> dict[str,
     judges = {
         name: (values["beside"][name] if name else values).pop("judge")
         for name, each in config.environments.items()
-        if not any(term.asks_judge for term in each.reward.terms.values())
+        if not each.reward.judged
     }
     used = {name: value for name, value in values.items() if blocks is None or name in blocks}
     values |= restore_in_config(used)

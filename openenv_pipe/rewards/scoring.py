@@ -32,7 +32,7 @@ class Scorer:
         """
         self._success_reward = success_reward
         self._judge = judge
-        self._judged = [name for name, term in config.terms.items() if term.asks_judge]
+        self._judged = config.judged
         self._opened = opened or {}
         sources = TermSources(judge=judge, opened=self._opened)
         types = block_types("reward.terms")

@@ -58,11 +58,7 @@ RULES = (
     ),
     Rule(
         keys=("reward.terms.*", "judge"),
-        breaks=lambda c: (
-            []
-            if c.judge.answers
-            else [name for name, term in c.reward.terms.items() if term.asks_judge]
-        ),
+        breaks=lambda c: [] if c.judge.answers else c.reward.judged,
         advice="it asks a judge, and there is none; set judge=openai, judge.base_url and "
         "judge.model",
     ),

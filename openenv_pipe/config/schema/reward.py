@@ -72,6 +72,11 @@ class RewardConfig(Block):
         return [name for name, term in self.terms.items() if term.weight]
 
     @property
+    def judged(self) -> list[str]:
+        """The names of the terms that ask the judge."""
+        return [name for name, term in self.terms.items() if term.asks_judge]
+
+    @property
     def standardised(self) -> list[str]:
         """The names of counted terms that are standardised, whose mean over a group is always 0."""
         return [
