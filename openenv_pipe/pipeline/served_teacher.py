@@ -195,7 +195,7 @@ async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
     if len(chosen) != 1:
         raise ConfigError(
             f"{KEY}={kl.reference!r} names {'no' if name else 'more than one'} model of the "
-            f"server, which has {served}; name one: {address}#{models[0].id}"
+            f"server, which has {served}; name one, such as '{KEY}=\"{address}#{models[0].id}\"'"
         )
     longest, needed = chosen[0].max_model_len, config.max_episode_tokens
     if longest is not None and longest <= needed:

@@ -119,7 +119,12 @@ def test_an_answer_about_other_tokens_is_rejected(completion):
 @pytest.mark.parametrize(
     ("models", "status", "name", "expected"),
     [
-        ({"data": [{"id": "a"}, {"id": "b"}]}, 200, "", r"more than one.*a, b; name one: .*#a"),
+        (
+            {"data": [{"id": "a"}, {"id": "b"}]},
+            200,
+            "",
+            r"more than one.*a, b; name one, such as .*#a",
+        ),
         ({"data": [{"id": "a"}]}, 200, "#b", "names no model of the server, which has a"),
         ({"data": [{"id": "a", "max_model_len": 64}]}, 200, "", "larger --max-model-len"),
         ({"data": []}, 200, "", "another form than vLLM's"),
