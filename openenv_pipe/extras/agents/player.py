@@ -119,7 +119,7 @@ class AgentPlayer(Player, ABC):
     async def _conclude(self, rollout: Rollout) -> None:
         """Answer no further call and no further step, and make the episode's turns of them.
 
-        Raises SessionError and Exception.
+        Raises SessionError if the environment's session has failed, else the engine's error.
         """
         calls, steps = rollout.calls, rollout.steps
         await steps.end()

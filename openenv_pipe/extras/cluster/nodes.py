@@ -168,7 +168,8 @@ class PlacedProcess:
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method in the process and return its result.
 
-        Raises WorkerLostError and PipeError.
+        Raises WorkerLostError if the process is gone, else the method's error: one that is not a
+        PipeError as a FailureError.
         """
         try:
             return await getattr(self._actor, method).remote(*arguments)

@@ -168,7 +168,9 @@ class RemoteWorker:
     ) -> Episode:
         """Have an episode played, and return it when it has ended.
 
-        play: an identifier that was not used before. Raises WorkerLostError and PipeError.
+        play: an identifier that was not used before.
+
+        Raises WorkerLostError if the worker is lost before that, else the error that ends the run.
         """
         end = asyncio.get_running_loop().create_future()
         self._plays[play] = _Play(replies=replies, end=end)

@@ -133,7 +133,9 @@ class Judge:
     ) -> Verdict[Value]:
         """Ask until `read` accepts the answer, which it may reject with UnusableAnswerError.
 
-        Raises NoVerdictError, BudgetSpentError, JudgeError and ConfigError.
+        Raises NoVerdictError without such an answer, and ConfigError if the endpoint rejects every
+        request. When the budget is spent, raises BudgetSpentError if the run goes on without the
+        judge (`judge.when_spent=continue`), else JudgeError.
         """
         asked = list(messages)
         bodies: list[dict[str, Any]] = []

@@ -49,10 +49,13 @@ class FailedVerifierError(Exception):
 
 
 class VerifierSource(Protocol):
-    """Where the answers come from."""
+    """Where the answers come from. `reject` and `settle` are those of `Verdicts`."""
 
     async def ask(self, episode: Episode) -> Any:
-        """Return the answer about an episode. Raises FailedVerifierError and ConfigError."""
+        """Return the answer about an episode.
+
+        Raises FailedVerifierError if there is none, and ConfigError if there will be none for any.
+        """
         ...
 
     def reject(self, episode: Episode) -> None: ...

@@ -34,7 +34,7 @@ def run_trials(
 
     A rate at which the updates break the training does not end the search.
 
-    Raises ConfigError, RunFolderError, FailureError and KeyboardInterrupt.
+    Raises as `pipeline.train`, and KeyboardInterrupt after `control.stop`; what is done is saved.
     """
     trials = []
     for number, lr in enumerate(request.trials, start=1):

@@ -81,7 +81,10 @@ class MemoryTransfer(Transfer):
         """Send the learner's current weights.
 
         The work for torch's thread is queued before anything is awaited, so that it is done before
-        the learner's next update. Raises EngineError, ServerGoneError and PipeError.
+        the learner's next update.
+
+        Raises ServerGoneError if the server does not answer, EngineError if it cannot take the
+        weights, and what the learner raises that cannot gather them, such as RankLostError.
         """
         if client not in self._links:
             self._links[client] = self._make_link(client)
