@@ -1,11 +1,4 @@
-"""report.md, a run on one page with plots, and a page of each evaluation.
-
-run_report  the page
-sections    its tables and lists
-costs       where time and tokens went
-eval_page   an evaluation
-plots       learning curves and losses
-"""
+"""`report.md`: a run on one page with plots, and a page of each evaluation."""
 
 from openenv_pipe.registry import Extra
 
