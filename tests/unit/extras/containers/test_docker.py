@@ -303,12 +303,11 @@ def test_a_server_that_cannot_be_started_is_named(tmp_path):
 
 def test_who_connects_too_early_is_sent_away(behind_the_proxy):
     process, path = behind_the_proxy("import time; time.sleep(600)", lasting_port())
-    while not Path(path).exists():
-        assert process.poll() is None
-        time.sleep(0.01)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(LIMIT_S)
-        client.connect(path)
+        while client.connect_ex(path):  # the proxy does not listen yet
+            assert process.poll() is None
+            time.sleep(0.01)
         assert client.recv(1) == b""
 
 
