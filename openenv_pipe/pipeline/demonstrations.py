@@ -14,6 +14,7 @@ from openenv_pipe.environments.tasks import TaskOrder
 from openenv_pipe.pipeline.components import with_scripted_policy
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group, Turn
 
 
@@ -25,6 +26,7 @@ class SourceSetup:
     rollout: RolloutContext
     order: TaskOrder  # of the train split
     notify: Callable[[str], None]  # shows a note
+    count: EpisodeCount  # of the episodes that the source plays
 
 
 async def find_demonstrations(setup: SourceSetup) -> list[Group]:
@@ -53,6 +55,7 @@ def too_long_to_play(turns: Sequence[Turn], config: RunConfig) -> str:
 async def play_scripted(source: ScriptedSourceConfig, setup: SourceSetup) -> list[Group]:
     """Let a scripted policy play tasks of the train split."""
     assert source.policy is not None
+    setup.count.total = source.num_episodes
     return await collect_groups(
         with_scripted_policy(setup.rollout, source.policy),
         setup.order.take(0, source.num_episodes),
@@ -60,4 +63,5 @@ async def play_scripted(source: ScriptedSourceConfig, setup: SourceSetup) -> lis
         temperature=1.0,
         seed=setup.config.seed,
         label="warm start",
+        count=setup.count,
     )

@@ -27,8 +27,13 @@ class GroupSource(Protocol):
 
     version: int  # of the current weights: the step of GRPO that they come from
 
-    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
-        """Return the groups that the warm start imitates. notify: shows a note about them."""
+    async def demonstrations(
+        self, notify: Callable[[str], None], count: EpisodeCount
+    ) -> list[Group]:
+        """Return the groups that the warm start imitates.
+
+        notify: shows a note about them. count: counts the episodes that are played for it.
+        """
 
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         """Return the groups of a step of GRPO. Call it once for each step, in order.
@@ -113,7 +118,9 @@ class PlayedGroups:
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
 
-    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
+    async def demonstrations(
+        self, notify: Callable[[str], None], count: EpisodeCount
+    ) -> list[Group]:
         """See `GroupSource`. With several environments, they are of the first one."""
         return await find_demonstrations(
             SourceSetup(
@@ -121,6 +128,7 @@ class PlayedGroups:
                 rollout=self._rollout.environments[""],
                 order=self._first_order,
                 notify=notify,
+                count=count,
             )
         )
 

@@ -45,7 +45,10 @@ class WarmStartStage:
             await context.components.compute(self._load, checkpoint)
         # A run plays the demonstrations once, and then reads them again.
         if not self._episodes.exists():
-            groups = await context.source.demonstrations(context.metrics_log.note)
+            async with context.metrics_log.long_phase(
+                "collecting the episodes to imitate"
+            ) as count:
+                groups = await context.source.demonstrations(context.metrics_log.note, count)
             await asyncio.to_thread(write_episodes, self._episodes, groups)
         groups = await asyncio.to_thread(read_episodes, self._episodes)
         episodes = [(group.id, episode) for group in groups for episode in group.scored]

@@ -11,7 +11,7 @@ from fakes import made_up_episode, made_up_group, run_config
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
-from openenv_pipe.pipeline import group_sources
+from openenv_pipe.pipeline import demonstrations, group_sources
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER, SourceState
 from openenv_pipe.rollout.metrics import summarise_staleness
@@ -327,3 +327,18 @@ def test_the_files_of_a_checkpoint_keep_their_format(tmp_path):
     (tmp_path / "again").mkdir()
     state.write(tmp_path / "again")
     assert (tmp_path / "again" / "order.json").read_bytes() == written
+
+
+async def test_the_episodes_of_a_warm_start_are_counted(monkeypatch):
+    async def play(rollout, tasks, *, count, **_):
+        count.finished += len(tasks)
+        return []
+
+    policy = {"type": "scripted", "policy": "json:dumps", "num_episodes": 3}
+    rollout, count = Rollout(), EpisodeCount()
+    rollout.config = run_config({"trainer.warm_start.source": policy})
+    monkeypatch.setattr(demonstrations, "collect_groups", play)
+    monkeypatch.setattr(demonstrations, "with_scripted_policy", lambda rollout, policy: rollout)
+    source = PlayedGroups(rollout.config, rollout, None)
+    await source.demonstrations(print, count)
+    assert str(count) == "3 of 3 episodes are finished"

@@ -26,7 +26,9 @@ class RecordedGroups:
         self.version = 0
         self._folder = folder
 
-    async def demonstrations(self, notify: Callable[[str], None]) -> list[Group]:
+    async def demonstrations(
+        self, notify: Callable[[str], None], count: EpisodeCount
+    ) -> list[Group]:
         return await self._read(0)
 
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:

@@ -88,6 +88,7 @@ async def play_policy(source: PolicyConfig, setup: SourceSetup) -> list[Group]:
 
 
 async def _play(source: PlayedTasks, setup: SourceSetup, rollout: RolloutContext) -> list[Group]:
+    setup.count.total = source.num_tasks * source.samples_per_task
     groups = await collect_groups(
         rollout,
         setup.order.take(0, source.num_tasks),
@@ -95,6 +96,7 @@ async def _play(source: PlayedTasks, setup: SourceSetup, rollout: RolloutContext
         temperature=source.temperature,
         seed=setup.config.seed,
         label=source.type,
+        count=setup.count,
     )
     return await asyncio.to_thread(_chosen, groups, source, setup)
 
