@@ -40,7 +40,7 @@ VARIABLES = {
     **dict.fromkeys(("OPENAI_API_KEY", "JUDGE_MODEL", "MY_TOKEN"), "a-value"),
     "JUDGE_BASE_URL": "http://127.0.0.1:8000/v1",
 }
-AGENTS = "examples/agents"
+FOLDER = re.compile(r"cd (examples/\w+)")
 
 
 def in_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
@@ -50,7 +50,8 @@ def in_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
             if match := START.search(part):
                 words = shlex.split(match[1], comments=True)
                 end = next((index for index, word in enumerate(words) if word in ENDS), None)
-                yield AGENTS if f"cd {AGENTS}" in line else None, words[:end]
+                folder = FOLDER.search(line)
+                yield folder and folder[1], words[:end]
 
 
 def commands(command: Any = COMMAND) -> Iterator[Any]:

@@ -37,7 +37,7 @@ def probe_learning(words: Sequence[str], *, minutes: float, notify: Callable[[st
         except PipeError as error:
             return failed(LEARNING, error)
         num_steps = sum(row.get("stage") == "grpo" for row in run.metrics)
-    return learning_line(run.evals, composed.config.eval, num_steps=num_steps)
+        return learning_line(run.evals, composed.config.eval, num_steps=num_steps)
 
 
 def tiny_experiment(words: Sequence[str]) -> Composed:
