@@ -105,12 +105,14 @@ class LiveProgress:
     def _line(self) -> str:
         """Return the text beside the bar: what is done now, and the numbers that fit.
 
-        The bar of a phase follows its episodes.
+        The bar of a phase follows its episodes; without any, it has no end.
         """
         phases, pace = list(self._phases), self._pace  # Another thread may end them meanwhile.
         if phases:
             text, started_s, count = phases[-1]
-            self._live.update(self._phase_bar, completed=count.finished, total=count.total or None)
+            # Not by `update`, for which None is no change: the last phase's total would stay.
+            bar = self._live.tasks[self._phase_bar]
+            bar.completed, bar.total = count.finished, count.total or None
             counted = f" · {count.finished}/{count.total} episodes" if count.total else ""
             return f"{text}{counted} · {clock(time.monotonic() - started_s)}"
         if pace is None:

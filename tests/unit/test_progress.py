@@ -127,6 +127,9 @@ async def test_a_terminal_shows_the_episodes_of_a_phase_as_a_bar():
         bar = live._live.tasks[live._phase_bar]
         assert (bar.completed, bar.total) == (48, 64)
         live.remind("still evaluating start")
+    with live.phase("writing the report"):
+        live._live.refresh()
+        assert (bar.completed, bar.total) == (0, None), "no episodes are played"
     live.close()
     assert "evaluating start · 48/64 episodes · 0:0" in shown
     assert "still" not in terminal.getvalue()
