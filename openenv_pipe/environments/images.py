@@ -77,6 +77,7 @@ def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) 
 
 
 def find_references(value: Any) -> list[Mapping[str, Any]]:
+    """Return the references to images in a value, in order."""
     found: list[Mapping[str, Any]] = []
     replace_references(value, found.append)
     return found

@@ -33,6 +33,7 @@ def count_flops(model: Any) -> FlopCount:
 
 
 def _attention_width(config: Any) -> int:
+    """Return the width of the queries of one layer."""
     num_heads: int = getattr(config, "num_attention_heads", 0)  # Mamba has no attention.
     head_size: int = getattr(config, "head_dim", None) or config.hidden_size // max(num_heads, 1)
     return num_heads * head_size

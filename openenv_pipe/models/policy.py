@@ -207,6 +207,7 @@ class Policy:
 
     @property
     def precision(self) -> torch.dtype:
+        """The precision of matrix products."""
         weights = next(self.model.parameters()).dtype
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 

@@ -340,6 +340,7 @@ def _variables(config: RunConfig) -> str:
 
 
 def _of_each(check: Requirement) -> Requirement:
+    """Return the requirement of every environment of a run."""
 
     def checked(config: RunConfig) -> str:
         found = [check(config)]

@@ -99,6 +99,7 @@ def can_resume(run: Path, record: RunRecord, status: str) -> bool:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of a run folder, the oldest first."""
     found = (path for path in (folder / "checkpoints").glob("*_*") if NAME.fullmatch(path.name))
     whole = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(whole, key=lambda path: StageStep.of(path).order)

@@ -244,6 +244,7 @@ class RunFolder:
         )
 
     def checkpoints(self) -> list[Path]:
+        """List all complete checkpoints, the oldest first."""
         return all_checkpoints(self.path)
 
     @contextmanager

@@ -73,6 +73,7 @@ def secret_forms() -> dict[str, str]:
 
 
 def environment_secrets() -> dict[str, str]:
+    """Map values to names of the secrets in the environment."""
     return named_secrets(
         (name, text) for name, text in os.environ.items() if is_secret_name(name) or "://" in text
     )
@@ -91,6 +92,7 @@ def named_secrets(named: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def url_secrets(text: str) -> Iterator[tuple[str, str]]:
+    """Yield names and values of the secrets in the URLs of a text."""
     for match in URL_CREDENTIALS.finditer(text):
         yield "url_credentials", match["credentials"]
         yield "url_password", match["secret"]

@@ -52,6 +52,8 @@ class Queries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
+    """Rows of similar length, padded to S slots."""
+
     places: torch.Tensor  # [R * S] int64: the token of the packed row; arbitrary for padding
     num_rows: int
     used_slots: torch.Tensor  # [U] int64 into R * S: those without padding
