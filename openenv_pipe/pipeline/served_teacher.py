@@ -26,9 +26,9 @@ from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.types import Sample
 
 API_KEY = "TEACHER_API_KEY"  # the variable with the server's key, if it needs one
-TIMEOUT_S = 300.0  # of one request, which may wait for others in the server's queue
+TIMEOUT_S = 120.0  # of one request, which may wait for others in the server's queue
 ANSWER_LIMIT_S = 10.0  # of what is asked before a run
-MAX_RETRIES = 4
+MAX_RETRIES = 2
 MAX_CONCURRENT = 32
 MAX_BYTES = 256 * 2**20  # of an answer
 IDS_AT_ONCE = 2048  # whose text is compared
@@ -114,7 +114,8 @@ class ServedTeacher:
             if response.status != 200:
                 raise EngineError(
                     f"the teacher at {self.url} answered {response.status} to a sample of "
-                    f"{len(token_ids):,} tokens: {quoted(response.content, MAX_QUOTED)}"
+                    f"{len(token_ids):,} tokens: {quoted(response.content, MAX_QUOTED)}; see its "
+                    f"log, and {API_KEY} if it is the key"
                 )
             return parse_untrusted(response.content)
 
@@ -131,7 +132,7 @@ class ServedTeacher:
         except PassingError as why:
             raise EngineError(
                 f"the teacher at {self.url} gave no answer in {MAX_RETRIES + 1} tries, the last "
-                f"time: {why}"
+                f"time: {why}; see whether it still runs, then resume the run"
             ) from why
         except (ValueError, KeyError, TypeError) as error:
             raise EngineError(

@@ -91,7 +91,7 @@ class UserOrder:
                 raise TypeError("it is not a dict")
             json.dumps(state)
             if not _has_text_keys(state):
-                raise TypeError("a key in it is no text, and a resumed run would get it as text")
+                raise TypeError("a key in it is not a string, but a resumed run would get one")
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._code.name}: state returned {shown(state)}; expected a dict that JSON can "
