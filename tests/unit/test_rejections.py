@@ -64,9 +64,12 @@ def order(name: str) -> str:
 
 
 # The line of `check` that fails, what it says, and the overrides that are rejected. None of them
-# needs a server, so `train` leaves no run folder. One stands for all rules of test_rules.py.
+# needs a server, so `train` leaves no run folder. The first one stands for all of test_rules.py.
 REJECTED = [
-    ("settings", "engine=scripted", ["engine=scripted", "engine.policy=a.b:c"]),
+    (
+        *("settings", "2 problems in the configuration:\n  - engine=scripted"),
+        ["engine=scripted", "engine.policy=a.b:c", "model.dtype=bfloat16"],
+    ),
     ("run folder", "name=", [f"name={'n' * 300}"]),
     ("run folder", "runs_dir='a_file'", ["runs_dir=a_file"]),
     ("run folder", "runs_dir='/proc/runs'", ["runs_dir=/proc/runs"]),

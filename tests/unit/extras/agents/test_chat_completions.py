@@ -2,9 +2,22 @@
 
 import pytest
 
-from openenv_pipe.extras.agents.http.chat_completions import read_request
+from openenv_pipe.extras.agents.http.chat_completions import InvalidRequestError, read_request
 
 HELLO = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        (5, "tool_calls is 5; expected a list"),
+        ([5], "no function with a name"),
+        ([{"function": {"arguments": "{}"}}], "no function with a name"),
+    ],
+)
+def test_calls_that_are_none_are_rejected_by_name(calls, why):
+    with pytest.raises(InvalidRequestError, match=why):
+        read_request({"messages": [{"role": "assistant", "tool_calls": calls}]})
 
 
 @pytest.mark.parametrize("tools", [[], None, [5], [{"type": "function"}]])
