@@ -11,7 +11,7 @@ from random import Random
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
-from openenv_pipe.runs.eval_report import summarise
+from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
@@ -81,6 +81,16 @@ def episode(random: Random, index: int, member: int, success: bool, num_turns: i
     )
 
 
+def eval_episodes(num_tasks: int = 4, samples: int = 2, success: bool = True) -> list[Episode]:
+    """Return episodes of an evaluation, all of them with this success, in no order of tasks."""
+    random = Random(0)
+    return [
+        episode(random, index, member, success)
+        for member in range(samples)
+        for index in reversed(range(num_tasks))
+    ]
+
+
 def groups(num_groups: int = 2, size: int = 3, seed: int = 0, num_turns: int = 3) -> list[Group]:
     random = Random(seed)
     made = []
@@ -137,11 +147,19 @@ def evaluation(
     return Evaluation(report=report, groups=played)
 
 
+def save(
+    folder: RunFolder, label: str, episodes: Sequence[Episode], step: int | None = 0
+) -> tuple[Path, EvalReport]:
+    """Save the evaluation of these episodes; return its path and its report."""
+    made = evaluation(folder, label, episodes, step)
+    return save_evaluation(folder.path, made), made.report
+
+
 def evaluate(folder: RunFolder, label: str, success_rate: float, step: int | None = 0) -> None:
     """Save a report over ten tasks, of which a share succeeds."""
     random = Random(0)
     played = [episode(random, i, 0, success=i < 10 * success_rate) for i in range(10)]
-    save_evaluation(folder.path, evaluation(folder, label, played, step))
+    save(folder, label, played, step)
 
 
 def sweep(runs_dir: Path, successes: Mapping[float, float], stamp: str = "2026") -> None:

@@ -21,6 +21,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.rollout.metrics import (
     count_unlike_prompts,
     summarise_groups,
+    summarise_signal,
     summarise_skipped,
 )
 from openenv_pipe.types import IMAGE_IDS, Group
@@ -128,3 +129,15 @@ def test_an_episode_without_a_turn_is_compared_with_nothing():
     empty.turns = []
     group = Group(id="0", task=empty.task, episodes=[empty, full])
     assert count_unlike_prompts([group], str) == 0
+
+
+def test_what_a_signal_costs_is_counted_per_episode_and_per_token():
+    summary = {"episodes/count": 16, "tokens/sampled": 4000}
+    assert summarise_signal(3, 4, summary) == {
+        "groups/trained": 3,
+        "groups/skipped": 1,
+        "signal/per_episode": 3 / 16,
+        "signal/per_1000_tokens": 0.75,
+    }
+    nothing = {"episodes/count": 0, "tokens/sampled": 0}
+    assert summarise_signal(0, 0, nothing) == {"groups/trained": 0, "groups/skipped": 0}

@@ -1,8 +1,8 @@
-"""Evaluation reports, report.md with its plots, and the table of runs."""
+"""report.md with its plots, and the page of an evaluation."""
 
 import math
 import subprocess
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -11,31 +11,23 @@ import numpy
 import pytest
 import run_samples
 from rich.console import Console
+from run_samples import eval_episodes, save
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import FailureError, RunFolderError, UserError
 from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.extras.report.run_report import write_report
 from openenv_pipe.extras.report.sections import signal_text
 from openenv_pipe.reports.runs_table import list_runs, runs_table
-from openenv_pipe.reports.unscored import METRIC, UnscoredWatch
-from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
-from openenv_pipe.rollout.metrics import summarise_signal
+from openenv_pipe.reports.unscored import METRIC
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import (
-    read_during,
     read_report,
-    read_reports,
-    read_stages,
     save_evaluation,
 )
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.record import Lineage
-from openenv_pipe.runs.transcript import transcript
-from openenv_pipe.system.untrusted_text import code_block
-from openenv_pipe.types import Status, Step
+from openenv_pipe.types import Status
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -43,97 +35,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture
 def folder(tmp_path):
     return run_samples.create(tmp_path)
-
-
-def _played(num_tasks=4, samples=2, success=True):
-    random = Random(0)
-    return [
-        run_samples.episode(random, index, member, success)
-        for member in range(samples)
-        for index in reversed(range(num_tasks))
-    ]
-
-
-def _summary(folder, label, episodes):
-    return run_samples.evaluation(folder, label, episodes).report
-
-
-def _steps(*shares):
-    return [
-        {"stage": "grpo", "step": step, "replies/unusable": share}
-        for step, share in enumerate(shares, start=1)
-    ]
-
-
-def test_a_model_that_learns_not_to_act_is_warned_of_once():
-    text = unusable_warning(_steps(0.65, 0.7, 1.0, 1.0), limit=0.9)
-    assert text.startswith("100% of the replies of step 3 are unusable, after 65% before")
-    assert "reward=usable" in text
-    assert unusable_warning(_steps(1.0, 1.0, 0.95), limit=0.9) is None, "it has never acted"
-    assert unusable_warning(_steps(1.0, 0.2, 0.1), limit=0.9) is None, "it has learned to act"
-    assert unusable_warning(_steps(1.0, 0.2, 0.95), limit=0.9) is not None, "it has unlearned it"
-    assert unusable_warning([{"stage": "warm_start", "step": 1}], limit=0.9) is None
-    watch = UnusableWatch(0.9)
-    assert [watch.warning(each) is None for each in _steps(0.5, 1.0, 1.0)] == [True, False, True]
-
-
-def test_a_server_on_which_every_action_raises_is_warned_of_once():
-    """A model whose actions raise looks as bad as one that writes no action."""
-    groups = run_samples.groups(num_groups=2)
-    turns = [turn for group in groups for each in group.episodes for turn in each.turns]
-    for turn in turns:
-        turn.steps, turn.unusable = [], "the reply does not match"
-    watch, record = UnusableWatch(0.9), {"stage": "grpo", "step": 4}
-    assert watch.exceptions(record, groups) is None, "no action reached the server"
-    for turn in turns[1:3]:
-        turn.unusable = "EXECUTION_ERROR: no attribute"
-    turns[0].steps = [Step(action={"text": "a"}, observation={})]
-    assert watch.exceptions(record, groups) is None, "one was accepted"
-    turns[0].steps = []
-    warning = watch.exceptions(record, groups)
-    assert warning.startswith("all 2 actions of step 4 that reached the environment raised there")
-    assert "no attribute" in warning
-    assert watch.exceptions(record, groups) is None
-
-
-def _judged(*failed):
-    return [
-        {"stage": "grpo", "step": step, "episodes/count": 9, "episodes/failed": 1, METRIC: number}
-        for step, number in enumerate(failed, start=1)
-    ]
-
-
-def test_a_step_without_any_reward_is_warned_of_once():
-    group = run_samples.groups(num_groups=1)[0]
-    group.episodes[1].unscored = "term 'ruler': the judge is\nsilent"
-    watch = UnscoredWatch(9)
-    warnings = [watch.warning(each, [group]) for each in _judged(0, 7, 8, 8)]
-    assert warnings[:2] == [None, None] and warnings[3] is None
-    assert warnings[2].startswith("no episode of step 3 has a reward, so nothing was learned")
-    assert "the judge is" in warnings[2]
-    assert "a verifier" in UnscoredWatch(9).warning(*_judged(8))
-    assert UnscoredWatch(9).warning({**_judged(8)[0], "stage": "warm_start"}) is None
-    none_played = {**_judged(0)[0], "episodes/failed": 9}
-    assert UnscoredWatch(9).warning(none_played) is None
-
-
-@pytest.mark.parametrize(
-    ("failed", "num_steps", "ends"),
-    [
-        ((8, 8, 8), 100, True),
-        ((8, 8, 7, 8, 8), 100, False),
-        ((8, 8), 2, True),
-        ((0, 0, 8), 3, False),
-        ((), 0, False),
-    ],
-)
-def test_steps_without_any_reward_end_the_run(failed, num_steps, ends):
-    watch = UnscoredWatch(num_steps)
-    for each in _judged(*failed):
-        watch.warning(each)
-    watch.warning({"stage": "warm_start", "step": 1})
-    with pytest.raises(FailureError, match="no episode of the last") if ends else nullcontext():
-        watch.check([])
 
 
 def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
@@ -163,26 +64,14 @@ def test_the_report_says_how_many_episodes_have_no_reward(folder):
         episode.unscored = silent
     write_episodes(episodes_path(folder.path, 2), groups)
     with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for record in _judged(0, 8)[1:]:
-            metrics.append(record)
+        counts = {"episodes/count": 9, "episodes/failed": 1, METRIC: 8}
+        metrics.append({"stage": "grpo", "step": 2, **counts})
     save_evaluation(folder.path, run_samples.evaluation(folder, "trained", played, step=2))
     text = write_report(folder).read_text()
     assert "8 of 8 in training, 8 of 8 in the evaluation `trained`, because a judge" in text
     assert "One of the reasons: term 'ruler'" in text and "<b>" not in text
     assert "No task has a scored episode in both evaluations: there is nothing to compare." in text
     assert "8 episodes have no reward" in (folder.path / "eval/trained.md").read_text()
-
-
-def test_what_a_signal_costs_is_counted_per_episode_and_per_token():
-    summary = {"episodes/count": 16, "tokens/sampled": 4000}
-    assert summarise_signal(3, 4, summary) == {
-        "groups/trained": 3,
-        "groups/skipped": 1,
-        "signal/per_episode": 3 / 16,
-        "signal/per_1000_tokens": 0.75,
-    }
-    nothing = {"episodes/count": 0, "tokens/sampled": 0}
-    assert summarise_signal(0, 0, nothing) == {"groups/trained": 0, "groups/skipped": 0}
 
 
 def test_the_report_says_what_a_signal_costs():
@@ -201,76 +90,14 @@ def test_the_report_says_what_a_signal_costs():
     )
 
 
-def test_failed_episodes_are_counted_and_not_scored(folder):
-    episodes = _played()
-    episodes[0].status = Status.ERROR
-    report = _summary(folder, "start", episodes)
-    assert (report.num_tasks, report.num_failed) == (4, 1)
-    assert report.statuses == {"done": 7, "error": 1}
-    assert report.success.mean == 1.0
-    assert [task.task for task in report.tasks] == ["eval/0", "eval/1", "eval/2", "eval/3"]
-    assert [len(task.rewards) for task in report.tasks] == [2, 2, 2, 1]
-
-
-def test_a_report_of_failed_episodes_only_has_no_numbers(folder):
-    episodes = _played()
-    for episode in episodes:
-        episode.status = Status.ERROR
-    report = _summary(folder, "start", episodes)
-    assert report.success is None and report.num_failed == 8
-    assert compare_reports(report, report, folder.config_to_run().eval, 0).success is None
-
-
-def test_reports_are_compared_task_by_task(folder):
-    before = _summary(folder, "start", _played(success=False))
-    after = _summary(folder, "trained", _played(num_tasks=3))
-    change = compare_reports(before, after, folder.config_to_run().eval, 0)
-    assert change.num_tasks == 3
-    assert (change.success.mean, change.turns.mean) == (1.0, 0.0)
-
-
-def test_reports_of_different_tasks_cannot_be_compared(folder):
-    before = _summary(folder, "start", _played())
-    moved = before.model_copy(
-        update={"tasks": [t.model_copy(update={"task_seed": 0}) for t in before.tasks]}
-    )
-    with pytest.raises(UserError, match="no task in common"):
-        compare_reports(before, moved, folder.config_to_run().eval, 0)
-
-
-def _save(folder, label, episodes, step=0):
-    evaluation = run_samples.evaluation(folder, label, episodes, step)
-    return save_evaluation(folder.path, evaluation), evaluation.report
-
-
-def test_saved_reports_come_back_and_none_is_overwritten(folder):
-    path, first = _save(folder, "trained", _played())
-    assert _save(folder, "trained", _played()) == (path, first)
-    path, second = _save(folder, "trained", _played(success=False), step=40)
-    assert path.name == "trained_2.json"
-    for label in ("baseline_random", "step_000010", "start_greedy", "start"):
-        _save(folder, label, _played())
-    reports = read_reports(folder.path)
-    stages, others = ["start", "start_greedy", "trained", "trained_2"], ["step_000010"]
-    assert list(reports) == [*stages, *others, "baseline_random"]
-    assert (reports["trained"], reports["trained_2"]) == (first, second)
-    assert read_stages(folder.path) == {"start": reports["start"], "trained": second}
-
-
-def test_reports_during_training_are_a_series_of_their_own(folder):
-    for step in (20, 10):
-        _save(folder, f"during_{step:06d}", _played(), step)
-    _, again = _save(folder, "during_000010", _played(success=False), 10)
-    assert [report.step for report in read_during(folder.path)] == [10, 20]
-    assert read_during(folder.path)[0] == again
-    assert read_reports(folder.path) == {}
-
-
 def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
-    episodes = [*_played(num_tasks=3, samples=1), *_played(num_tasks=1, success=False)]
+    episodes = [
+        *eval_episodes(num_tasks=3, samples=1),
+        *eval_episodes(num_tasks=1, success=False),
+    ]
     episodes[-1].status, episodes[-1].error = Status.ERROR, "SessionClosedError: gone"
     episodes[0].reward = 9.0
-    path, report = _save(folder, "trained", episodes)
+    path, report = save(folder, "trained", episodes)
     groups = read_episodes(path.with_suffix(".jsonl.gz"))
     assert [len(group.episodes) for group in groups] == [1] * 5
     page = path.with_suffix(".md").read_text()
@@ -281,13 +108,13 @@ def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
 
 
 def test_an_evaluation_has_a_table_for_each_column_of_labels(folder):
-    episodes = _played()
+    episodes = eval_episodes()
     for episode in episodes:
         episode.success = episode.task.index < 2
         tier = "10" if episode.task.index % 2 else "9"
         labels = {"tier": tier} | ({"topic": "sums | <b>"} if episode.task.index == 3 else {})
         episode.task = replace(episode.task, labels=labels)
-    path, report = _save(folder, "trained", episodes)
+    path, report = save(folder, "trained", episodes)
     found = report.by_label["tier"]
     assert {label: (each.num_tasks, each.success.mean) for label, each in found.items()} == {
         "9": (2, 0.5),
@@ -300,39 +127,6 @@ def test_an_evaluation_has_a_table_for_each_column_of_labels(folder):
     assert "<b>" not in page
     groups = read_episodes(path.with_suffix(".jsonl.gz"))
     assert {group.task.labels["tier"] for group in groups} == {"9", "10"}
-
-
-def test_samples_of_a_task_give_pass_at_k(folder):
-    """By hand: for a task solved in 1 of 4 samples, pass@2 is 1 - C(3,2)/C(4,2) = 1/2."""
-    random = Random(0)
-    episodes = [
-        run_samples.episode(random, index, member, success=(index, member) == (0, 1))
-        for index in range(2)
-        for member in range(4)
-    ]
-    report = _summary(folder, "trained", episodes)
-    assert {k: found.mean for k, found in report.pass_at.items()} == {2: 0.25, 4: 0.5}
-    episodes[0].status = Status.ERROR  # leaves three samples of the first task
-    assert _summary(folder, "trained", episodes).pass_at[4].mean == 0.0
-
-
-def test_tasks_reset_with_other_keywords_are_not_the_same(folder):
-    there = _played()
-    for episode in there:
-        episode.task = replace(episode.task, reset={"words": "others"})
-    with pytest.raises(UserError, match="no task in common"):
-        compare_reports(
-            _summary(folder, "start", _played()),
-            _summary(folder, "trained", there),
-            folder.config_to_run().eval,
-            0,
-        )
-
-
-def test_a_damaged_report_is_a_user_error(folder):
-    (folder.path / "eval" / "start.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="not an eval report"):
-        read_report(folder.path / "eval" / "start.json")
 
 
 def test_the_report_of_a_finished_run_says_what_training_changed(folder):
@@ -430,7 +224,8 @@ def test_nothing_to_draw_is_no_image(tmp_path):
 def test_evaluations_without_a_reward_are_drawn_without_a_legend(folder, tmp_path):
     """As after a judge that has failed; a legend of nothing would raise a warning."""
     nothing = {"reward": None, "success": None}
-    report = _summary(folder, "start", _played()).model_copy(update=nothing)
+    evaluation = run_samples.evaluation(folder, "start", eval_episodes())
+    report = evaluation.report.model_copy(update=nothing)
     assert draw_learning_curves(tmp_path / "a.png", [], [report], 3)
 
 
@@ -440,57 +235,6 @@ def test_smoothing_keeps_lines_and_means():
     assert smooth(numpy.full(7, 3.0), 3) == pytest.approx(3.0)
     assert smooth(numpy.array([1.0, 4.0]), 3) == pytest.approx(2.5)
     assert not math.isnan(smooth(line, 19).sum())
-
-
-def test_a_transcript_cuts_long_replies_and_survives_backticks():
-    episode = run_samples.episode(Random(0), 0, 0, True, num_turns=2)
-    episode.turns[0].reply = "a" * 5000
-    episode.turns[1].reply, episode.turns[1].unusable = "```rm```\x1b[2J\ud800", "no guess"
-    text = transcript(episode)
-    assert "```rm```\\u001b[2J\\ud800" in text
-    assert len(text) < 1500 and "4400 characters" in text and "unusable: no guess" in text
-    assert code_block(text).startswith("````text\n") and code_block(text).endswith("\n````")
-
-
-def test_the_list_says_of_what_a_reward_is_and_cuts_a_long_cause(tmp_path):
-    trained = run_samples.create(tmp_path)
-    run_samples.train(trained)
-    trained.finish("failed", cause="why " * 50)
-    measured = run_samples.create(tmp_path, purpose="evaluation")
-    run_samples.evaluate(measured, "start", 0.2)
-    reward = read_reports(measured.path)["start"].reward.mean
-    console = Console(file=StringIO(), width=300)
-    console.print(runs_table(list_runs([tmp_path])))
-    titles, first, second = console.file.getvalue().splitlines()
-    assert "reward (last step)" in titles
-    assert f" {run_samples.record(2)['reward/mean']:.3f} " in first
-    assert f" eval {reward:.3f}" in second
-    assert first.count("why") == 20 and first.rstrip().endswith("…")
-
-
-def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
-    done = run_samples.create(tmp_path)
-    run_samples.train(done)
-    run_samples.evaluate(done, "start", 0.2)
-    run_samples.evaluate(done, "trained", 0.6)
-    done.finish("finished")
-    run_samples.create(tmp_path)
-    for number, name in enumerate(("run.json", "config.json", "metrics.jsonl"), start=3):
-        broken = run_samples.create(tmp_path)
-        (broken.path / name).write_text("[]\n")
-        assert broken.record.id == f"smoke/000{number}"
-    (tmp_path / "smoke" / "0009").mkdir()
-    (tmp_path / "notes").mkdir()
-    rows = list_runs([tmp_path])
-    assert [row.status for row in rows] == ["finished", "running"] + ["unreadable"] * 4
-    first = rows[0]
-    assert (first.id, first.step, first.num_steps) == ("smoke/0001", 2, 2)
-    assert first.success == "20% → 60%"
-    assert first.reward == pytest.approx(run_samples.record(2)["reward/mean"])
-    console = Console(file=StringIO(), width=120)
-    console.print(runs_table(rows))
-    shown = console.file.getvalue()
-    assert "20% → 60%" in shown and "smoke/0009" in shown
 
 
 def test_the_keys_that_an_attempt_changed_are_in_the_report(tmp_path):
@@ -520,16 +264,6 @@ def test_a_fork_is_called_one_in_its_report_and_in_the_list(tmp_path):
     console = Console(file=StringIO(), width=120)
     console.print(runs_table(list_runs([tmp_path])))
     assert "fork of larger/0001@step_000004" in console.file.getvalue()
-
-
-def test_an_evaluation_without_training_has_its_success_and_no_steps(tmp_path):
-    run_samples.evaluate(run_samples.create(tmp_path, purpose="evaluation"), "scripted", 0.6)
-    (row,) = list_runs([tmp_path])
-    assert (row.num_steps, row.success) == (None, "60%") and row.reward is not None
-
-
-def test_a_folder_without_runs_lists_none(tmp_path):
-    assert list_runs([tmp_path / "missing"]) == []
 
 
 def test_evaluations_on_other_tasks_do_not_stop_the_report(folder):
