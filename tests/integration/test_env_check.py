@@ -21,7 +21,7 @@ NUM_EPISODES = 150
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path, monkeypatch):
     """Assert that no temporary file and no process is left; the speed is measured only briefly."""
-    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "SPEED_LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield

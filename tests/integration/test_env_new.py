@@ -34,7 +34,7 @@ def test_a_second_one_of_the_same_name_is_rejected(folder):
 
 def test_it_passes_its_own_check(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "SPEED_LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lines = probe_environment(
         find_target(NAME, []), policy=None, num_episodes=100, notify=lambda _: None

@@ -69,7 +69,7 @@ def test_five_lines_train_on_a_file_and_the_model_never_sees_an_answer(folder):
     ],
 )
 def test_env_check_finds_a_function_that_scores_wrongly(folder, monkeypatch, score, own, wrong):
-    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "SPEED_LIMIT_S", 0.2)
     found = find_target("conf=sums", [f"env.variables.QUESTIONS_SCORE={score}"])
     lines = probe_environment(found, policy=None, num_episodes=20, notify=lambda _: None)
     results = {line.name: line for line in lines}

@@ -44,7 +44,7 @@ def test_inspect_warns_and_writes_a_penalty(inspection):
 
 
 def test_check_compares_never_acting_with_acting(folder, inspection, monkeypatch):
-    monkeypatch.setattr(sessions, "LIMIT_S", 0.2)
+    monkeypatch.setattr(sessions, "SPEED_LIMIT_S", 0.2)
     monkeypatch.chdir(folder)
     target = find_target("conf=auction", ["reward.terms.unusable.weight=0"])
     lines = probe_environment(target, policy=None, num_episodes=20, notify=lambda _: None)

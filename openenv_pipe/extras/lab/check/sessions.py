@@ -24,8 +24,8 @@ NOISE_BYTES = 2 * 2**20  # growth that allocators alone can cause
 LONG_RUN = 100_000  # episodes over which a slope is extrapolated
 GIB, MIB = 2**30, 2**20
 Sample = tuple[int, int]  # episodes played, bytes of memory
-NUM_SESSIONS = (1, 8, 64)
-LIMIT_S = 2.0  # for each, plus the time that running episodes need to end
+SPEED_SESSIONS = (1, 8, 64)
+SPEED_LIMIT_S = 2.0  # for each, plus the time that running episodes need to end
 PERCENTILES = (50, 95, 99)
 MAX_SESSIONS = 64
 
@@ -91,7 +91,7 @@ def growth_line(samples: Sequence[Sample]) -> Line:
 
 
 async def probe_speed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    for num_sessions in NUM_SESSIONS:
+    for num_sessions in SPEED_SESSIONS:
         if num_sessions <= subject.num_sessions:
             yield await _measure(subject, num_sessions)
 
@@ -103,7 +103,7 @@ async def _measure(subject: EnvironmentUnderTest, num_sessions: int) -> Line:
         plays.append(await subject.play(session, number, subject.best))
 
     duration_s = await subject.spread(
-        itertools.count(), do, num_sessions=num_sessions, limit_s=LIMIT_S
+        itertools.count(), do, num_sessions=num_sessions, limit_s=SPEED_LIMIT_S
     )
     steps_s = [duration for play in plays for duration in play.durations_s[1:]]
     resets_s = [play.durations_s[0] for play in plays]
