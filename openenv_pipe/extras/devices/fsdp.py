@@ -65,6 +65,7 @@ def as_shard_of(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor whose ranks hold shards. A collective."""
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
@@ -108,6 +109,7 @@ class ShardedPolicy(Policy):
     samplers = Policy.samplers[1:]  # the fast forward pass copies whole weights
 
     def __init__(self, root: Any, ranks: ConnectedRanks, chat: ChatFormat, **options: Any) -> None:
+        """root: from `shard`, with values. options: those of `Policy`. A collective."""
         self._root = root
         self._ranks = ranks
         self._is_gathered = False
@@ -141,6 +143,7 @@ class ShardedPolicy(Policy):
     def predicted_logprobs(
         self, batch: Batch, temperature: float, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do as `Policy.predicted_logprobs`. A collective: each rank has a batch of its own."""
         return self._gathered(partial(super().predicted_logprobs, batch, temperature, **options))
 
     def _gathered(self, function: Callable[[], Result]) -> Result:
@@ -201,6 +204,7 @@ class ShardedPolicy(Policy):
         }
 
     def whole_adapter(self) -> dict[str, torch.Tensor]:
+        """Gather the adapter, which is small. A collective."""
         return {name: gather(values.detach()) for name, values in self.trained_parameters()}
 
     @torch.no_grad()

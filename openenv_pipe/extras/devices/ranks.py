@@ -127,6 +127,7 @@ class ConnectedRanks(Ranks):
         return values
 
     def broadcast(self, values: torch.Tensor) -> None:
+        """Overwrite every rank's tensor with rank 0's."""
         dist.broadcast(values, src=0)
 
 

@@ -68,6 +68,7 @@ class Plan:
 
     @property
     def num_sampled(self) -> int:
+        """Tokens that a step samples."""
         return num_episodes(self.config) * reply_tokens(self.config)
 
     @property
@@ -214,6 +215,7 @@ def _served_bytes(config: RunConfig, shape: Shape) -> int:
 
 
 def _cache_bytes(config: RunConfig, shape: Shape) -> int:
+    """Return the bytes that a server caches for a token."""
     assert isinstance(config.engine, VllmEngineConfig)
     dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
     return 2 * shape.cache_width * shape.num_layers * BYTES[dtype]
@@ -250,6 +252,7 @@ def _servers(
 
 
 def length(config: RunConfig) -> int:
+    """Return the tokens of the longest episode."""
     return config.max_episode_tokens
 
 

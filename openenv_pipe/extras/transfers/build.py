@@ -29,11 +29,16 @@ REASON_LIMIT_S = 10.0  # for a server to fail too, or to say why the learner's e
 
 
 class MemoryTransfer(Transfer):
-    """All weights, over a link to each server, so that the death of one does not affect others."""
+    """All weights, over a link to each server, so that the death of one does not affect others.
+
+    The learner holds only the current weights, which change during an update. A server that is
+    restarted meanwhile therefore waits until the next version is published.
+    """
 
     def __init__(
         self, weights: PolicyWeights, executor: Executor, make_link: Callable[[VllmClient], Link]
     ) -> None:
+        """executor: torch's thread."""
         self._weights = weights
         self._executor = executor
         self._make_link = make_link

@@ -109,6 +109,7 @@ async def ensure_image(
 
 
 def find_image(client: docker.DockerClient, name: str) -> Image | None:
+    """Return the image of this name, if the daemon has it. Blocks."""
     try:
         image = client.images.get(name)
     except ImageNotFound:

@@ -41,6 +41,8 @@ MAX_STEP = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeFilter:
+    """Which episodes are asked for. None: no condition."""
+
     source: str | None = None  # TRAIN, or eval/<label>
     first_step: int | None = None
     last_step: int | None = None
