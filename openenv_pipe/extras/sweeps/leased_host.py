@@ -75,7 +75,13 @@ class ServerSet:
 
 
 class SharedServers:
-    """Starts, leases, clears and stops servers, on one event loop."""
+    """Starts, leases, clears and stops servers, on one event loop in a thread of its own.
+
+    A job has its servers to itself until it ends. They are then cleared of what it left behind:
+    every session is opened once, which shows that the server answers and that all its sessions are
+    free. The next job with the same needs gets them. Servers that cannot be cleared or have failed
+    for good are stopped, and the next job gets new ones. All of them end with the worker.
+    """
 
     def __init__(self, logs: Path, report: Callable[..., None]) -> None:
         self._logs = logs

@@ -53,9 +53,14 @@ def send_scores(
     *,
     timeout_s: float,
 ) -> None:
-    """Send the scores of episodes, each with the id of its trace.
+    """Send rewards as scores to Langfuse, which does not take them from OpenTelemetry's events.
 
-    Raises ConnectionError and HttpError.
+    They go to its ingestion API (https://langfuse.com/docs/api), after the traces that they belong
+    to. A score that is sent again has the same id, and replaces the earlier one.
+
+    episodes: each with the id of its trace.
+
+    Raises ConnectionError if the server has not taken all of them, and HttpError without an answer.
     """
     events = [event for trace, episode in episodes for event in _events(trace, episode)]
     asyncio.run(_send(server, headers, events, timeout_s))
