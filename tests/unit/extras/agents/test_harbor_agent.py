@@ -47,7 +47,7 @@ def test_the_verifiers_number_is_the_reward_and_its_absence_is_no_zero(content, 
 
 
 def test_a_damaged_result_is_no_reward():
-    assert "no JSON" in read_verdict(b'{"verifier').problem
+    assert "not JSON" in read_verdict(b'{"verifier').problem
 
 
 LEAVE = """
