@@ -3,5 +3,6 @@
 from openenv_pipe.registry import Command, Extra
 
 EXTRA = Extra(
-    name="sizing", commands=(Command(name="plan", target="openenv_pipe.extras.sizing.cli:plan"),)
+    name="sizing",
+    commands=(Command(name="plan", target="openenv_pipe.extras.sizing.cli:plan"),),
 )
