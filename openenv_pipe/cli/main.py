@@ -7,6 +7,7 @@ differs, 130 interrupted.
 """
 
 import errno
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -219,6 +220,25 @@ for _command in (command for extra in extras() for command in extra.commands):
         app.add_typer(_target, name=_command.name)
     else:
         app.command(_command.name)(_target)
+
+
+def _join_lines(group: typer.Typer) -> None:
+    """Join the lines of each paragraph of the commands' help, so that the terminal wraps it.
+
+    typer keeps the line breaks of a docstring. The lines of a paragraph that begins with click's
+    mark \\b, such as examples, stay apart.
+    """
+    for command in group.registered_commands:
+        paragraphs = (command.help or inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(
+            each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs
+        )
+    for subgroup in group.registered_groups:
+        if subgroup.typer_instance is not None:
+            _join_lines(subgroup.typer_instance)
+
+
+_join_lines(app)
 
 
 def _print_error(error: PipeError) -> None:

@@ -65,6 +65,12 @@ def test_every_command_explains_itself(openenv_pipe, command):
     assert f"openenv-pipe {command}" in result.stdout
 
 
+def test_help_is_wrapped_by_the_terminal_and_not_by_the_code(openenv_pipe):
+    shown = openenv_pipe("view", "--help", COLUMNS="80").stdout.splitlines()
+    assert " Loads nothing from elsewhere." in [line.rstrip() for line in shown]
+    assert " openenv-pipe view" in [line.rstrip() for line in shown]
+
+
 def test_version(openenv_pipe):
     assert re.fullmatch(r"openenv-pipe \d+\.\d+\.\d+\n", openenv_pipe("--version").stdout)
 
