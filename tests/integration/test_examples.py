@@ -120,9 +120,10 @@ def test_dictionary_client(tmp_path, monkeypatch):
 def test_proposer_and_solver(tmp_path):
     """Each is trained on its own reward, and the proposer's follows from the solver's."""
     shutil.copytree(ROOT / "examples" / "proposer_solver", tmp_path, dirs_exist_ok=True)
-    warm = ("trainer.warm_start.steps=60", "trainer.warm_start.source.num_episodes=100")
+    warm = ("steps=40", "episodes_per_step=16", "source.num_episodes=64")
     small = ("trainer.steps=1", "trainer.tasks_per_step=2", "eval.num_tasks=2")
-    code, _, err = run(tmp_path, "train", "conf=proposer_solver", "device=cpu", *warm, *small)
+    shorter = (f"trainer.warm_start.{each}" for each in warm)
+    code, _, err = run(tmp_path, "train", "conf=proposer_solver", "device=cpu", *shorter, *small)
     assert code == 0, err
     folder = tmp_path / "runs" / "proposer_solver" / "0001"
     groups = read_episodes(folder / "episodes/step_000001.jsonl.gz")
