@@ -19,7 +19,7 @@ from openenv_pipe.errors import ConfigError, EngineError, raise_first
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_tokenizer
 from openenv_pipe.models.teacher import KEY, check_teacher
-from openenv_pipe.system.http import HttpClient, HttpError, bearer
+from openenv_pipe.system.http import Access, HttpClient, bearer, fetch_object
 from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.untrusted_json import parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
@@ -78,7 +78,7 @@ class ServedTeacher:
             EngineError: the server rejects a sample, or does not answer.
         """
         slots = asyncio.Semaphore(MAX_CONCURRENT)
-        async with _client(self.url) as client:
+        async with HttpClient(self.url, _access()) as client:
 
             async def ask(sample: Sample) -> None:
                 async with slots:
@@ -108,7 +108,6 @@ class ServedTeacher:
                 "/v1/completions",
                 body,
                 timeout_s=TIMEOUT_S,
-                key="the teacher's time limit, in seconds",
                 max_bytes=MAX_BYTES,
             )
             if response.status != 200:
@@ -122,19 +121,14 @@ class ServedTeacher:
         try:
             answer = _Completion.model_validate(await repeated(attempt, MAX_RETRIES))
             _, *rest = answer.choices[0].prompt_logprobs
-            found = (
-                [0.0]
-                + [
-                    position[token].logprob  # type: ignore[index]  # TypeError where it is None
-                    for position, token in zip(rest, token_ids[1:], strict=True)
-                ]
-            )
+            pairs = zip(rest, token_ids[1:], strict=True)
+            found = [0.0, *((position or {})[token].logprob for position, token in pairs)]
         except PassingError as why:
             raise EngineError(
                 f"the teacher at {self.url} gave no answer in {MAX_RETRIES + 1} tries, the last "
                 f"time: {why}; see whether it still runs, then resume the run"
             ) from why
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError) as error:
             raise EngineError(
                 f"the teacher at {self.url} has not said how likely each token of a sample is; "
                 f"expected the prompt_logprobs of vLLM's /v1/completions: {quoted(str(error))}"
@@ -147,17 +141,16 @@ class ServedTeacher:
         """Raise ConfigError if a token of the policy's is another text for the server."""
         ids = sorted(tokenizer.get_vocab().values())
         parts = [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
-        async with _client(self.url) as client:
-            for part in parts:
-                body = {"model": self.model, "tokens": part}
-                theirs = await _read(client, "/detokenize", _Text, body)
-                ours = tokenizer.decode(part)
-                if "".join(theirs.prompt.split()) != "".join(ours.split()):
-                    raise ConfigError(
-                        f"{KEY}={self.url!r} has another vocabulary than the policy: the tokens "
-                        f"{part[0]} to {part[-1]} are other texts there; serve a model of the "
-                        "policy's family"
-                    )
+        for part in parts:
+            body = {"model": self.model, "tokens": part}
+            theirs = await _read(self.url, "/detokenize", _Text, body)
+            ours = tokenizer.decode(part)
+            if "".join(theirs.prompt.split()) != "".join(ours.split()):
+                raise ConfigError(
+                    f"{KEY}={self.url!r} has another vocabulary than the policy: the tokens "
+                    f"{part[0]} to {part[-1]} are other texts there; serve a model of the "
+                    "policy's family"
+                )
 
 
 def check_any_teacher(config: RunConfig) -> str:
@@ -189,8 +182,7 @@ async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
     assert kl.reference is not None
     address, name = urldefrag(kl.reference)
     url = address.rstrip("/").removesuffix("/v1")
-    async with _client(url) as client:
-        models = (await _read(client, "/v1/models", _Models)).data
+    models = (await _read(url, "/v1/models", _Models)).data
     served = ", ".join(model.id for model in models)
     chosen = [model for model in models if name in ("", model.id)]
     if len(chosen) != 1:
@@ -207,30 +199,22 @@ async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
     return ServedTeacher(url=url, model=chosen[0].id)
 
 
-def _client(url: str) -> HttpClient:
-    return HttpClient(url, bearer(os.environ.get(API_KEY)))
-
-
-async def _read(client: HttpClient, path: str, form: type[Answer], body: Any = None) -> Answer:
+async def _read(url: str, path: str, form: type[Answer], body: Any = None) -> Answer:
     """Return what the server says before a run. Raises ConfigError."""
-    method = "GET" if body is None else "POST"
+    limit_s, server = ANSWER_LIMIT_S, "a vLLM server"
     try:
-        response = await client.request(
-            method, path, timeout_s=ANSWER_LIMIT_S, body=body, max_bytes=MAX_BYTES
+        return form.model_validate(
+            await fetch_object(
+                url, path, timeout_s=limit_s, access=_access(), body=body, server=server
+            )
         )
-    except HttpError as error:
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}: {error}; if it needs a key, set {API_KEY}") from error
+    except ValidationError as error:
         raise ConfigError(
-            f"{KEY}: no teacher answers at {path}: {error}; expected a vLLM server that is running"
+            f"{KEY}: the answer of {url}{path} has another form than vLLM's: {quoted(str(error))}"
         ) from error
-    if response.status != 200:
-        advice = f"set {API_KEY}" if response.status in (401, 403) else "expected a vLLM server"
-        raise ConfigError(
-            f"{KEY}: the server answered {response.status} to {path}: "
-            f"{quoted(response.content, MAX_QUOTED)}; {advice}"
-        )
-    try:
-        return form.model_validate(parse_untrusted(response.content))
-    except (ValidationError, ValueError) as error:
-        raise ConfigError(
-            f"{KEY}: the answer to {path} has another form than vLLM's: {quoted(str(error))}"
-        ) from error
+
+
+def _access() -> Access:
+    return bearer(os.environ.get(API_KEY))

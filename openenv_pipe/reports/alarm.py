@@ -1,5 +1,6 @@
 """What an alarm is, and the means over steps that alarms compare."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -50,3 +51,12 @@ def share_of(steps: Sequence[Record], name: str, whole: str) -> float | None:
     """Return a metric as a fraction of another one, both summed over the last steps."""
     part, all_of_it = sum_of(steps, name), sum_of(steps, whole)
     return part / all_of_it if part is not None and all_of_it else None
+
+
+def reward_error(steps: Sequence[Record]) -> float:
+    """Return the standard error of the difference of two means of the reward over `WINDOW` steps.
+
+    Tasks differ, so groups count, those of the last steps; the spread is that of all steps.
+    """
+    num_groups = sum(sum_of(steps, f"groups/{name}") or 0 for name in ("trained", "skipped"))
+    return (mean_of(steps, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))

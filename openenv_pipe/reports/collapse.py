@@ -4,7 +4,6 @@ Those of unusable replies and of groups without a signal, which have other cause
 `alarms.py`.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -15,12 +14,12 @@ from openenv_pipe.reports.alarm import (
     ends_of,
     mean_of,
     means_of,
-    sum_of,
+    reward_error,
 )
 
 FALL = 0.5  # of what was gained, or
 SMALL_FALL = 0.2  # of the best, whichever is more
-NUM_ERRORS = 3.0  # standard errors that a fall is more than; tasks differ, so groups count
+NUM_ERRORS = 3.0  # standard errors that a fall is more than
 GRADIENT_FACTOR = 10.0
 
 
@@ -31,9 +30,8 @@ def _reward(steps: Sequence[Record]) -> Alarm | None:
         return None
     means = means_of(known, "reward/mean")
     first, best, last = means[0], max(means), means[-1]
-    num_groups = sum(sum_of(known, f"groups/{name}") or 0 for name in ("trained", "skipped"))
-    error = (mean_of(known, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))
-    if best - last <= max(FALL * (best - first), SMALL_FALL * abs(best), NUM_ERRORS * error):
+    chance = NUM_ERRORS * reward_error(known)
+    if best - last <= max(FALL * (best - first), SMALL_FALL * abs(best), chance):
         return None
     end = known[means.index(best) + WINDOW - 1]["step"]
     return Alarm(

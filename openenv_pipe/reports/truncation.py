@@ -1,13 +1,12 @@
 """The alarm about episodes and replies that a limit cut off, and what to raise."""
 
-import math
 from collections.abc import Sequence
 
-from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, mean_of, share_of, sum_of
+from openenv_pipe.reports.alarm import WINDOW, Alarm, Record, mean_of, reward_error, share_of
 
 # Nats a token: a model that can write has about 1, and random weights of the tiny model 5.6.
 RANDOM_ENTROPY = 4.0
-NUM_ERRORS = 2.0  # standard errors that a rise is more than; tasks differ, so groups count
+NUM_ERRORS = 2.0  # standard errors that a rise is more than
 
 
 def truncated(steps: Sequence[Record]) -> Alarm | None:
@@ -42,9 +41,7 @@ def _is_rising(steps: Sequence[Record]) -> bool:
     last = known[-size:]
     after, before = mean_of(last, "reward/mean"), mean_of(known[-2 * size : -size], "reward/mean")
     assert after is not None and before is not None
-    num_groups = sum(sum_of(last, f"groups/{name}") or 0 for name in ("trained", "skipped"))
-    error = (mean_of(last, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))
-    return after - before > NUM_ERRORS * error
+    return after - before > NUM_ERRORS * reward_error(last)
 
 
 def more_tokens(steps: Sequence[Record], share: float, keys: str) -> str:

@@ -180,9 +180,17 @@ async def fetch(
 
 
 async def fetch_object(
-    url: str, path: str, *, timeout_s: float, access: Access = OPEN, body: Any = None
+    url: str,
+    path: str,
+    *,
+    timeout_s: float,
+    access: Access = OPEN,
+    body: Any = None,
+    server: str = "an OpenEnv server",
 ) -> dict[str, Any]:
-    """Return the JSON object at `path` of an environment server. See `fetch`.
+    """Return the JSON object at `path` of a server. See `fetch`.
+
+    server: what is expected there, for messages.
 
     Raises ConfigError: there is no answer, or one of another kind.
     """
@@ -192,7 +200,7 @@ async def fetch_object(
         answer = parse_untrusted(content) if status == 200 else None
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read {address}: {error}; expected an OpenEnv server that is running"
+            f"cannot read {address}: {error}; expected {server} that is running"
         ) from error
     if status != 200:
         raise ConfigError(

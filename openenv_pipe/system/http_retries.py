@@ -42,14 +42,14 @@ async def post(
     body: object,
     *,
     timeout_s: float,
-    key: str,
     max_bytes: int,
+    key: str = "",
 ) -> Response:
     """Post JSON and return the answer, of any status that will not pass.
 
     Args:
-        key: the configuration's key of the time limit, for the message.
         max_bytes: content beyond it is cut off.
+        key: the configuration's key of the time limit, for the message; empty: it has none.
 
     Raises:
         PassingError: there is no answer, or one with a status that may pass.
@@ -59,7 +59,7 @@ async def post(
             "POST", path, timeout_s=timeout_s, body=body, max_bytes=max_bytes
         )
     except HttpError as error:
-        raise PassingError(f"{error} ({key}={timeout_s:g})") from error
+        raise PassingError(f"{error} ({key}={timeout_s:g})" if key else str(error)) from error
     if response.status in PASSING:
         told = f"status {response.status}, {quoted(response.content, MAX_QUOTED)}"
         raise PassingError(told, _asked_wait_s(response))

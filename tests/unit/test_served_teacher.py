@@ -128,7 +128,7 @@ def test_an_answer_about_other_tokens_is_rejected(completion):
         ({"data": [{"id": "a"}]}, 200, "#b", "names no model of the server, which has a"),
         ({"data": [{"id": "a", "max_model_len": 64}]}, 200, "", "larger --max-model-len"),
         ({"data": []}, 200, "", "another form than vLLM's"),
-        ({}, 401, "", f"answered 401.*set {API_KEY}"),
+        ({}, 401, "", f"status 401.*set {API_KEY}"),
     ],
 )
 def test_a_server_that_cannot_teach_is_named(models, status, name, expected):
@@ -140,7 +140,7 @@ def test_a_server_that_cannot_teach_is_named(models, status, name, expected):
 
 
 def test_a_server_that_is_not_there():
-    with pytest.raises(ConfigError, match="no teacher answers at /v1/models"):
+    with pytest.raises(ConfigError, match="expected a vLLM server that is running"):
         check_any_teacher(settings("http://127.0.0.1:1/v1"))
 
 
