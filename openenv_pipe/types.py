@@ -352,6 +352,7 @@ class Sample:
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
     images: Images = field(default_factory=dict)  # those in token_ids
+    env: str = ""  # that of the task
     hinted: "Sample | None" = None  # the same replies behind a prompt with a hint
     reference_logprobs: list[float] | None = None  # those of a teacher on a server
 

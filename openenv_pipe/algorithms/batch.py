@@ -50,3 +50,8 @@ class Batch:
     environment_places: "torch.Tensor | None"  # [E] int64, likewise of the environment's tokens
     is_shared: bool  # True if a token may belong to several samples
     counts: bool = True  # False: computed only because other ranks compute one as well
+
+    @property
+    def env(self) -> str:
+        """The environment of the first sample. All samples have the same teacher."""
+        return self.samples[0].env

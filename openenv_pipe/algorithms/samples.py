@@ -117,6 +117,7 @@ def _sample(
     sample = Sample(
         group=group,
         member=episode.member,
+        env=episode.task.env,
         num_episode_tokens=0,
         token_ids=[],
         loss_mask=[],

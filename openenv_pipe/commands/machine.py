@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +51,10 @@ def find_shape(model: ModelConfig) -> Shape | None:
     return None if folder is None else read_folder_shape(model, folder)
 
 
-def memory_line(config: RunConfig, shape: Shape, teacher: Shape | None = None) -> Line:
+def memory_line(config: RunConfig, shape: Shape, teachers: Sequence[Shape] = ()) -> Line:
     """Return the check of memory, for the phase of the run with the least to spare."""
     place, available = _available_memory(config.device)
-    needed = memory_bytes(shape, config, in_one_memory=place == "machine", teacher=teacher)
+    needed = memory_bytes(shape, config, in_one_memory=place == "machine", teachers=teachers)
     if place == "machine":
         servers = servers_in_machine(config, shape)
     else:

@@ -317,7 +317,7 @@ def _with_experiments(
             found = _experiment_blocks(files, given, values)
         except ConfigError as error:
             raise ConfigError(f"beside.{name}: {error}") from None
-        beside[name] = {"weight": 1.0, **given, **found}
+        beside[name] = {"weight": 1.0, "teacher": None, **given, **found}
     return values
 
 

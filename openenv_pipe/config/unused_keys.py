@@ -314,6 +314,8 @@ def _in_environment(key: str, names: Collection[str]) -> tuple[str, str]:
     name, _, own = rest.partition(".")
     if block != "beside" or name not in names:
         return "", key
+    if own == "teacher":
+        return name, "trainer.loss.kl.reference"
     return name, f"trainer.{own}" if _is_below(own, ("advantage",)) else own
 
 

@@ -16,7 +16,7 @@ from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.teacher import give_teacher
+from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.registry import extras, load
 
@@ -52,9 +52,9 @@ class Devices:
     def learner(self, policy: Policy) -> Learner:
         """Build the learner of a run.
 
-        Raises ConfigError: the teacher cannot be read, or none of its forward passes is right.
+        Raises ConfigError: a teacher cannot be read, or none of its forward passes is right.
         """
-        give_teacher(policy, self._config)
+        give_teachers(policy, self._config)
         return Learner(
             policy,
             self._config.trainer,

@@ -65,12 +65,13 @@ class Learner:
         self._objective = Objective(config.loss)
         reject_without_routers(policy.decoder, config.loss.router_aux_coef)
         self._flops = count_flops(policy.model)
-        self._reference_flops = count_flops((policy.teacher or policy).model)
+        self._teacher_flops = {
+            name: count_flops(each.model) for name, each in policy.teachers.items()
+        }
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
-        objective = self._objective
-        if objective.needs_reference and not (objective.has_hints or objective.has_served_teacher):
+        if self._objective.has_frozen_policy:
             policy.keep_reference()
 
     def update(
@@ -172,11 +173,13 @@ class Learner:
             if not isinstance(self._config.loss, PythonLossConfig):
                 num_parallel = count_parallel(self.policy, part, budget, self._ranks)
             environment = self._objective.needs_environment
-            batches = list(
-                batches_of(
-                    part, budget, self.policy, self._ranks, num_parallel, environment=environment
+            batches = [
+                batch
+                for same in self._by_teacher(part)
+                for batch in batches_of(
+                    same, budget, self.policy, self._ranks, num_parallel, environment=environment
                 )
-            )
+            ]
             counts = Counts(
                 num_environment_tokens=_num_answered(part) if environment else 0,
                 num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
@@ -201,6 +204,13 @@ class Learner:
                 )
             )
         return updates
+
+    def _by_teacher(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """Split the samples by the model that is their reference."""
+        found: dict[int, list[Sample]] = {}
+        for sample in samples:
+            found.setdefault(id(self.policy.teachers.get(sample.env)), []).append(sample)
+        return list(found.values())
 
     @torch.no_grad()
     def _logprobs(
@@ -243,8 +253,8 @@ class Learner:
                 recorder.add(batch, tokens)
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
-            if self._objective.needs_reference and not self._objective.has_served_teacher:
-                flops += self._reference_flops.forward(size)
+            if self._objective.needs_reference and batch.samples[0].reference_logprobs is None:
+                flops += self._teacher_flops.get(batch.env, self._flops).forward(size)
             found.add(num_computed=size.num_tokens, flops=flops)
             return found
 
@@ -276,7 +286,7 @@ class Learner:
 
         A sample without a hint stands for itself, so that it has no divergence.
         """
-        if self._objective.has_served_teacher:
+        if batch.samples[0].reference_logprobs is not None:
             return served_logprobs(batch).to(policy.device)
         temperature = self._config.temperature
         if not self._objective.has_hints:

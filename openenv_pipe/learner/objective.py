@@ -72,9 +72,9 @@ class Objective:
         return self._config.kl.used_hint is not None
 
     @property
-    def has_served_teacher(self) -> bool:
-        """True if the reference is on a server, whose logprobs come with the samples."""
-        return self._config.kl.has_served_teacher
+    def has_frozen_policy(self) -> bool:
+        """True if the reference is an earlier policy: no teacher, and no hint."""
+        return self.needs_reference and not self.has_hints and self._config.kl.reference is None
 
     @property
     def needs_divergence(self) -> bool:

@@ -7,7 +7,7 @@ is within a fifth, and a vLLM server within a tenth, of what was measured
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,20 +153,20 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
 
 
 def memory_bytes(
-    shape: Shape, config: RunConfig, *, in_one_memory: bool, teacher: Shape | None = None
+    shape: Shape, config: RunConfig, *, in_one_memory: bool, teachers: Sequence[Shape] = ()
 ) -> dict[str, int]:
     """Estimate what training holds, by kind, in bytes; see `while_learning` and `at_rest`.
 
     in_one_memory: count all ranks of this machine, as on a CPU; else the first, which needs most.
-    teacher: the shape of trainer.loss.kl.reference.
+    teachers: the shapes of those on this machine.
     """
     model, trainer = config.model, config.trainer
     num_ranks = config.ranks_per_node if in_one_memory else 1
     logits_at_once = LOGITS_AT_ONCE if in_one_memory else GPU_LOGITS_AT_ONCE
     of_rank = _rank_bytes(shape, config, logits_at_once)
     needed = {kind: num_ranks * size for kind, size in of_rank.items()}
-    if teacher is not None:
-        needed["teacher"] = teacher.num_parameters * BYTES[model.autocast]
+    if teachers:
+        needed["teacher"] = sum(each.num_parameters for each in teachers) * BYTES[model.autocast]
     engine = config.engine
     if engine.samples_in_process and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)

@@ -92,7 +92,7 @@ class Policy:
                 self.left_out[Sampler.FAST] = reason
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
-        self.teacher: Policy | None = None  # another model, as the reference
+        self.teachers: dict[str, Policy] = {}  # by environment: other models, as the reference
         self._checkpointed: list[Any] = []
         if activation_checkpointing:
             layers = (m for m in inner.modules() if isinstance(m, GradientCheckpointingLayer))
@@ -310,8 +310,8 @@ class Policy:
         Changes of weights in place are changes of both.
         """
         shared = [self.tokenizer, self.chat, self.images, *(self._reference or [])]
-        if self.teacher is not None:
-            shared += self.teacher.model.parameters()
+        for teacher in self.teachers.values():
+            shared += teacher.model.parameters()
         memo: dict[int, Any] = {id(each): each for each in (*shared, *self.model.parameters())}
         for _, values in self.trained_parameters():
             memo[id(values)] = torch.nn.Parameter(values.detach())
@@ -332,11 +332,8 @@ class Policy:
         """Set the reference of `reference_logprobs`: the present policy, or one with `weights`.
 
         Only trained parameters are copied: with an adapter, the adapter alone. If the adapter is
-        still zero nothing is copied, because the model without it is the reference. A policy with a
-        teacher keeps no other reference.
+        still zero nothing is copied, because the model without it is the reference.
         """
-        if self.teacher is not None:
-            return
         if weights is not None:
             self._reference = weights
         elif self._adapter_is_nothing():
@@ -367,8 +364,8 @@ class Policy:
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
         """Return logprobs [N] of the reference. Do not call it between forward and backward."""
-        if self.teacher is not None:
-            return self.teacher.logprobs(batch, temperature)[0]
+        if self.teachers:
+            return self.teachers[batch.env].logprobs(batch, temperature)[0]
         with self.as_reference():
             return self.logprobs(batch, temperature)[0]
 

@@ -1,6 +1,7 @@
-"""The teacher: another model than the policy as the reference of the KL term.
+"""A teacher: another model than the policy as the reference of the KL term.
 
-It is frozen and reads the token ids of the policy, so its vocabulary has to be the policy's.
+It is frozen and reads the token ids of the policy, so its vocabulary has to be the policy's. Each
+environment of a run may have its own.
 
 Shape letters: U predicted tokens, R some of them, N trained tokens, H hidden size, V the policy's
 vocabulary.
@@ -8,6 +9,7 @@ vocabulary.
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +27,60 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import reject_other_weights
 from openenv_pipe.registry import if_command
 
-KEY = "trainer.loss.kl.reference"
 ELEMENTS = 1 << 20  # logits of each model at a time, on a CPU
 GPU_ELEMENTS = 1 << 25  # the same on a GPU, whose kernels have to be long: 128 MiB
 
 
-def teacher_config(config: RunConfig) -> HubModelConfig | None:
-    """Return the model block of the teacher, in the precision of the policy's matrix products.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherPlace:
+    """A teacher that the configuration names, and what it teaches."""
 
-    Returns None if the reference is the policy itself, on a server, or is not used.
-    """
-    kl = config.trainer.loss.kl
-    if kl.reference is None or kl.coef == 0 or kl.has_served_teacher:
-        return None
-    return model_there(config.model, kl.reference)
+    key: str  # that names it
+    environments: tuple[str, ...]  # as in `RunConfig.environments`
+    config: RunConfig  # that of the first of them alone
+    max_tokens: int  # of their longest episode
+
+    @property
+    def reference(self) -> str:
+        reference = self.config.trainer.loss.kl.reference
+        assert reference is not None
+        return reference
+
+    @property
+    def is_served(self) -> bool:
+        return self.config.trainer.loss.kl.has_served_teacher
+
+    @property
+    def model(self) -> HubModelConfig:
+        """The model block of a teacher that is not on a server."""
+        return model_there(self.config.model, self.reference)
+
+
+def find_teachers(config: RunConfig) -> list[TeacherPlace]:
+    """Return the teachers of a run; none if the reference is the policy itself, or is not used."""
+    by_reference: dict[str, list[str]] = {}
+    for name, each in config.environments.items():
+        kl = each.trainer.loss.kl
+        if kl.reference is not None and kl.coef > 0:
+            by_reference.setdefault(kl.reference, []).append(name)
+    return [
+        TeacherPlace(
+            key=f"beside.{first}.teacher" if first else "trainer.loss.kl.reference",
+            environments=(first, *others),
+            config=config.environments[first],
+            max_tokens=max(
+                config.environments[name].env.max_episode_tokens for name in (first, *others)
+            ),
+        )
+        for first, *others in by_reference.values()
+    ]
 
 
 def model_there(model: ModelConfig, path: str) -> HubModelConfig:
-    """Return the block of a frozen model beside the policy's, from a folder or a hub."""
+    """Return the block of a frozen model beside the policy's, from a folder or a hub.
+
+    Its matrix products have the precision of the policy's.
+    """
     return HubModelConfig(
         type="hub",
         path=path,
@@ -59,15 +97,18 @@ def model_there(model: ModelConfig, path: str) -> HubModelConfig:
     )
 
 
-def find_teacher_shape(config: RunConfig) -> Shape | None:
-    """Return the shape of the teacher; None without one, or if its config.json has other keys.
+def find_teacher_shapes(config: RunConfig) -> list[Shape]:
+    """Return the shapes of the teachers on this machine whose config.json has the usual keys.
 
-    Raises ConfigError: the teacher is not on this machine, or cannot be read.
+    Raises ConfigError: one is not on this machine, or cannot be read.
     """
-    if (teacher := teacher_config(config)) is None:
-        return None
-    with _naming_key():
-        return read_folder_shape(teacher, _find_folder(teacher))
+    places = [place for place in find_teachers(config) if not place.is_served]
+    return [shape for place in places if (shape := _read_shape(place)) is not None]
+
+
+def _read_shape(place: TeacherPlace) -> Shape | None:
+    with _naming(place.key):
+        return read_folder_shape(place.model, _find_folder(place.model))
 
 
 def _find_folder(teacher: HubModelConfig) -> Path:
@@ -82,25 +123,23 @@ def _find_folder(teacher: HubModelConfig) -> Path:
     return folder.resolve()
 
 
-def check_teacher(config: RunConfig) -> str:
-    """Check that the teacher is on this machine and has the policy's vocabulary.
+def check_teacher(place: TeacherPlace) -> str:
+    """Check that a teacher is on this machine and has the policy's vocabulary.
 
     Returns what `check` reports of it.
 
     Raises ConfigError: it is not, has another one, or cannot be read.
     """
-    if (teacher := teacher_config(config)) is None:
-        return ""
-    shape = find_teacher_shape(config)
+    shape, policy = _read_shape(place), place.config.model
     size = "memory not estimated: its config.json has other keys"
     if shape is not None:
         size = f"{shape.num_parameters / 1e6:,.2f} million parameters"
-    if not is_on_this_machine(config.model):
-        return f"{teacher.path}, {size}; its tokens are compared when the policy is here"
-    with _naming_key():
-        theirs = load_tokenizer(teacher)
-    reject_another_vocabulary(load_tokenizer(config.model), theirs, f"{KEY}={teacher.path!r}")
-    return f"{teacher.path}, {size}; its tokens are the policy's"
+    if not is_on_this_machine(policy):
+        return f"{place.reference}, {size}; its tokens are compared when the policy is here"
+    with _naming(place.key):
+        theirs = load_tokenizer(place.model)
+    reject_another_vocabulary(load_tokenizer(policy), theirs, f"{place.key}={place.reference!r}")
+    return f"{place.reference}, {size}; its tokens are the policy's"
 
 
 def reject_another_vocabulary(policys: Any, others: Any, given: str) -> None:
@@ -119,47 +158,54 @@ def reject_another_vocabulary(policys: Any, others: Any, given: str) -> None:
         )
 
 
-def give_teacher(policy: Policy, config: RunConfig) -> None:
-    """Load the policy's teacher, if `trainer.loss.kl.reference` names one.
+def give_teachers(policy: Policy, config: RunConfig) -> None:
+    """Load the policy's teachers that are on this machine.
 
-    Where its samples cannot be packed, those of the policy are not packed either. A policy that has
-    its teacher keeps it.
+    Where samples of one cannot be packed, those of the policy are not packed either. A policy that
+    has its teachers keeps them.
 
-    Raises ConfigError: it cannot be read, no forward pass agrees with its own, or it does not know
+    Raises ConfigError: one cannot be read, no forward pass agrees with its own, or it does not know
     as many tokens or positions as the policy may use.
     """
-    if (found := teacher_config(config)) is None or policy.teacher is not None:
+    if policy.teachers:
         return
-    max_tokens = config.max_episode_tokens
-    with _naming_key():
-        there = found.model_copy(update={"path": str(_find_folder(found))})
+    for place in find_teachers(config):
+        if not place.is_served:
+            teacher = _load(place, policy)
+            policy.packs_rows = policy.packs_rows and teacher.packs_rows
+            policy.teachers |= dict.fromkeys(place.environments, teacher)
+
+
+def _load(place: TeacherPlace, policy: Policy) -> Policy:
+    given, max_tokens = f"{place.key}={place.reference!r}", place.max_tokens
+    with _naming(place.key):
+        there = place.model.model_copy(update={"path": str(_find_folder(place.model))})
         teacher = load_policy(there, seed=0, device=policy.device, max_tokens=max_tokens)
         check_forward(teacher, max_tokens)
     teacher.model.requires_grad_(False)
-    reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, f"{KEY}={found.path!r}")
+    reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, given)
     if teacher.max_length is not None and teacher.max_length < max_tokens:
         raise ConfigError(
-            f"{KEY}={found.path!r} has {teacher.max_length:,} positions, which are less than "
+            f"{given} has {teacher.max_length:,} positions, which are less than "
             f"env.max_episode_tokens={max_tokens:,}; lower that, or choose a teacher with a longer "
             "context"
         )
     theirs, ours = (each.model.get_input_embeddings().num_embeddings for each in (teacher, policy))
     if theirs < ours:
         raise ConfigError(
-            f"{KEY}={found.path!r} has {theirs:,} embeddings, and the policy {ours:,}; choose a "
-            "teacher that has as many"
+            f"{given} has {theirs:,} embeddings, and the policy {ours:,}; choose a teacher that "
+            "has as many"
         )
-    policy.packs_rows = policy.packs_rows and teacher.packs_rows
-    policy.teacher = teacher
+    return teacher
 
 
 @contextlib.contextmanager
-def _naming_key() -> Iterator[None]:
-    """Name the teacher's key in errors about a model."""
+def _naming(key: str) -> Iterator[None]:
+    """Name a teacher's key in errors about a model."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path", KEY)) from error
+        raise ConfigError(str(error).replace("model.path", key)) from error
 
 
 def teacher_divergence(
@@ -173,8 +219,7 @@ def teacher_divergence(
 
     hidden_UH: the policy's, of `Policy.predictors_hidden`
     """
-    teacher = policy.teacher
-    assert teacher is not None, "give_teacher was not called"
+    teacher = policy.teachers[batch.env]
 
     def part(ours_RH: torch.Tensor, theirs_RH: torch.Tensor) -> torch.Tensor:
         ours_RV = torch.log_softmax(policy.logits(ours_RH).float() / temperature, dim=-1)

@@ -43,7 +43,7 @@ from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.hub import served_source
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.teacher import find_teacher_shape
+from openenv_pipe.models.teacher import find_teacher_shapes
 from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.pipeline.cluster import Cluster
 from openenv_pipe.pipeline.opponents import load_opponents
@@ -142,8 +142,8 @@ def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
     shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
     if shape is None:
         return gpu_footprint(config, 0)
-    teacher = find_teacher_shape(config)
-    needed = memory_bytes(shape, config, in_one_memory=False, teacher=teacher)
+    teachers = find_teacher_shapes(config)
+    needed = memory_bytes(shape, config, in_one_memory=False, teachers=teachers)
     return gpu_footprint(config, sum(needed.values()))
 
 

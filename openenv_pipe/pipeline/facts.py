@@ -9,6 +9,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -55,8 +56,9 @@ def facts_before(config: RunConfig) -> dict[str, JsonValue]:
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:
-    """Return the policy's device and size, and digests of tokenizer, first weights and teacher."""
-    teacher = policy.teacher
+    """Return the policy's device and size, and digests of tokenizer, first weights and teachers."""
+    teachers = {id(each): each for each in policy.teachers.values()}.values()
+    of_teachers = chain.from_iterable(each.named_weights() for each in teachers)
     tokenizer = policy.tokenizer.backend_tokenizer.to_str() + (policy.tokenizer.chat_template or "")
     return {
         "device": str(policy.device),
@@ -70,7 +72,7 @@ def policy_facts(policy: Policy) -> dict[str, JsonValue]:
         },
         "model_digest": _digest_of_tensors(policy.named_weights()),
         "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
-        **({"teacher_digest": _digest_of_tensors(teacher.named_weights())} if teacher else {}),
+        **({"teacher_digest": _digest_of_tensors(of_teachers)} if teachers else {}),
     }
 
 

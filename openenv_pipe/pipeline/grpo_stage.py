@@ -23,7 +23,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.hints import add_hints
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
-from openenv_pipe.pipeline.served_teacher import ServedTeacher, find_served_teacher
+from openenv_pipe.pipeline.served_teacher import ServedTeacher, served_teachers
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.registry import extras, load
 from openenv_pipe.reports.alarms import check_mismatch
@@ -57,7 +57,7 @@ class GrpoStage:
     """Runs the steps of GRPO and counts them."""
 
     _learner: Learner  # `run` builds it, from what the warm start has trained
-    _teacher: ServedTeacher | None  # which `run` finds
+    _teachers: list[ServedTeacher]  # which `run` finds
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
@@ -91,9 +91,7 @@ class GrpoStage:
             await components.compute(self._load, checkpoint)
         await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
         self._set_rate()
-        self._teacher = await find_served_teacher(self._config)
-        if self._teacher is not None:
-            await self._teacher.compare_vocabulary(components.policy.tokenizer)
+        self._teachers = await served_teachers(self._config, components.policy.tokenizer)
         evaluations = self._config.eval.during
         while self._step < self._last_step:
             self.stop_reason = self._why_stopped() or await evaluator.during(self._step)
@@ -245,8 +243,8 @@ class GrpoStage:
             advantages, self._trainer.loss, is_replaying=bool(replayed)
         )
         metrics |= await asyncio.to_thread(self._add_hints, samples, groups)
-        if self._teacher is not None:
-            await self._teacher.score(samples)
+        for teacher in self._teachers:
+            await teacher.score(samples)
         self._in_step = True
         if samples:
             await context.source.begin_update()

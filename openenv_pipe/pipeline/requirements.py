@@ -45,7 +45,7 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.pipeline.opponents import check_opponent
-from openenv_pipe.pipeline.served_teacher import check_any_teacher
+from openenv_pipe.pipeline.served_teacher import check_teachers
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.runs.allocation import check_writable
@@ -365,7 +365,7 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "packages": _packages,
     "model": _model,
     "chat": _chat,
-    "teacher": check_any_teacher,
+    "teacher": check_teachers,
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "settings": lambda config: check_settings(config, "train", "play"),

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import OutOfMemoryError, PipeError, UserError
-from openenv_pipe.models.teacher import give_teacher
+from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations, NoEvaluations
@@ -127,7 +127,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
     ) as components:
         config, rollout = attempt.config, components.rollout
         assert rollout is not None
-        await components.compute(give_teacher, components.policy, config)
+        await components.compute(give_teachers, components.policy, config)
         facts = {
             **rollout.facts(),
             **rollout.engine.facts(),

@@ -18,7 +18,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, EngineError, raise_first
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_tokenizer
-from openenv_pipe.models.teacher import KEY, check_teacher
+from openenv_pipe.models.teacher import TeacherPlace, check_teacher, find_teachers
 from openenv_pipe.system.http import Access, HttpClient, bearer, fetch_object
 from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.untrusted_json import parse_untrusted
@@ -68,11 +68,13 @@ class _Completion(_Part):
 class ServedTeacher:
     """One model of a server."""
 
+    key: str  # of the configuration, which names it
+    environments: tuple[str, ...]  # whose episodes it scores
     url: str  # that of the server, without /v1
     model: str
 
     async def score(self, samples: Sequence[Sample]) -> None:
-        """Set `reference_logprobs` of each sample that has trained tokens.
+        """Set `reference_logprobs` of each sample of its environments that has trained tokens.
 
         Raises:
             EngineError: the server rejects a sample, or does not answer.
@@ -87,7 +89,7 @@ class ServedTeacher:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for sample in samples:
-                        if any(sample.loss_mask):
+                        if sample.env in self.environments and any(sample.loss_mask):
                             tasks.create_task(ask(sample))
             except BaseExceptionGroup as errors:
                 raise_first(errors)
@@ -143,63 +145,75 @@ class ServedTeacher:
         parts = [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
         for part in parts:
             body = {"model": self.model, "tokens": part}
-            theirs = await _read(self.url, "/detokenize", _Text, body)
+            theirs = await _read(self.key, self.url, "/detokenize", _Text, body)
             ours = tokenizer.decode(part)
             if "".join(theirs.prompt.split()) != "".join(ours.split()):
                 raise ConfigError(
-                    f"{KEY}={self.url!r} has another vocabulary than the policy: the tokens "
+                    f"{self.key}={self.url!r} has another vocabulary than the policy: the tokens "
                     f"{part[0]} to {part[-1]} are other texts there; serve a model of the "
                     "policy's family"
                 )
 
 
-def check_any_teacher(config: RunConfig) -> str:
-    """Check the teacher, on this machine or on a server, and return what `check` reports of it.
+def check_teachers(config: RunConfig) -> str:
+    """Check the teachers, on this machine or on servers, and return what `check` reports of them.
 
     Raises:
-        ConfigError: it is not there, or has another vocabulary than the policy.
+        ConfigError: one is not there, or has another vocabulary than the policy.
     """
-    if not config.trainer.loss.kl.has_served_teacher:
-        return check_teacher(config)
-    teacher = asyncio.run(find_served_teacher(config))
-    assert teacher is not None
+    return "; ".join(
+        asyncio.run(_check_served(place)) if place.is_served else check_teacher(place)
+        for place in find_teachers(config)
+    )
+
+
+async def _check_served(place: TeacherPlace) -> str:
+    teacher, policy = await _find_served(place), place.config.model
     found = f"{teacher.model} at {teacher.url}"
-    if not is_on_this_machine(config.model):
+    if not is_on_this_machine(policy):
         return f"{found}; its tokens are compared when the policy is here"
-    asyncio.run(teacher.compare_vocabulary(load_tokenizer(config.model)))
+    await teacher.compare_vocabulary(load_tokenizer(policy))
     return f"{found}; its tokens are the policy's"
 
 
-async def find_served_teacher(config: RunConfig) -> ServedTeacher | None:
-    """Return the server's model that `trainer.loss.kl.reference` names; None without a server.
+async def served_teachers(config: RunConfig, tokenizer: Any) -> list[ServedTeacher]:
+    """Return the teachers on servers, whose vocabulary is that of the policy's tokenizer.
 
     Raises:
-        ConfigError: the server does not answer, has not that model, or reads too few tokens.
+        ConfigError: a server does not answer, has not the model or the vocabulary, or reads too few
+            tokens.
     """
-    kl = config.trainer.loss.kl
-    if not kl.has_served_teacher:
-        return None
-    assert kl.reference is not None
-    address, name = urldefrag(kl.reference)
+    found = [await _find_served(place) for place in find_teachers(config) if place.is_served]
+    for teacher in found:
+        await teacher.compare_vocabulary(tokenizer)
+    return found
+
+
+async def _find_served(place: TeacherPlace) -> ServedTeacher:
+    """Return the server's model that the configuration names. Raises ConfigError."""
+    given = f"{place.key}={place.reference!r}"
+    address, name = urldefrag(place.reference)
     url = address.rstrip("/").removesuffix("/v1")
-    models = (await _read(url, "/v1/models", _Models)).data
+    models = (await _read(place.key, url, "/v1/models", _Models)).data
     served = ", ".join(model.id for model in models)
     chosen = [model for model in models if name in ("", model.id)]
     if len(chosen) != 1:
         raise ConfigError(
-            f"{KEY}={kl.reference!r} names {'no' if name else 'more than one'} model of the "
-            f"server, which has {served}; name one, such as '{KEY}=\"{address}#{models[0].id}\"'"
+            f"{given} names {'no' if name else 'more than one'} model of the server, which has "
+            f"{served}; name one, such as '{place.key}=\"{address}#{models[0].id}\"'"
         )
-    longest, needed = chosen[0].max_model_len, config.max_episode_tokens
+    longest, needed = chosen[0].max_model_len, place.max_tokens
     if longest is not None and longest <= needed:
         raise ConfigError(
-            f"{KEY}={kl.reference!r} reads {longest:,} tokens at most, and needs one more than "
+            f"{given} reads {longest:,} tokens at most, and needs one more than "
             f"env.max_episode_tokens={needed:,}; start the server with a larger --max-model-len"
         )
-    return ServedTeacher(url=url, model=chosen[0].id)
+    return ServedTeacher(
+        key=place.key, environments=place.environments, url=url, model=chosen[0].id
+    )
 
 
-async def _read(url: str, path: str, form: type[Answer], body: Any = None) -> Answer:
+async def _read(key: str, url: str, path: str, form: type[Answer], body: Any = None) -> Answer:
     """Return what the server says before a run. Raises ConfigError."""
     limit_s, server = ANSWER_LIMIT_S, "a vLLM server"
     try:
@@ -209,10 +223,10 @@ async def _read(url: str, path: str, form: type[Answer], body: Any = None) -> An
             )
         )
     except ConfigError as error:
-        raise ConfigError(f"{KEY}: {error}; if it needs a key, set {API_KEY}") from error
+        raise ConfigError(f"{key}: {error}; if it needs a key, set {API_KEY}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{KEY}: the answer of {url}{path} has another form than vLLM's: {quoted(str(error))}"
+            f"{key}: the answer of {url}{path} has another form than vLLM's: {quoted(str(error))}"
         ) from error
 
 

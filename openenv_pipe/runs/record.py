@@ -10,7 +10,7 @@ from openenv_pipe.system.process_id import ProcessId
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]
 # Raised whenever the keys of config.json or the contents of another file change.
-FORMAT = 11
+FORMAT = 12
 MAX_ATTEMPTS = 10**6
 CHECKPOINT = r"^(step|warm_start)_\d{6,12}$"
 LineageKind = Literal["fork", "reproduction", "recording"]

@@ -38,7 +38,7 @@ CODE = re.compile(
     r"|trainer\.warm_start\.source\.(?:path|engine\.base_url)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
     r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
-    rf"|model\.path|trainer\.loss\.kl\.reference|{BESIDE}eval\.opponent"
+    rf"|model\.path|trainer\.loss\.kl\.reference|beside\.[^.]+\.teacher|{BESIDE}eval\.opponent"
 )
 # What an environment may load, by a variable: a function, or an environment such as module:Id-v0.
 FUNCTION = re.compile(r"[\w.]+:[\w./-]+")

@@ -18,6 +18,7 @@ from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.environments.tasks.sets import NamedTasks
 from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.models.teacher import check_teacher, find_teachers
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.rollout import RolloutContext, collect_groups, play_groups
@@ -56,7 +57,10 @@ def test_the_origins_of_its_keys_are_the_files_of_its_experiment():
     assert "max_turns: 3  # override beside.catch.env.max_turns=3\n" in block
     assert "package: catch  # shipped env/catch.yaml\n" in block
     values = [line.strip() for line in block.splitlines() if not line.rstrip().endswith(":")]
-    assert [line for line in values if line and "  # " not in line] == ["weight: 1.0"]
+    assert [line for line in values if line and "  # " not in line] == [
+        "weight: 1.0",
+        "teacher: null",
+    ]
 
 
 def test_the_prompts_are_those_of_the_runs_own_model():
@@ -103,6 +107,51 @@ def test_code_of_every_environment_needs_trust():
     for key in ("env.command", "env.package", "host.image", "judge.base_url", "env.variables.A"):
         assert CODE.fullmatch(key) and CODE.fullmatch(f"beside.other.{key}")
     assert CODE.fullmatch("beside.other.env.baselines.expert")
+    assert CODE.fullmatch("beside.other.teacher")
+
+
+DISTILLING = ("trainer=distillation", "trainer.loss.kl.reference=first")
+
+
+def teachers_of(*overrides):
+    return [
+        (place.key, place.reference, place.environments)
+        for place in find_teachers(composed(*overrides))
+    ]
+
+
+def test_each_environment_may_have_its_own_teacher():
+    shared = [("trainer.loss.kl.reference", "first", ("", "catch"))]
+    assert (
+        teachers_of(*DISTILLING) == teachers_of(*DISTILLING, "beside.catch.teacher=first") == shared
+    )
+    assert teachers_of(*DISTILLING, "beside.catch.teacher=second") == [
+        ("trainer.loss.kl.reference", "first", ("",)),
+        ("beside.catch.teacher", "second", ("catch",)),
+    ]
+    assert teachers_of(*DISTILLING, "trainer.loss.kl.coef=0", "beside.catch.teacher=second") == []
+    assert teachers_of() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["beside.catch.teacher=second"], "trainer.loss.kl.reference=null: env has no teacher"),
+        (
+            [*DISTILLING, "beside.catch.teacher=http://127.0.0.1:1/v1"],
+            "beside.catch: trainer.loss.kl.reference=.*estimator=exact: a server says",
+        ),
+    ],
+)
+def test_teachers_that_do_not_go_together_are_rejected(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        composed(*overrides)
+
+
+def test_a_missing_teacher_is_named_by_its_key():
+    config = composed(*DISTILLING, "trainer.loss.kl.coef=1", "beside.catch.teacher=/no/folder")
+    with pytest.raises(ConfigError, match=r"beside\.catch\.teacher='/no/folder' is neither"):
+        check_teacher(find_teachers(config)[1])
 
 
 # --- tasks -------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ BROKEN = [
     ([BESIDE, *PROGRAM], "beside agent"),
     ([BESIDE, RAY], "beside cluster"),
     (["beside.wordle.conf=echo"], "beside env.name"),
+    ([BESIDE, "beside.catch.teacher=RUN"], "beside.catch.teacher trainer.loss.kl.reference"),
     (["eval.num_tasks=10000"], "eval.num_tasks env.tasks.eval.num_tasks"),
     (
         [f"{PLAYERS}={{roles: {{x: policy, o: nobody}}, {FIELDS}}}"],

@@ -12,9 +12,10 @@ from fakes import loss_and_gradients, random_samples, run_config, tiny_policy
 
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.pipeline.served_teacher import API_KEY, check_any_teacher, find_served_teacher
+from openenv_pipe.pipeline.served_teacher import API_KEY, check_teachers, served_teachers
 
 KL = {"coef": 1.0, "estimator": "k2", "importance_weights": False}
+TOKENIZER = build_tokenizer()
 MODELS = {"data": [{"id": "teacher", "max_model_len": 4096}]}
 
 
@@ -55,9 +56,10 @@ def asked(story, models=MODELS, completion=None, text=None, status=200):
 
 def score(samples, completion):
     async def story(url):
-        await (await find_served_teacher(settings(url))).score(samples)
+        (teacher,) = await served_teachers(settings(url), TOKENIZER)
+        await teacher.score(samples)
 
-    return asked(story, completion=completion)[1]
+    return asked(story, completion=completion, text=TOKENIZER.decode)[1]
 
 
 def of_each(ids):
@@ -86,7 +88,7 @@ def test_the_gradient_is_that_of_a_teacher_on_this_machine():
     with torch.no_grad():
         teacher.model.get_input_embeddings().weight += 0.1
     local = tiny_policy()
-    local.teacher = teacher
+    local.teachers[""] = teacher
     expected = loss_and_gradients(local, random_samples(0), changes)
     samples = random_samples(0)
     for sample in samples:
@@ -133,7 +135,7 @@ def test_an_answer_about_other_tokens_is_rejected(completion):
 )
 def test_a_server_that_cannot_teach_is_named(models, status, name, expected):
     async def story(url):
-        return await find_served_teacher(settings(url + name))
+        return await served_teachers(settings(url + name), TOKENIZER)
 
     with pytest.raises(ConfigError, match=expected):
         asked(story, models, status=status)
@@ -141,14 +143,14 @@ def test_a_server_that_cannot_teach_is_named(models, status, name, expected):
 
 def test_a_server_that_is_not_there():
     with pytest.raises(ConfigError, match="expected a vLLM server that is running"):
-        check_any_teacher(settings("http://127.0.0.1:1/v1"))
+        check_teachers(settings("http://127.0.0.1:1/v1"))
 
 
 def test_its_vocabulary_is_compared():
-    decode = build_tokenizer().decode
+    decode = TOKENIZER.decode
 
     async def story(url):
-        return await asyncio.to_thread(check_any_teacher, settings(url))
+        return await asyncio.to_thread(check_teachers, settings(url))
 
     assert "its tokens are the policy's" in asked(story, text=decode)[0]
     with pytest.raises(ConfigError, match="another vocabulary"):

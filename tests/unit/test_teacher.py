@@ -6,6 +6,7 @@ import pytest
 import torch
 from fakes import (
     CPU,
+    assert_same_update,
     loss_and_gradients,
     random_samples,
     run_config,
@@ -21,13 +22,13 @@ from openenv_pipe.learner.devices import Devices
 from openenv_pipe.models.load import load_policy, load_tokenizer
 from openenv_pipe.models.memory_estimate import memory_bytes, tiny_shape
 from openenv_pipe.models.teacher import (
-    check_teacher,
-    find_teacher_shape,
-    give_teacher,
-    teacher_config,
+    find_teacher_shapes,
+    find_teachers,
+    give_teachers,
     teacher_divergence,
 )
 from openenv_pipe.pipeline.facts import policy_facts
+from openenv_pipe.pipeline.served_teacher import check_teachers
 from openenv_pipe.runs.differences import find_other_facts
 
 SAMPLES = random_samples(0)
@@ -77,8 +78,8 @@ def own_logprobs(folder, temperature):
 
 def tiny_teacher(folder):
     policy = tiny_policy()
-    give_teacher(policy, distilling(folder))
-    return policy.teacher
+    give_teachers(policy, distilling(folder))
+    return policy.teachers[""]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -105,15 +106,15 @@ def test_the_policy_moves_towards_the_teacher(teacher, estimator):
 def test_the_divergence_is_the_mean_of_the_log_ratio_under_the_policy(teacher):
     """Tokens that only the teacher has add nothing."""
     policy = tiny_policy()
-    give_teacher(policy, distilling(teacher))
-    policy.teacher.model.resize_token_embeddings(300)
+    give_teachers(policy, distilling(teacher))
+    policy.teachers[""].model.resize_token_embeddings(300)
     found = teacher_divergence(policy, policy.predictors_hidden(BATCH), BATCH, 0.7)
     expected = []
     for sample in SAMPLES:
         ids = torch.tensor([sample.token_ids])
         ours, theirs = (
             torch.log_softmax(model(input_ids=ids).logits[0, :-1] / 0.7, dim=-1)
-            for model in (policy.model, policy.teacher.model)
+            for model in (policy.model, policy.teachers[""].model)
         )
         each = (ours.exp() * (ours - theirs[:, : ours.shape[1]])).sum(dim=-1)
         expected.append(each[torch.tensor(sample.loss_mask[1:])])
@@ -121,12 +122,40 @@ def test_the_divergence_is_the_mean_of_the_log_ratio_under_the_policy(teacher):
     assert (found > 0).all()
 
 
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_each_environment_has_its_own_teacher(teacher, estimator):
+    """The gradient of a mixture is the weighted sum of those of its environments alone."""
+    kl = {"importance_weights": False, "estimator": estimator}
+    changes = {"loss.policy_coef": 0.0, "loss.normalise": "token"}
+    changes["loss.kl"] = distilling(teacher).trainer.loss.kl.model_dump() | kl
+    mixed, first, second = tiny_policy(), tiny_policy(), tiny_policy()
+    first.teachers[""] = mixed.teachers[""] = tiny_teacher(teacher)
+    second.teachers["other"] = mixed.teachers["other"] = tiny_policy(seed=9)
+    samples = random_samples(0)
+    for sample in samples[::2]:
+        sample.env = "other"
+    found = loss_and_gradients(mixed, samples, changes)
+    parts = [
+        (samples[1::2], loss_and_gradients(first, samples[1::2], changes)),
+        (samples[::2], loss_and_gradients(second, samples[::2], changes)),
+    ]
+    num_tokens = [sum(sum(each.loss_mask) for each in part) for part, _ in parts]
+    shares = [number / sum(num_tokens) for number in num_tokens]
+    loss = sum(share * part[0] for share, (_, part) in zip(shares, parts, strict=True))
+    gradients = [
+        shares[0] * one + shares[1] * other
+        for one, other in zip(parts[0][1][1], parts[1][1][1], strict=True)
+    ]
+    assert_same_update(found, (loss, gradients))
+    assert abs(parts[0][1][0] - parts[1][1][0]) > 1e-3
+
+
 def test_without_a_weight_rewards_count_for_nothing(teacher):
     changes = {"loss.policy_coef": 0.0, "loss.kl": distilling(teacher).trainer.loss.kl.model_dump()}
     found = []
     for sign in (1.0, -1.0):
         policy, samples = tiny_policy(), random_samples(0)
-        give_teacher(policy, distilling(teacher))
+        give_teachers(policy, distilling(teacher))
         for sample in samples:
             sample.advantages = [sign * each for each in sample.advantages]
         found.append(loss_and_gradients(policy, samples, changes))
@@ -153,9 +182,11 @@ def test_a_checkpoint_has_no_copy_of_the_teacher(teacher, tmp_path):
 
 def test_threads_share_the_weights_of_the_teacher(teacher):
     policy = tiny_policy()
-    give_teacher(policy, distilling(teacher))
+    give_teachers(policy, distilling(teacher))
     other = policy.with_own_gradients()
-    pairs = zip(policy.teacher.model.parameters(), other.teacher.model.parameters(), strict=True)
+    pairs = zip(
+        policy.teachers[""].model.parameters(), other.teachers[""].model.parameters(), strict=True
+    )
     assert all(one is two for one, two in pairs)
     expected = policy.reference_logprobs(BATCH, 1.0)
     assert torch.equal(other.reference_logprobs(BATCH, 1.0), expected)
@@ -165,16 +196,16 @@ def test_its_memory_is_counted(teacher):
     config = distilling(teacher)
     shape = tiny_shape(config.model)
     alone = memory_bytes(shape, config, in_one_memory=True)
-    found = memory_bytes(shape, config, in_one_memory=True, teacher=find_teacher_shape(config))
+    found = memory_bytes(shape, config, in_one_memory=True, teachers=find_teacher_shapes(config))
     num_parameters = sum(each.numel() for each in tiny_teacher(teacher).model.parameters())
     assert found == alone | {"teacher": 4 * num_parameters}
     assert "reference model" not in found
 
 
 def test_what_is_checked_of_it(teacher):
-    assert check_teacher(distilling(teacher)).endswith("parameters; its tokens are the policy's")
-    assert check_teacher(distilling(teacher, **{"trainer.loss.kl.coef": 0.0})) == ""
-    assert check_teacher(run_config()) == ""
+    assert check_teachers(distilling(teacher)).endswith("parameters; its tokens are the policy's")
+    assert check_teachers(distilling(teacher, **{"trainer.loss.kl.coef": 0.0})) == ""
+    assert check_teachers(run_config()) == ""
 
 
 def test_other_weights_of_it_are_another_fact(teacher):
@@ -182,11 +213,11 @@ def test_other_weights_of_it_are_another_fact(teacher):
     config, found = distilling(teacher), []
     for change in (0.0, 0.5):
         policy = load_policy(tiny_model(), seed=0, device=CPU)
-        give_teacher(policy, config)
+        give_teachers(policy, config)
         found.append(policy_facts(policy)["teacher_digest"])
         with torch.no_grad():
-            policy.teacher.model.get_input_embeddings().weight += 0.5 + change
-        policy.teacher.save_model(teacher)
+            policy.teachers[""].model.get_input_embeddings().weight += 0.5 + change
+        policy.teachers[""].save_model(teacher)
     assert found[0] != found[1]
     (difference,) = find_other_facts({"teacher_digest": "a"}, {"teacher_digest": "b"})
     assert difference.kind == "model"
@@ -196,18 +227,18 @@ def test_other_weights_of_it_are_another_fact(teacher):
 def test_an_adapter_is_rejected_with_what_to_do(teacher):
     (teacher / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"it is an adapter.*openenv-pipe export"):
-        check_teacher(distilling(teacher))
+        check_teachers(distilling(teacher))
 
 
 def test_a_teacher_may_have_more_tokens_but_not_fewer_positions(teacher):
-    tokenizer = load_tokenizer(teacher_config(distilling(teacher)))
+    tokenizer = load_tokenizer(find_teachers(distilling(teacher))[0].model)
     tokenizer.add_tokens(["<more>"])
     tokenizer.save_pretrained(teacher)
-    assert "the policy's" in check_teacher(distilling(teacher))
+    assert "the policy's" in check_teachers(distilling(teacher))
     config = json.loads((teacher / "config.json").read_text())
     (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
     with pytest.raises(ConfigError, match=r"16 positions, which are less than env\.max_episode"):
-        give_teacher(tiny_policy(), distilling(teacher))
+        give_teachers(tiny_policy(), distilling(teacher))
 
 
 def test_another_vocabulary_is_rejected(teacher):
@@ -218,19 +249,19 @@ def test_another_vocabulary_is_rejected(teacher):
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="has not the policy's vocabulary"):
-        check_teacher(distilling(teacher))
+        check_teachers(distilling(teacher))
 
 
 def test_a_teacher_that_is_not_there_is_named_by_its_key(tmp_path):
     missing = tmp_path / "nothing"
     with pytest.raises(ConfigError, match=rf"trainer\.loss\.kl\.reference='{missing}' is neither"):
-        check_teacher(distilling(missing))
+        check_teachers(distilling(missing))
     with pytest.raises(ConfigError, match=r"trainer\.loss\.kl\.reference='some/teacher' is not on"):
-        check_teacher(distilling("some/teacher"))
+        check_teachers(distilling("some/teacher"))
 
 
 def test_a_teacher_without_rows_for_all_tokens_is_rejected(teacher):
     policy = tiny_policy()
     policy.model.resize_token_embeddings(300)
     with pytest.raises(ConfigError, match="has 261 embeddings, and the policy 300"):
-        give_teacher(policy, distilling(teacher))
+        give_teachers(policy, distilling(teacher))

@@ -40,7 +40,7 @@ TEMPERATURE = 0.7
 def distilled(policy):
     """Give the policy a teacher of another size; return samples that the policy itself sampled."""
     config = tiny_model(seed=5).model_copy(update={"hidden_size": 48})
-    policy.teacher = load_policy(config, seed=0, device=CPU)
+    policy.teachers[""] = load_policy(config, seed=0, device=CPU)
     samples = random_samples(0)
     with torch.no_grad():
         logprobs = policy.logprobs(pack(samples, share=False), TEMPERATURE)[0].tolist()
@@ -56,7 +56,7 @@ def padded(samples, name):
 
 def trl_loss_and_gradients(policy, samples):
     """The loss of TRL's `IWOPDTrainer` over the trained tokens of all samples."""
-    model, teacher = copy.deepcopy(policy.model), policy.teacher.model
+    model, teacher = copy.deepcopy(policy.model), policy.teachers[""].model
     ids, chosen = padded(samples, "token_ids"), padded(samples, "loss_mask")[:, 1:]
     tokens = ids[:, 1:]
     with torch.no_grad():
@@ -81,7 +81,7 @@ def trl_loss_and_gradients(policy, samples):
 
 def divergence_and_gradients(policy, samples):
     """The loss of TRL's `DistillationTrainer` over the trained tokens of all samples."""
-    model, teacher = copy.deepcopy(policy.model), policy.teacher.model
+    model, teacher = copy.deepcopy(policy.model), policy.teachers[""].model
     ids = padded(samples, "token_ids")
     loss, _, num_tokens = _chunked_divergence_loss(
         model(input_ids=ids, output_hidden_states=True).hidden_states[-1][:, :-1],

@@ -179,6 +179,15 @@ RULES = (
         advice="the policy would take the teacher's place; set trainer.loss.kl.refresh_every=null",
     ),
     Rule(
+        keys=("beside.*.teacher", "trainer.loss.kl.reference"),
+        breaks=lambda c: [
+            name
+            for name, each in c.beside.items()
+            if each.teacher is not None and c.trainer.loss.kl.reference is None
+        ],
+        advice="env has no teacher; set trainer.loss.kl.reference to its own",
+    ),
+    Rule(
         keys=("trainer.loss.kl.estimator", "trainer.loss.kl.reference"),
         breaks=lambda c: (
             c.trainer.loss.kl.estimator == "exact" and not _has_teacher(c) and not _has_hint(c)

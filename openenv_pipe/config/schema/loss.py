@@ -1,6 +1,6 @@
 """`trainer.loss`: the policy loss, its normalization and its additional terms."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -100,6 +100,12 @@ class LossBlock(Block):
     )
     kl: KlConfig
     correction: CorrectionConfig
+
+    def with_teacher(self, teacher: str | None) -> Self:
+        """Return this loss with another teacher; with the same one for None."""
+        if teacher is None:
+            return self
+        return self.model_copy(update={"kl": self.kl.model_copy(update={"reference": teacher})})
 
     @property
     def needs_only_advantages(self) -> bool:

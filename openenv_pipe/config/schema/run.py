@@ -60,6 +60,9 @@ class BesideConfig(Block):
         description="its evaluations, which are played whenever those of env are"
     )
     advantage: AdvantageConfig = Field(description="as trainer.advantage, for its groups")
+    teacher: str | None = Field(
+        description="as trainer.loss.kl.reference, for its episodes; null: the same"
+    )
 
 
 class RunConfig(_Composed):
@@ -113,7 +116,11 @@ class RunConfig(_Composed):
                     "judge": each.judge,
                     "eval": each.eval,
                     "trainer": self.trainer.model_copy(
-                        update={"advantage": each.advantage, "warm_start": no_warm_start}
+                        update={
+                            "advantage": each.advantage,
+                            "warm_start": no_warm_start,
+                            "loss": self.trainer.loss.with_teacher(each.teacher),
+                        }
                     ),
                 }
             )

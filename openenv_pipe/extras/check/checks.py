@@ -26,7 +26,7 @@ from openenv_pipe.models.hub import (
     reject_unreachable,
 )
 from openenv_pipe.models.load import build_empty, load_policy
-from openenv_pipe.models.teacher import find_teacher_shape
+from openenv_pipe.models.teacher import find_teacher_shapes
 from openenv_pipe.pipeline.requirements import REQUIREMENTS, WARM_START
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.progress import LineProgress, Progress
@@ -104,7 +104,7 @@ def check_memory(config: RunConfig) -> Iterator[Line]:
         text = "not estimated: the model's config.json has other keys than decoders such as Qwen3"
         yield Line("memory", Result.WARN, text)
         return
-    yield memory_line(config, shape, find_teacher_shape(config))
+    yield memory_line(config, shape, find_teacher_shapes(config))
     yield disk_line(config, shape)
 
 

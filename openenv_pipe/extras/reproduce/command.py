@@ -15,6 +15,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.extras.reproduce.replaying import replay
+from openenv_pipe.models.teacher import find_teachers
 from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
@@ -155,7 +156,7 @@ def _why_inexact(
         return f"it ran on {' and '.join(sorted(devices))}, where the order of sums is not fixed"
     if not config.engine.capabilities.is_exact and not is_replay:
         return f"engine={config.engine.type} may sample other tokens for an equal request"
-    if config.trainer.loss.kl.has_served_teacher:
+    if any(place.is_served for place in find_teachers(config)):
         return "the logprobs of a teacher on a server depend on what it computes at once"
     return None
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.models.teacher import give_teacher
+from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.pipeline.build import learner_alone
 from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
@@ -75,7 +75,7 @@ def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
 
 async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) -> str | None:
     async with learner_alone(attempt.config, attempt.folder.logs) as components:
-        await components.compute(give_teacher, components.policy, attempt.config)
+        await components.compute(give_teachers, components.policy, attempt.config)
         facts = await components.compute(policy_facts, components.policy)
         if attempt.on_differences:
             attempt.on_differences(find_other_facts(attempt.expected, facts))

@@ -21,7 +21,7 @@ from openenv_pipe.models.memory_estimate import (
     trained_bytes,
     weight_bytes,
 )
-from openenv_pipe.models.teacher import find_teacher_shape
+from openenv_pipe.models.teacher import find_teacher_shapes
 
 WEIGHTS_SHARE = 0.5  # of a server's memory at most, so that the other half caches episodes
 
@@ -197,7 +197,7 @@ def _plan(
         learner_nodes=learner_nodes,
         shape=shape,
         learner_bytes=memory_bytes(
-            shape, config, in_one_memory=False, teacher=find_teacher_shape(config)
+            shape, config, in_one_memory=False, teachers=find_teacher_shapes(config)
         ),
         servers=servers,
         is_shared=is_shared,
