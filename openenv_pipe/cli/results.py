@@ -137,8 +137,7 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-    durations_s = {row.name: row.duration_s for row in result.own}
-    lines = thresholds.compare_with_thresholds(thresholds.means_of(result.own), least, durations_s)
+    lines = thresholds.compare_with_thresholds(thresholds.measured_of(result.own), least)
     lines += thresholds.compare_with_first(
         result.own, margins, result.config.eval, result.config.seed
     )

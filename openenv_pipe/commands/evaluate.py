@@ -29,6 +29,7 @@ from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.reports.report import write_report
+from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
@@ -89,11 +90,11 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
     rows: list[Row] = []
     baselines: list[Row] = []
     for subject, folder, word in zip(subjects, logs, words, strict=True):
-        if subject.folder.status != "finished":
-            control.progress.note(f"eval: {word} is {subject.folder.status}, not finished")
+        if (objection := objection_to(subject, word)) is not None:
+            control.progress.note(f"eval: {objection}")
         work = _play(subject, folder, control, with_baselines=subject is subjects[0])
         played = control.stop.run(work)
-        rows += [replace(row, word=word) for row in played.own]
+        rows += [replace(row, word=word, objection=objection) for row in played.own]
         baselines += played.baselines
     for path in dict.fromkeys(subject.folder.path for subject in subjects):
         _report_anew(path, control)
@@ -110,6 +111,22 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
         config=subjects[0].config,
         folders=list(dict.fromkeys(subject.folder.path for subject in subjects)),
     )
+
+
+def objection_to(subject: SelectedModel, word: str) -> str | None:
+    """Return why the model is not the one at the end of the training that the user has named.
+
+    Whoever names a checkpoint gets that one.
+    """
+    folder = subject.folder
+    if "@" in word:
+        return None
+    if folder.status != "finished":
+        return f"{word} is {folder.status}, not finished"
+    checkpoints = all_checkpoints(folder.path)
+    if subject.checkpoint is None or subject.checkpoint.name == checkpoints[-1].name:
+        return None
+    return f"{checkpoints[-1].name} of {word} is damaged"
 
 
 def _report_anew(path: Path, control: RunControl) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
@@ -10,13 +10,22 @@ from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.eval_difference import ReportDifference, compare_reports
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import env_of
 from openenv_pipe.system.intervals import Interval
 
 METRICS = ("success", "reward")
 MANY_TASKS = 100_000  # more than anybody evaluates on
 MORE_TASKS = "evaluate on more tasks (eval.num_tasks)"
-Means = Mapping[str, Mapping[str, float]]  # by name and metric; what was not measured is missing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """The means of an evaluation, or of several with different seeds."""
+
+    means: Mapping[str, float]  # by metric; what was not measured is missing
+    objection: str | None = None  # why they decide nothing, however high they are
+    duration_s: float | None = None  # how long it took to measure them
 
 
 def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
@@ -61,37 +70,46 @@ def _numbers(option: str, texts: Sequence[str], example: str) -> dict[str, float
     return numbers
 
 
-def means_of(rows: Sequence[Row]) -> Means:
-    """Return the means of evaluations, of the first environment of each run."""
-    intervals = {
-        row.name: {metric: getattr(row.report, metric) for metric in METRICS}
-        for row in rows
-        if not env_of(row.report.label)
-    }
-    return {
-        name: {metric: seen.mean for metric, seen in each.items() if seen is not None}
-        for name, each in intervals.items()
-    }
+def measured_of(rows: Sequence[Row]) -> dict[str, Measured]:
+    """Return what evaluations have measured by name, for the first environment of each run."""
+    found = {}
+    for row in rows:
+        if not env_of(row.report.label):
+            intervals = {metric: getattr(row.report, metric) for metric in METRICS}
+            found[row.name] = Measured(
+                means={key: seen.mean for key, seen in intervals.items() if seen is not None},
+                objection=row.objection or too_few_scored(row.report),
+                duration_s=row.duration_s,
+            )
+    return found
+
+
+def too_few_scored(report: EvalReport | ReportDifference) -> str | None:
+    """Return on how few of its tasks a report is, if these are too few for a decision."""
+    is_partly_scored = report.num_scored_tasks < report.num_tasks
+    if not is_partly_scored or report.success is None or report.success.low is not None:
+        return None
+    return f"{report.on_tasks}, too few (eval.min_scored_share)"
 
 
 def compare_with_thresholds(
-    means: Means, thresholds: Mapping[str, float], durations_s: Mapping[str, float | None]
+    measured: Mapping[str, Measured], thresholds: Mapping[str, float]
 ) -> list[Line]:
-    """Return a line for each mean. It fails if it is below its threshold or was not measured.
-
-    durations_s: how long it took to measure them, by name, where it is known
-    """
+    """Return a line for each mean. It fails if it is below its threshold, was not measured, or
+    decides nothing."""
     lines = []
-    for name, seen in means.items():
-        duration_s = durations_s.get(name)
+    for name, found in measured.items():
         for metric, least in thresholds.items():
-            if metric not in seen:
+            seen = found.means.get(metric)
+            if seen is None:
                 result, text = Result.FAIL, f"was not measured; it has to be {least:g}"
-            elif seen[metric] < least:
-                result, text = Result.FAIL, f"{seen[metric]:.3f} < {least:g}"
+            elif seen < least:
+                result, text = Result.FAIL, f"{seen:.3f} < {least:g}"
+            elif found.objection is not None:
+                result, text = Result.FAIL, f"{seen:.3f} >= {least:g}, but {found.objection}"
             else:
-                result, text = Result.OK, f"{seen[metric]:.3f} >= {least:g}"
-            lines.append(Line(f"{name}: {metric}", result, text, duration_s=duration_s))
+                result, text = Result.OK, f"{seen:.3f} >= {least:g}"
+            lines.append(Line(f"{name}: {metric}", result, text, duration_s=found.duration_s))
     return lines
 
 
@@ -101,8 +119,8 @@ def compare_with_first(
     """Return a line for each evaluation after the first, on the tasks that both have.
 
     It fails if its mean is lower by more than is allowed and the paired interval excludes 0, so
-    that the loss is no chance; and if it cannot be compared. It is a warning if the interval
-    includes a larger loss than is allowed.
+    that the loss is no chance; and if it cannot be compared or decides nothing. It is a warning if
+    the interval includes a larger loss than is allowed.
 
     margins: how much lower a mean may be, by metric
     """
@@ -116,27 +134,30 @@ def compare_with_first(
             except UserError as error:
                 lines.append(Line(name, Result.FAIL, str(error)))
                 continue
-            judged = _judged(name, found, getattr(found, metric), margin)
-            lines.append(replace(judged, duration_s=row.duration_s))
+            objection = row.objection or own[0].objection
+            result, text = _judged(found, getattr(found, metric), margin, objection)
+            lines.append(Line(name, result, text, duration_s=row.duration_s))
     return lines
 
 
-def _judged(name: str, found: ReportDifference, change: Interval | None, margin: float) -> Line:
+def _judged(
+    found: ReportDifference, change: Interval | None, margin: float, objection: str | None
+) -> tuple[Result, str]:
     """Judge one difference; it is a warning if too few tasks could show a larger loss."""
     if change is None:
-        return Line(name, Result.FAIL, "was not measured in both")
+        return Result.FAIL, "was not measured in both"
     text = f"{change:+.3f}, may be {-margin:g}"
+    if objection := objection or too_few_scored(found):
+        return Result.FAIL, f"{text}, but {objection}"
     if change.low is None or change.high is None:
-        return Line(name, Result.WARN, f"{text}; {found.on_tasks} give no interval, {MORE_TASKS}")
+        return Result.WARN, f"{text}; {found.on_tasks} give no interval, {MORE_TASKS}"
     if change.mean < -margin and change.high < 0:
-        return Line(name, Result.FAIL, text)
+        return Result.FAIL, text
     if change.low >= -margin:
-        return Line(name, Result.OK, text)
+        return Result.OK, text
     how = "so it may be chance" if change.mean < -margin else "so a larger loss may be hidden"
     advice = _tasks_for(change.mean - change.low, margin, found.num_scored_tasks)
-    return Line(
-        name, Result.WARN, f"{text}; the interval over {found.on_tasks} is wider, {how}: {advice}"
-    )
+    return Result.WARN, f"{text}; the interval over {found.on_tasks} is wider, {how}: {advice}"
 
 
 def _tasks_for(half_width: float, margin: float, num_tasks: int) -> str:

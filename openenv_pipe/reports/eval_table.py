@@ -31,6 +31,7 @@ class Row:
     folder: Path
     word: str = ""  # how the user has named what was evaluated; empty for others
     duration_s: float | None = None  # of the evaluation; None: an earlier command has made it
+    objection: str | None = None  # why it is not of the model that the user has named
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:

@@ -155,10 +155,19 @@ def save(
     return save_evaluation(folder.path, made), made.report
 
 
-def evaluate(folder: RunFolder, label: str, success_rate: float, step: int | None = 0) -> None:
-    """Save a report over ten tasks, of which a share succeeds."""
+def evaluate(
+    folder: RunFolder,
+    label: str,
+    success_rate: float,
+    step: int | None = 0,
+    *,
+    num_failed: int = 0,
+) -> None:
+    """Save a report over ten tasks, of which a share succeeds, and the last ones fail."""
     random = Random(0)
     played = [episode(random, i, 0, success=i < 10 * success_rate) for i in range(10)]
+    for each in played[len(played) - num_failed :]:
+        each.status, each.error = Status.ERROR, "it is gone"
     save(folder, label, played, step)
 
 

@@ -6,7 +6,7 @@ import pytest
 import run_samples
 from fakes import FakeHost, play, rollout_context, run_config
 
-from openenv_pipe.commands.evaluate import changed_settings, on_the_same_tasks
+from openenv_pipe.commands.evaluate import changed_settings, objection_to, on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
@@ -45,6 +45,18 @@ def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
     assert (subject.label, subject.step) == (label, step)
     assert (subject.checkpoint is None) == (at == "@start")
     assert subject.config.eval.num_tasks == 3
+
+
+def test_a_gate_is_told_that_a_model_is_not_that_of_the_end(folder):
+    """Whoever names a checkpoint gets what was asked for."""
+    word = str(folder.path)
+    folder.finish("interrupted", cause="interrupted")
+    assert objection_to(find_model(word, []), word) == f"{word} is interrupted, not finished"
+    assert objection_to(find_model(f"{word}@10", []), f"{word}@10") is None
+    folder.finish("finished")
+    assert objection_to(find_model(word, []), word) is None
+    (folder.path / "checkpoints" / "step_000020" / "weights").write_text("cut")
+    assert objection_to(find_model(word, []), word) == f"step_000020 of {word} is damaged"
 
 
 def test_the_start_of_a_fork_is_the_checkpoint_that_it_began_with(folder, tmp_path):

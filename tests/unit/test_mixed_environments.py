@@ -11,7 +11,7 @@ import run_samples
 
 from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.commands.findings import Result, has_failed
-from openenv_pipe.commands.thresholds import compare_with_thresholds, means_of
+from openenv_pipe.commands.thresholds import compare_with_thresholds, measured_of
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.environments.tasks import RangeTasks, Splits, build_order
@@ -382,13 +382,15 @@ def test_thresholds_are_about_the_first_environment(tmp_path):
     rows = [
         Row(
             name=label,
-            report=SimpleNamespace(label=label, success=found, reward=None),
+            report=SimpleNamespace(
+                label=label, success=found, reward=None, num_tasks=5, num_scored_tasks=5
+            ),
             folder=tmp_path,
         )
         for label, found in reports.items()
     ]
-    assert not has_failed(compare_with_thresholds(means_of(rows), {"success": 0.8}, {}))
-    (line,) = compare_with_thresholds(means_of(rows), {"success": 0.95}, {})
+    assert not has_failed(compare_with_thresholds(measured_of(rows), {"success": 0.8}))
+    (line,) = compare_with_thresholds(measured_of(rows), {"success": 0.95})
     assert line.result is Result.FAIL
 
 

@@ -9,7 +9,7 @@ from openenv_pipe.commands.findings import Result, verdict
 from openenv_pipe.commands.thresholds import (
     compare_with_first,
     compare_with_thresholds,
-    means_of,
+    measured_of,
     parse_margins,
     parse_thresholds,
 )
@@ -20,18 +20,20 @@ from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.system.intervals import Interval
 
 
-def row(name, success, reward):
+def row(name, success, reward, duration_s=None):
     means = {
         key: None if mean is None else Interval(mean=mean, low=None, high=None)
         for key, mean in (("success", success), ("reward", reward))
     }
-    return SimpleNamespace(name=name, report=SimpleNamespace(label="trained", **means))
+    scored = {"num_tasks": 5, "num_scored_tasks": 5}
+    report = SimpleNamespace(label="trained", **scored, **means)
+    return SimpleNamespace(name=name, report=report, objection=None, duration_s=duration_s)
 
 
 def test_means_below_their_thresholds_are_named():
     thresholds = parse_thresholds(["success=0.8", "reward=-1"])
-    means = means_of([row("good", 0.8, 0.0), row("bad", 0.79, -2.0), row("unknown", None, 0.0)])
-    lines = compare_with_thresholds(means, thresholds, {"bad": 1.5})
+    rows = [row("good", 0.8, 0.0), row("bad", 0.79, -2.0, 1.5), row("unknown", None, 0.0)]
+    lines = compare_with_thresholds(measured_of(rows), thresholds)
     assert [*map(verdict, lines)] == [
         "OK good: success 0.800 >= 0.8",
         "OK good: reward 0.000 >= -1",
@@ -41,7 +43,36 @@ def test_means_below_their_thresholds_are_named():
         "OK unknown: reward 0.000 >= -1",
     ]
     assert [line.duration_s for line in lines] == [None, None, 1.5, 1.5, None, None]
-    assert compare_with_thresholds(means, {}, {}) == []
+    assert compare_with_thresholds(measured_of(rows), {}) == []
+
+
+def partly_scored(tmp_path, num_failed, objection=None):
+    """Two rows of ten tasks, of which some have no score in the second."""
+    rows = []
+    for name, failed in (("old", 0), ("new", num_failed)):
+        folder = run_samples.create(tmp_path)
+        run_samples.evaluate(folder, "trained", 1.0, num_failed=failed)
+        report = read_reports(folder.path)["trained"]
+        rows.append(Row(name=name, report=report, folder=folder.path, objection=objection))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "objection", "expected"),
+    [
+        (8, None, ["FAIL", "2 of 10 tasks scored, too few (eval.min_scored_share)"]),
+        (0, "latest is interrupted, not finished", ["FAIL", "latest is interrupted"]),
+    ],
+)
+def test_what_decides_nothing_fails_however_high(tmp_path, num_failed, objection, expected):
+    rows = partly_scored(tmp_path, num_failed, objection)
+    config = compose(["conf=smoke"]).config.eval
+    lines = [
+        compare_with_thresholds(measured_of(rows[1:]), {"success": 0.5})[0],
+        compare_with_first(rows, {"success": 0.05}, config, 0)[0],
+    ]
+    for line in lines:
+        assert all(each in verdict(line) for each in expected)
 
 
 @pytest.mark.parametrize("text", ["success", "success=high", "accuracy=0.5", "success=nan", "=1"])

@@ -108,5 +108,5 @@ def compare(
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    lines = thresholds.compare_with_thresholds(comparison.means, least, comparison.durations_s)
+    lines = thresholds.compare_with_thresholds(comparison.measured, least)
     end_if_below(lines, junit, to_stderr=form != "table")

@@ -11,7 +11,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.commands.thresholds import Means
+from openenv_pipe.commands.thresholds import Measured, too_few_scored
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.intervals import FRACTIONS, Interval, interval_over_runs, paired_difference
@@ -59,6 +59,15 @@ class Setting:
         return _counted(self.runs)
 
     @property
+    def objection(self) -> str | None:
+        """Why the means decide nothing: a seed is missing in them, or too few tasks were scored."""
+        seeds = {run.seed for run in self.counted}
+        if missing := [run.id for run in self.runs if run.seed not in seeds]:
+            return f"without {', '.join(missing)}, not evaluated at its end"
+        scored = ((run.id, too_few_scored(run.final)) for run in self.counted if run.final)
+        return next((f"{name} on {few}" for name, few in scored if few), None)
+
+    @property
     def statuses(self) -> str:
         names = [run.status for run in self.runs]
         return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
@@ -86,22 +95,18 @@ class Comparison:
         return [*(run for run in runs if run.status != "finished"), *self.unreadable]
 
     @property
-    def means(self) -> Means:
+    def measured(self) -> dict[str, Measured]:
         """The means of each setting. Unfinished runs and jobs without a run have none."""
         found = {
-            setting.ids: {name: figure.mean for name, figure in setting.figures.items()}
+            setting.ids: Measured(
+                means={name: figure.mean for name, figure in setting.figures.items()},
+                objection=setting.objection,
+                duration_s=sum(run.duration_s or 0.0 for run in setting.runs),
+            )
             for setting in self.settings
         }
         lost = [*(run.id for run in self.unfinished), *self.lost_jobs]
-        return {**{name: {} for name in lost}, **found}
-
-    @property
-    def durations_s(self) -> dict[str, float]:
-        """How long the runs of each setting have taken, all together."""
-        return {
-            setting.ids: sum(run.duration_s or 0.0 for run in setting.runs)
-            for setting in self.settings
-        }
+        return {**{name: Measured(means={}) for name in lost}, **found}
 
     def __str__(self) -> str:
         """Return it as Markdown, which a notebook shows as a table."""

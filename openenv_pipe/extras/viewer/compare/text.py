@@ -43,7 +43,9 @@ def verdict(comparison: Comparison) -> list[str]:
     if comparison.best and comparison.best_run:
         success = figure_text("success", comparison.best.figures["success"])
         setting = f", of {comparison.best.name}" if comparison.keys else ""
-        lines.append(f"best: {comparison.best_run.id}{setting}: success {success}")
+        over = comparison.best.figures["success"].over
+        among = f" over its {over}" if over == "seeds" else ""
+        lines.append(f"best: {comparison.best_run.id}{setting}: success {success}{among}")
     if comparison.not_told_apart:
         names = "; ".join(setting.name for setting in comparison.not_told_apart)
         lines.append(f"not told apart from it in success: {names}")

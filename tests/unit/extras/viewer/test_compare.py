@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pytest
 import run_samples
@@ -197,6 +198,27 @@ def test_a_setting_below_a_threshold_and_a_run_without_an_end_are_failures(tmp_p
     assert json.loads(told.out) and "FAIL smoke/0003: success 0.800 < 0.85\n" in told.err
     written = junit.read_text()
     assert 'tests="3" failures="2"' in written and written.count(' time="') == 3
+
+
+def test_a_row_that_lacks_a_seed_is_a_failure_and_names_it(tmp_path, capsys):
+    good, other = (make(tmp_path, seed=seed, success=0.9) for seed in (0, 1))
+    runs = [str(each.path) for each in (good, other)]
+    cli.compare(runs, fail_under=["success=0.85"])
+    assert "success 90% [90, 90] over its seeds" in capsys.readouterr().out
+    shutil.rmtree(other.path / "eval")
+    with pytest.raises(typer.Exit):
+        cli.compare(runs, fail_under=["success=0.85"])
+    expected = "FAIL smoke/0001 0002: success 0.900 >= 0.85, but without smoke/0002, not evaluated"
+    assert expected in capsys.readouterr().out
+
+
+def test_a_row_with_too_few_scored_tasks_is_a_failure(tmp_path, capsys):
+    run = make(tmp_path)
+    run_samples.evaluate(run, "trained", 1.0, step=2, num_failed=8)
+    run.finish("finished")
+    with pytest.raises(typer.Exit):
+        cli.compare([str(run.path)], fail_under=["success=0.5"])
+    assert "but smoke/0001 on 2 of 10 tasks scored, too few" in capsys.readouterr().out
 
 
 def test_nothing_is_best_while_nothing_is_measured(tmp_path, capsys):
