@@ -57,7 +57,7 @@ def compose_rewards(config: RewardConfig, group: Group, values: Mapping[str, Val
 
 
 def reason_of(name: str) -> str:
-    """Return how `Episode.unscored` begins if the term of this name has no value."""
+    """Return how `Episode.unscored` begins if the term of this name failed to give a value."""
     return f"reward.terms.{name}: "
 
 
@@ -71,8 +71,9 @@ def _record(name: str, group: Group, values: Values) -> None:
                     episode.reward_terms[f"{name}/{part}"] = number
                 if value.judgement is not None:
                     episode.judgements[name] = value.judgement
-            case NoValue(why=why) if episode.unscored is None:
-                episode.unscored = f"{reason_of(name)}{why}"
+            case NoValue() as none if episode.unscored is None:
+                start = reason_of(name) if none.is_failure else f"without {name}: "
+                episode.unscored = f"{start}{none.why}"
 
 
 def _transformed(

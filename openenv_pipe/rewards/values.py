@@ -26,6 +26,7 @@ class NoValue:
     """Why a term has no value for an episode, which therefore has no reward at all."""
 
     why: str
+    is_failure: bool = True  # of whoever was asked; False: nobody could be
 
 
 Values = Mapping[int, TermValue | NoValue]  # by member

@@ -90,6 +90,9 @@ class Ruler:
 
     async def values(self, group: Group) -> Values:
         episodes = group.scored
+        if len(group.episodes) > 1 == len(episodes):
+            lone = NoValue(why="no other episode of its group is left", is_failure=False)
+            return {episodes[0].member: lone}
         if len(episodes) < 2:
             return {}
         try:

@@ -83,6 +83,17 @@ def test_equal_episodes_are_shown_once_and_a_single_one_not_at_all(server, tmp_p
     assert alone.episodes[0].is_scored
 
 
+def test_an_episode_whose_group_failed_has_no_reward_and_is_no_failure_of_the_judge(
+    server, tmp_path
+):
+    failed = episode(1, "b")
+    failed.status = Status.ERROR
+    left = group(episode(0, "b", reward=0.5), failed)
+    score(server, tmp_path, [left], "judge.max_failed_share=0")
+    assert left.scored == [] and server.prompts == []
+    assert left.episodes[0].unscored == "without ruler: no other episode of its group is left"
+
+
 def test_orders_differ_and_are_averaged(server, tmp_path):
     judged = group(episode(0, "b"), episode(1, "x"), episode(2, "b", "x"), episode(3, "y"))
     server.faults = [first_is_best] * 6
