@@ -123,7 +123,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
     num_prompt, num_reply = usage.num_prompt_tokens, usage.num_completion_tokens
-    reason = "length" if reply.finish is Finish.LENGTH else "stop"
+    ended = "tool_calls" if reply.message.get("tool_calls") else "stop"
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
@@ -133,7 +133,7 @@ def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
             {
                 "index": 0,
                 "message": {"role": "assistant", **reply.message},
-                "finish_reason": "tool_calls" if reply.message.get("tool_calls") else reason,
+                "finish_reason": "length" if reply.finish is Finish.LENGTH else ended,
             }
         ],
         "usage": {

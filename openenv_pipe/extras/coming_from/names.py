@@ -11,6 +11,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "learning_rate": "trainer.optimizer.lr",
     "lr_scheduler_type": "trainer.optimizer.schedule",
     "warmup_steps": "trainer.optimizer.lr_warmup_steps",
+    "warmup_ratio": "trainer.optimizer.lr_warmup_steps",
+    "importance_sampling_level": "trainer.loss.type",
     "beta": "trainer.loss.kl.coef",
     "epsilon": "trainer.loss.clip_low",
     "epsilon_high": "trainer.loss.clip_high",
@@ -63,10 +65,15 @@ OTHER_NAMES: Mapping[str, str] = {
     "max_off_policy_steps": "trainer.max_staleness",
     "kl_penalty_coef": "trainer.loss.kl.coef",
     "base_model": "model.path",
+    "packed_sequence_length": "trainer.tokens_per_batch",
+    "truncated_importance_sampling": "trainer.loss.correction.high",
 }
 
 # What differs although the key is the nearest one.
 NOTES: Mapping[str, str] = {
+    "warmup_ratio": "in steps of the optimizer, not as a share",
+    "importance_sampling_level": "gspo has one ratio for each sample, TRL's sequence",
+    "truncated_importance_sampling": "with trainer.loss.correction.type=truncate",
     "per_device_train_batch_size": "in tokens, not rows",
     "max_completion_length": "for each reply; env.max_episode_tokens limits all replies of an "
     "episode, with its prompts and observations",
@@ -96,6 +103,8 @@ NOT_HERE: Mapping[str, str] = {
     "reward_funcs": "a function is a term of the reward, reward.terms.NAME, and gets one episode: "
     "docs/coming_from.md",
     "reward_weights": "each term has its own: reward.terms.NAME.weight",
+    "gradient_accumulation_steps": "a step has trainer.tasks_per_step * trainer.group_size "
+    "episodes, and trainer.tokens_per_batch of their tokens are computed at a time",
     "max_prompt_length": "prompts have no limit of their own: env.max_episode_tokens limits them "
     "together with the replies, and env.max_observation_tokens cuts observations",
     "num_train_epochs": EPOCHS,

@@ -132,7 +132,8 @@ def completion_body(
 
     Equal completions have equal answers: there is no time and no random id in them.
     """
-    finish = "length" if completion.finish is Finish.LENGTH else "stop"
+    ended = "tool_calls" if message.get("tool_calls") else "stop"
+    finish = "length" if completion.finish is Finish.LENGTH else ended
     ids = completion.token_ids
     content: list[dict[str, Any]] = [{"logprob": logprob} for logprob in completion.logprobs]
     if names_tokens:  # The proxy needs their logprobs alone.
@@ -147,7 +148,7 @@ def completion_body(
             {
                 "index": 0,
                 "message": dict(message),
-                "finish_reason": "tool_calls" if message.get("tool_calls") else finish,
+                "finish_reason": finish,
                 "logprobs": {"content": content, "refusal": None},
                 "token_ids": list(ids),
             }
