@@ -6,10 +6,12 @@ into its own run's folder.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.diff import changed_keys
@@ -24,12 +26,14 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     task_warnings,
 )
+from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import all_checkpoints
+from openenv_pipe.runs.differences import ABSENT, find_other_facts
 from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
@@ -220,6 +224,18 @@ def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
     }
 
 
+def changed_code(recorded: Mapping[str, JsonValue], config: RunConfig) -> dict[str, str]:
+    """Return which files of environments and which functions are no longer those of the run.
+
+    recorded: the facts of the run. Functions that it did not use are settings, and no changed code.
+    """
+    return {
+        each.name: f"{each.now}, not {each.before}"
+        for each in find_other_facts(recorded, facts_before(config))
+        if not (each.name.startswith("callables.") and ABSENT in (each.before, each.now))
+    }
+
+
 def _open_logs(path: Path) -> Path:
     logs = path / "logs" / "eval"
     try:
@@ -267,6 +283,7 @@ async def _play(
                 subject.config, rollout, subject.label, subject.step, count
             )
         changed = changed_settings(subject.folder.written_config, subject.config)
+        changed |= changed_code(subject.folder.record.facts, subject.config)
         own = [
             replace(each, report=each.report.model_copy(update={"measured_with": changed}))
             for each in played

@@ -99,7 +99,8 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
     warnings = []
     if report.measured_with:
         changed = "; ".join(f"{key} is {how}" for key, how in report.measured_with.items())
-        warnings.append(f"measured with other settings than the run's own: {shortened(changed)}")
+        own = "settings or code than the run's own"
+        warnings.append(f"measured with other {own}: {shortened(changed)}")
     if report.error is None and report.num_tasks and not report.is_representative:
         warnings.append(
             f"only {report.num_scored_tasks} of {report.num_tasks} tasks were scored, too few for "

@@ -33,6 +33,7 @@ FACTS: dict[str, Kind] = {
 # Kinds after which rewards are other ones. What changed of this program itself is tested.
 MEASURING = ("code: ", "data: ")
 OWN_CODE = "code: openenv_pipe "
+ABSENT = "absent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +110,5 @@ def _unequal(kind: Kind, name: str, before: object, now: object) -> list[Differe
 
 
 def _short(value: object) -> str:
-    text = "absent" if value is None else str(value)
+    text = ABSENT if value is None else str(value)
     return text[:12] if len(text) == 64 else text

@@ -113,7 +113,7 @@ class EvalReport(FrozenModel):
     num_distinct: int | None = None
     common_reply: CommonReply | None = None
     error: str | None = None  # why nothing could be played; of baselines only
-    # Settings of the environment and the reward that the run has otherwise: `1.0, not 0.5`.
+    # Settings and code of environment and reward that the run has otherwise: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
 
     @property

@@ -6,13 +6,19 @@ import pytest
 import run_samples
 from fakes import FakeHost, play, rollout_context, run_config
 
-from openenv_pipe.commands.evaluate import changed_settings, objection_to, on_the_same_tasks
+from openenv_pipe.commands.evaluate import (
+    changed_code,
+    changed_settings,
+    objection_to,
+    on_the_same_tasks,
+)
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, RunFolderError, StepRejectedError
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
+from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
@@ -124,6 +130,20 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
     used = compose([*words, "env.success_reward=2.0"]).config
     assert secret not in made.written_config.model_dump_json()
     assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
+
+
+def test_code_that_has_changed_since_the_training_is_named(tmp_path):
+    config = compose(["conf=wordle", "reward=env"]).config
+    recorded = facts_before(config)
+    assert changed_code(recorded, config) == {}
+    files = recorded["env_files"]
+    name = next(iter(files))
+    changed = {**recorded, "env_files": {**files, name: "0" * 64}}
+    (found,) = changed_code(changed, config).items()
+    assert found == (f"env_files.{name}", f"{files[name][:12]}, not {'0' * 12}")
+    other = compose(["conf=wordle"]).config
+    assert changed_code(recorded, other) == {}, "functions of another reward are settings"
+    assert changed_code({}, config) == {}
 
 
 @pytest.mark.parametrize(
