@@ -106,6 +106,15 @@ def model_source(config: HubModelConfig) -> str:
     return str(folder) if made and made.folder == folder else config.path
 
 
+def substitute_of(config: ModelConfig) -> str | None:
+    """Return what stands for the hub's model on this machine, for people; None if nothing does."""
+    if not isinstance(config, HubModelConfig) or Path(config.path).expanduser().is_dir():
+        return None
+    made = find_made_model(config)
+    is_used = made is not None and made.is_on_hub and find_model_folder(config) == made.folder
+    return made.about if made is not None and is_used else None
+
+
 def served_source(config: ModelConfig) -> ModelSource | None:
     """Return the base model that vLLM servers load themselves; None if the run writes it for them.
 

@@ -25,6 +25,7 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.environments.hosts.package import code_facts, package_of
 from openenv_pipe.environments.tasks import TaskSet
+from openenv_pipe.models.hub import substitute_of
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
@@ -40,7 +41,12 @@ def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> di
             each.env.tasks.train, splits.train
         )
         tasks[f"{name}/eval" if name else "eval"] = _task_facts(each.env.tasks.eval, splits.eval)
-    return {**policy_facts(policy), "tasks": tasks, "callables": _callables(config)}
+    return {
+        **policy_facts(policy),
+        "weights_from": substitute_of(config.model),
+        "tasks": tasks,
+        "callables": _callables(config),
+    }
 
 
 def facts_before(config: RunConfig) -> dict[str, JsonValue]:

@@ -15,7 +15,7 @@ from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.find import START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
-from openenv_pipe.system.untrusted_text import visible
+from openenv_pipe.system.untrusted_text import for_markdown, visible
 
 
 def model_card(
@@ -62,6 +62,8 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
     if isinstance(model, HubModelConfig):
         revision = f" at revision `{model.revision}`" if model.revision else ""
         base = f"`{model.path}`{revision}"
+        if substitute := folder.record.facts.get("weights_from"):
+            base += f", whose weights are those of {for_markdown(str(substitute))}"
     else:
         base = f"a tiny Qwen3 with random weights (seed {model.seed})"
     how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"

@@ -62,6 +62,8 @@ def model_rows(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
 def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
     if isinstance(model, HubModelConfig):
         name = for_markdown(f"{model.path}{f' at {model.revision}' if model.revision else ''}")
+        if substitute := facts.get("weights_from"):
+            name += f" (weights of {for_markdown(str(substitute))})"
     else:
         name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
     tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"

