@@ -134,6 +134,11 @@ class AsyncRollout:
         return await self._end({"error": error})
 
     async def _end(self, report: Mapping[str, Any]) -> str:
+        if self.status is not None:
+            raise RolloutEndedError(
+                f"this episode has ended with the status {self.status}: finish or fail was called "
+                "before; open another rollout"
+            )
         answer = await _post(self._http, f"/rollouts/{self.api_key}/end", report)
         self.status = str(answer["status"])
         return self.status
@@ -143,7 +148,11 @@ class AsyncClient:
     """Opens episodes of a training server, any number at once. Enter it before use."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """token: of the server; None: that in the environment variable OPENENV_PIPE_TOKEN."""
+        """url: of the server; /v1, as OpenAI's clients have it, may be at its end.
+
+        token: of the server; None: that in the environment variable OPENENV_PIPE_TOKEN.
+        """
+        url = url.rstrip("/").removesuffix("/v1")
         self._token = token or os.environ.get(TOKEN_VARIABLE)
         self._run: str | None = None  # the id of the run whose episodes it plays
         self._next_warning = 0.0  # the earliest time of one, by time.monotonic
@@ -286,7 +295,7 @@ class Client:
     """As `AsyncClient`, for programs without an event loop. Several threads may use one."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """token: as of `AsyncClient`."""
+        """As of `AsyncClient`."""
         self._client = AsyncClient(url, token)
         self._open = ExitStack()
 

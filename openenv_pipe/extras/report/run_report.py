@@ -80,7 +80,7 @@ def write_report(folder: RunFolder) -> Path:
         _what_was_run(folder, config),
         costs_text(folder, config, records),
         _examples(folder.path, config),
-        _further(folder.path, can_resume=can_resume(folder.path, folder.record, folder.status)),
+        _further(folder, config),
     ]
     path = folder.path / "report.md"
     write_text(path, "\n\n".join(section for section in sections if section) + "\n")
@@ -379,14 +379,16 @@ def _examples(path: Path, config: RunConfig) -> str:
     return "\n\n".join(texts)
 
 
-def _further(path: Path, *, can_resume: bool) -> str:
-    commands = {}
-    if can_resume:
+def _further(folder: RunFolder, config: RunConfig) -> str:
+    path, commands = folder.path, {}
+    if can_resume(path, folder.record, folder.status):
         commands[f"openenv-pipe train --resume {path}"] = "go on where it stopped"
-    commands |= {
-        f"openenv-pipe eval {path}": "evaluate its model again",
-        f"ls {path}/logs/latest {path}/checkpoints": "logs of the last attempt, weights",
-    }
+    if config.agent.plays_on_demand:
+        commands[f"openenv-pipe eval {path}"] = "evaluate its model again"
+    else:
+        commands[f"openenv-pipe serve {path}"] = "its model, for evaluations of your own"
+        commands[f"openenv-pipe serve {path}@start"] = "the one before training"
+    commands[f"ls {path}/logs/latest {path}/checkpoints"] = "logs of the last attempt, weights"
     if episodes := last_episodes_path(path):
         commands[f"zcat {episodes} | head -n 1"] = "an episode with all its tokens"
     lines = [f"{command}    # {what}" for command, what in commands.items()]

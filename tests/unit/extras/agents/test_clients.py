@@ -109,6 +109,8 @@ async def test_an_exception_in_the_block_is_reported():
         assert rollout.status == "client_failed"
         async with client.rollout() as rollout:
             assert await rollout.finish(1.0) == "client_failed"
+            with pytest.raises(RolloutEndedError, match="status client_failed: finish or fail was"):
+                await rollout.finish(1.0)
         (group,) = await collecting  # with no episode to train on: the run goes on
     assert "KeyError: 'no such tool'" in group.episodes[0].error
     assert "without a call" in group.episodes[1].error
@@ -403,7 +405,7 @@ async def test_a_server_that_is_not_there_is_named(tmp_path):
 
 async def test_programs_without_an_event_loop_play_too():
     def work(url):
-        with Client(url, TOKEN) as client, client.rollout() as rollout:
+        with Client(f"{url}/v1/", TOKEN) as client, client.rollout() as rollout:
             reply = rollout.chat([USER])
             first = rollout.step({"text": reply["content"]})
             rollout.step({"text": "two"})

@@ -174,9 +174,9 @@ def test_a_run_without_anything_yet_has_a_report(folder):
 
 def test_the_report_of_clients_speaks_of_their_rewards_and_not_of_evaluations(tmp_path):
     folder = run_samples.create(tmp_path, compose(["conf=client", f"runs_dir={tmp_path}"]).config)
-    assert "There is no result, because clients play no evaluations" in (
-        write_report(folder).read_text()
-    )
+    text = write_report(folder).read_text()
+    assert "There is no result, because clients play no evaluations" in text
+    assert f"openenv-pipe serve {folder.path}@start" in text and "openenv-pipe eval" not in text
     lost = {"clients/lost": 0, "clients/late": 0, "clients/failed": 0, "groups/dropped": 0}
     with closing(MetricsFile(folder.metrics_path)) as metrics:
         for step in range(1, 11):
