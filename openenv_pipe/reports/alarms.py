@@ -35,6 +35,7 @@ UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and d
 FORGOTTEN = 5.0  # nats a token
 ALMOST_ALL = 0.8  # groups without a signal, for a word on why they have none
 SOLVED = 0.9  # success of the last episodes: their tasks have little left to teach
+CLIENTS = ("lost", "late", "failed")  # how an episode of a client fails
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 MISMATCH_CAUSES = (
@@ -195,10 +196,14 @@ def _failed(steps: Sequence[Record]) -> Alarm | None:
     share = share_of(steps, "episodes/failed", "episodes/count")
     if share is None or share < 0.05:
         return None
+    by_clients = sum(share_of(steps, f"clients/{how}", "episodes/failed") or 0 for how in CLIENTS)
     return Alarm(
         metric="episodes/failed",
         what=f"{share:.0%} of the episodes failed in the last steps; they teach nothing",
-        advice="read their errors (episodes with the status error) and the logs of the "
+        advice="read the errors of these episodes and the clients' own logs; raise "
+        "agent.group_timeout_s if clients were late"
+        if by_clients > 0.5
+        else "read their errors (episodes with the status error) and the logs of the "
         "environment's servers; raise env.step_timeout_s if they ran out of time",
     )
 
@@ -256,8 +261,8 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
             what=f"{what}. In {identical:.0%} of these, all members wrote the same, token for "
             "token: the model no longer explores, however hard the tasks are",
             advice="go back to a checkpoint before the entropy fell (sampling/entropy), and raise "
-            "trainer.loss.clip_high or trainer.loss.entropy_coef, or lower trainer.optimizer.lr; a "
-            "model that begins so needs a higher trainer.temperature",
+            "trainer.loss.entropy_coef or, with several updates a step, trainer.loss.clip_high, or "
+            "lower trainer.optimizer.lr; a model that begins so needs a higher trainer.temperature",
             is_collapse=is_collapse,
         )
     if solved or unsolved:

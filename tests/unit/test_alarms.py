@@ -79,6 +79,15 @@ def test_what_goes_wrong_is_said_with_what_to_try(last, metric, words):
     assert alarm.advice
 
 
+@pytest.mark.parametrize(
+    ("by_clients", "advice"),
+    [({}, "env.step_timeout_s"), ({"clients/lost": 3, "clients/late": 2}, "agent.group_timeout_s")],
+)
+def test_who_failed_decides_where_to_look(by_clients, advice):
+    (alarm,) = find_alarms(steps({"episodes/failed": 8, **by_clients}))
+    assert f"raise {advice}" in alarm.advice
+
+
 @pytest.mark.parametrize(("num_asked", "first"), [(30, "max_tokens in"), (4, "env.max_reply")])
 def test_a_limit_that_requests_set_themselves_is_named(num_asked, first):
     cut = {"episodes/truncated": 32, "episodes/cut_by_request": num_asked}

@@ -163,7 +163,8 @@ def _check(config: RunConfig, sets: KnownSets) -> None:
     if held_out is not None and config.eval.num_tasks > len(held_out):
         raise ConfigError(
             f"eval.num_tasks={config.eval.num_tasks} is more than the {len(held_out)} tasks of "
-            f"env.tasks.eval ({held_out.source})"
+            f"env.tasks.eval ({held_out.source}); lower it, or hold out more of them, such as by "
+            "env.tasks.eval.share"
         )
     tasks = config.env.tasks
     both_ranges = isinstance(tasks.train, TaskRange) and isinstance(tasks.eval, TaskRange)

@@ -94,6 +94,8 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     kind = "GRPO" if stage == "grpo" else "supervised"
     done = f"{steps[-1] if steps else 0} of {num_steps} {kind} steps"
     lineage = folder.record.lineage
+    if steps and steps[0] > 1 and lineage:
+        done += f", the first {steps[0] - 1} of these by the run that it goes on from,"
     origin = f"{for_markdown(lineage.title)}: " if lineage else ""
     took = f"{origin}{done} in {seconds_text(folder.duration_s)}"
     if folder.status == "died":
@@ -101,7 +103,10 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     if folder.status == "running":
         return f"The run is **running**, {took} so far. This page is written anew when it ends."
     if folder.record.cause in (None, folder.status):  # `interrupted` says it all.
-        return f"The run is **{folder.status}**, {took}."
+        is_whole = not steps or steps[-1] == num_steps or (lineage and lineage.kind != "fork")
+        is_cut = folder.status == "finished" and not is_whole
+        lost = " It did all steps, so `metrics.jsonl` has lost its end." if is_cut else ""
+        return f"The run is **{folder.status}**, {took}.{lost}"
     state = f"The run is **{folder.status}**, {took}."
     if folder.status == "finished":  # It has a cause if it ended before its last step.
         return f"{state} It {for_markdown(folder.record.cause)}"

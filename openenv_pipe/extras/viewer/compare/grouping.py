@@ -142,7 +142,12 @@ def compare_settings(found: Found) -> Comparison:
         best=best,
         best_run=_best_run(best) if best else None,
         not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
-        notes=[*found.notes, *([] if alike else [DIFFERENT_TASKS]), *_partly_scored(settings)],
+        notes=[
+            *found.notes,
+            *([] if alike else [DIFFERENT_TASKS]),
+            *_partly_scored(settings),
+            *_without_end(readable),
+        ],
         unreadable=[run for run in found.runs if run.status == "unreadable"],
         lost_jobs=found.lost_jobs,
     )
@@ -267,6 +272,18 @@ def _partly_scored(settings: Sequence[Setting]) -> list[str]:
         + ("" if final.is_representative else ", too few for an interval or a comparison")
         for name, final in finals
         if final.num_scored_tasks < final.num_tasks
+    ]
+
+
+def _without_end(runs: Sequence[FoundRun]) -> list[str]:
+    """Name the runs that finished without a cause to stop early, and whose last steps are lost."""
+    return [
+        f"{run.id} has finished, and its metrics.jsonl ends at step {run.step} of {run.num_steps}: "
+        "the file is damaged, and the run is compared as a shorter one"
+        for run in runs
+        if run.status == "finished"
+        and not (run.cause or run.reproduces)
+        and 0 < run.step < (run.num_steps or 0)
     ]
 
 

@@ -172,6 +172,22 @@ def test_a_run_without_anything_yet_has_a_report(folder):
     assert "png" not in text
 
 
+def test_lost_metrics_and_the_steps_of_another_run_are_said(tmp_path):
+    whole = run_samples.create(tmp_path)
+    run_samples.train(whole)
+    whole.finish("finished")
+    assert "2 of 2 GRPO steps in" in write_report(whole).read_text()
+    lines = whole.metrics_path.read_text().splitlines(keepends=True)
+    whole.metrics_path.write_text("".join(lines[:-1]))
+    assert "`metrics.jsonl` has lost its end" in write_report(whole).read_text()
+
+    fork = run_samples.create(tmp_path, lineage=whole.lineage("fork", "step_000001"))
+    fork.metrics_path.write_text(lines[-1])
+    fork.finish("finished")
+    expected = "2 of 2 GRPO steps, the first 1 of these by the run that it goes on from, in"
+    assert expected in write_report(fork).read_text()
+
+
 def test_the_report_of_clients_speaks_of_their_rewards_and_not_of_evaluations(tmp_path):
     folder = run_samples.create(tmp_path, compose(["conf=client", f"runs_dir={tmp_path}"]).config)
     text = write_report(folder).read_text()

@@ -212,6 +212,16 @@ def test_a_row_that_lacks_a_seed_is_a_failure_and_names_it(tmp_path, capsys):
     assert expected in capsys.readouterr().out
 
 
+def test_a_finished_run_whose_metrics_have_lost_their_end_is_named(tmp_path, capsys):
+    run = make(tmp_path, success=0.9)
+    assert "damaged" not in shown(capsys, "table", run)
+    lines = run.metrics_path.read_text().splitlines(keepends=True)
+    run.metrics_path.write_text("".join(lines[:-1]))
+    assert "smoke/0001 has finished, and its metrics.jsonl ends at step 1 of 2" in (
+        " ".join(shown(capsys, "table", run).split())
+    )
+
+
 def test_a_row_with_too_few_scored_tasks_is_a_failure(tmp_path, capsys):
     run = make(tmp_path)
     run_samples.evaluate(run, "trained", 1.0, step=2, num_failed=8)
