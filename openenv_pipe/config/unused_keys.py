@@ -256,8 +256,30 @@ def all_rules() -> list[IneffectiveKeys]:
 
 
 def unused_keys(composed: Composed) -> list[str]:
-    """Return a sentence for each key of a composed configuration that has no effect."""
-    return find_unused(composed.config, composed.origins)
+    """Return a sentence for each key of a composed configuration that has no effect, or not the
+    whole effect that its name promises."""
+    return [*find_unused(composed.config, composed.origins), *_kept_terms(composed)]
+
+
+def _kept_terms(composed: Composed) -> list[str]:
+    """Name the terms that an experiment's file sets, and that stay beside a reward chosen by an
+    override, as all that a file sets."""
+    chosen = next((each for each in composed.overrides if each.startswith("reward=")), None)
+    kept = [
+        (name, origin)
+        for name in composed.config.reward.terms
+        if isinstance(origin := composed.origins.get(f"reward.terms.{name}.type"), Path)
+        and origin.parent.name == EXPERIMENTS
+    ]
+    if chosen is None or not kept:
+        return []
+    names, removals = (
+        ", ".join(start + name for name, _ in kept) for start in ("", "~reward.terms.")
+    )
+    return [
+        f"{chosen} is added to the terms that {kept[0][1]} sets: {names}; to remove these: "
+        f"{removals}"
+    ]
 
 
 def idle_keys(config: RunConfig, keys: Collection[str]) -> set[str]:

@@ -111,8 +111,9 @@ def substitute_of(config: ModelConfig) -> str | None:
     if not isinstance(config, HubModelConfig) or Path(config.path).expanduser().is_dir():
         return None
     made = find_made_model(config)
-    is_used = made is not None and made.is_on_hub and find_model_folder(config) == made.folder
-    return made.about if made is not None and is_used else None
+    if made is None or not made.is_on_hub or find_model_folder(config) != made.folder:
+        return None
+    return made.about
 
 
 def served_source(config: ModelConfig) -> ModelSource | None:

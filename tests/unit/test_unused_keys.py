@@ -221,6 +221,21 @@ def test_keys_of_ones_own_files_count_and_those_of_shipped_groups_do_not(tmp_pat
     assert find_unused(config, {key: shipped_dir("conf") / "trainer" / "grpo.yaml"}) == []
 
 
+def test_terms_of_an_experiment_that_stay_beside_a_chosen_reward_are_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (path := tmp_path / "conf/conf/mine.yaml").parent.mkdir(parents=True)
+    term = "{type: success, weight: 1.0, per_turn: false}"
+    path.write_text(
+        "# @package _global_\ndefaults: [echo, _self_]\n"
+        f"reward: {{terms: {{good: {term}, env: {{weight: 0.5}}}}}}\n"
+    )
+    (said,) = unused_keys(compose(["conf=mine", "reward=catch"]))
+    assert said.startswith(f"reward=catch is added to the terms that {path} sets: good; to remove")
+    assert said.endswith(": ~reward.terms.good")
+    assert unused_keys(compose(["conf=mine"])) == []
+    assert unused_keys(compose(["conf=mine", "reward=catch", "~reward.terms.good"])) == []
+
+
 def test_the_shown_configuration_begins_with_them():
     composed = compose([ECHO, "trainer.loss.kl.estimator=k2"])
     assert as_yaml(composed).startswith("# trainer.loss.kl.estimator has no effect with trainer")
