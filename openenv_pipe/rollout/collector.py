@@ -14,7 +14,7 @@ from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.registry import if_command
 from openenv_pipe.rollout.context import PLAYER, EpisodeRunner, EpisodeSpec, RolloutContext
 from openenv_pipe.system.progress import EpisodeCount
-from openenv_pipe.system.tasks import run_all, uncancelled
+from openenv_pipe.system.tasks import run_all, start_in
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
 
@@ -118,7 +118,7 @@ async def play_groups(
         async with asyncio.TaskGroup() as workers:
             batch = _RolloutBatch(specs, score, workers, count or EpisodeCount())
             for _ in range(limit):
-                workers.create_task(uncancelled(_play_in_turn(context, queue, batch)))
+                start_in(workers, _play_in_turn(context, queue, batch))
     except BaseExceptionGroup as errors:
         raise_first(errors)
     groups = batch.groups()
@@ -185,7 +185,7 @@ class _RolloutBatch:
         if self._score is None:
             self._ended[spec.group] = groups
         else:
-            self._tasks.create_task(uncancelled(self._score_groups(spec, groups, self._score)))
+            start_in(self._tasks, self._score_groups(spec, groups, self._score))
 
     async def _score_groups(
         self,

@@ -15,7 +15,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import EpisodeSession
 from openenv_pipe.environments.hosts.base import Host, SessionLender
 from openenv_pipe.errors import SessionError
-from openenv_pipe.system.tasks import uncancelled
+from openenv_pipe.system.tasks import start_in
 from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Observation, Status, Task
@@ -93,7 +93,7 @@ class Game:
         """
         async with asyncio.TaskGroup() as group:
             playing = [
-                group.create_task(uncancelled(_as_coroutine(play, self._seats[name])))
+                start_in(group, _as_coroutine(play, self._seats[name]))
                 for name, play in plays.items()
             ]
             try:

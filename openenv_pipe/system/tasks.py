@@ -20,7 +20,7 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(uncancelled(call)) for call in calls]
+            tasks = [start_in(group, call) for call in calls]
     except BaseExceptionGroup as errors:
         raise_first(errors)
     return [task.result() for task in tasks]
@@ -47,8 +47,16 @@ def in_thread(
     return asyncio.get_running_loop().run_in_executor(executor, advised, *arguments)
 
 
-async def uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await the work of this task, and raise FailureError if it is cancelled by no one.
+def start_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Start work in a group. It raises FailureError if it is cancelled by no one."""
+    task = group.create_task(_uncancelled(work))
+    # Python warns of a coroutine that nobody awaits, as of one cancelled before it begins.
+    task.add_done_callback(lambda _: work.close())
+    return task
+
+
+async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await the work of this task.
 
     A TaskGroup ignores a CancelledError of its tasks, although only `Task.cancel` may cause one.
     """

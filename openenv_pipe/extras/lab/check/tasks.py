@@ -105,7 +105,12 @@ def tasks_line(
 
 
 def _is_among(held_out: Sequence[PlayedEpisode], plays: Plays) -> bool:
-    """Return whether a training task is like the eval task in all that was played."""
+    """Return whether a training task is like the eval task in all that was played.
+
+    An episode that failed has shown too little to tell.
+    """
+    if any(play.failure is not None for play in held_out):
+        return False
     return any(
         all(are_alike(one, other) for one, other in zip(each, held_out, strict=True))
         for each in plays

@@ -216,6 +216,8 @@ def test_eval_tasks_that_are_training_tasks_are_named():
     assert (line.result, line.measured["repeated"]) == (Result.WARN, 2)
     assert "2 of the first 3 eval tasks (1, 2) begin and answer as training tasks" in line.text
     assert tasks_line(apart, others[:1]).result is Result.OK
+    others[1][0].failure = StepRejectedError("EXECUTION_ERROR", "it raised")
+    assert tasks_line(apart, others).measured["repeated"] == 1, "it was cut before it could differ"
     two_kinds = [[played({"text": "a"}, {"text": end})] for end in ("no", "no", "yes")]
     assert tasks_line(two_kinds, two_kinds).result is Result.OK, "others may answer no as well"
 
