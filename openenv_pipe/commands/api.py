@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, TypeVar
+from typing import TYPE_CHECKING, Never, SupportsIndex, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, Interrupted, PipeError
@@ -21,6 +21,7 @@ from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_settings import give_back_memory, set_library_defaults
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.user_numbers import whole_number
 
 if TYPE_CHECKING:  # these import torch
     from openenv_pipe.pipeline import Callback, RunControl
@@ -165,6 +166,17 @@ def run_name(run: RunName) -> str:
             'command line, such as "conf=wordle", "trainer.steps=10" or "wordle/0007"'
         )
     return os.fspath(run)
+
+
+def step_number(name: str, value: SupportsIndex | None) -> int | None:
+    """Return an argument that is a step or a number of steps, also one of numpy; None stays None.
+
+    Raises ConfigError if it is not a whole number from 1 on.
+    """
+    number = whole_number(value)
+    if value is not None and (number is None or number < 1):
+        raise ConfigError(f"{name}={value!r:.80}: expected a whole number from 1 on")
+    return number
 
 
 def run_control(

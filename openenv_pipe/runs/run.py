@@ -4,7 +4,7 @@ import os
 from base64 import b64encode
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
@@ -15,6 +15,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
 from openenv_pipe.system.files import read_bytes
+from openenv_pipe.system.user_numbers import whole_number
 from openenv_pipe.types import Message, Observation
 
 if TYPE_CHECKING:
@@ -83,16 +84,16 @@ class Run:
             raise RunFolderError(f"{path} does not exist yet: it is written when the run ends")
         return path
 
-    def episodes(self, of: int | str) -> Episodes:
+    def episodes(self, of: SupportsIndex | str) -> Episodes:
         """The groups of episodes that a GRPO step learned from, or those of an evaluation.
 
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
         Raises RunFolderError if the run has none of it.
         """
-        path = None
-        if isinstance(of, int):
-            path = episodes_path(self.path, of)
-        elif of in self.evals:
+        path, step = None, whole_number(of)
+        if step is not None:
+            path = episodes_path(self.path, step)
+        elif isinstance(of, str) and of in self.evals:
             path = eval_episodes_path(self.path, of)
         if path is None or not path.exists():
             labels = ", ".join(self.evals) or "none yet"
@@ -116,7 +117,7 @@ class Run:
         config = self._folder.config_to_run(trust=trust, secrets_of=["env"])
         return opening_messages(config.env.adapter, observation)
 
-    def checkpoint(self, which: str | int = "last") -> Path:
+    def checkpoint(self, which: SupportsIndex | str = "last") -> Path:
         """The folder of a checkpoint: `last`, `best`, or that of a GRPO step.
 
         Raises RunFolderError if it does not exist, or its files are damaged.
@@ -130,7 +131,7 @@ class Run:
         return found
 
     def load_policy(
-        self, which: str | int = "last", *, device: str = "auto", trust: bool = False
+        self, which: SupportsIndex | str = "last", *, device: str = "auto", trust: bool = False
     ) -> "Policy":
         """Load the model of a checkpoint, with its tokenizer. Imports torch.
 
@@ -155,7 +156,10 @@ class Run:
         return RunFolder.open(self.path)
 
 
-def _checkpoint_name(which: str | int) -> str:
+def _checkpoint_name(which: SupportsIndex | str) -> str:
+    step = whole_number(which)
+    if step is not None:
+        return str(step)
     return "" if which == "last" else str(which)
 
 

@@ -1,4 +1,4 @@
-"""Read the numbers that user code returns: values of reward terms, verifiers and advantages.
+"""Read the numbers of users' code: values of reward terms, verifiers and advantages, and steps.
 
 Only numbers count as numbers. A text or a set is rejected, although Python could turn it into one.
 """
@@ -6,6 +6,7 @@ Only numbers count as numbers. A text or a set is rejected, although Python coul
 import math
 from decimal import Decimal
 from numbers import Real
+from operator import index
 from typing import Any
 
 MAX_REWARD = 1e15  # Sums and squares of rewards up to this are exact enough, and finite.
@@ -48,6 +49,14 @@ def read_numbers(value: Any) -> list[float]:
         except ValueError as error:
             raise ValueError(f"{shown(value)}, in which number {index} is {error}") from None
     return numbers
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number of Python, numpy or torch as an int; None for anything else."""
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def is_array(value: Any) -> bool:

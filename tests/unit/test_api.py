@@ -3,20 +3,24 @@
 import asyncio
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import run_samples
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import openenv_pipe
-from openenv_pipe import Run, compose, evaluate, open_run, train
+from openenv_pipe import Run, compose, evaluate, open_run, reproduce, rescore, train
 from openenv_pipe.commands.api import in_thread
 from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
@@ -146,9 +150,30 @@ def test_episodes_are_those_of_a_step_or_of_an_evaluation(folder):
     assert sum(successes) / len(successes) == run.evals[label].success.mean == 0.8
     played = [each.task.id for each in run.episodes("trained")]
     assert played == [each.task for each in run.evals["trained"].tasks]
-    for wrong in ("train", 7, 2.5):
-        with pytest.raises(RunFolderError, match=f"no episodes of {wrong!r}; .* trained"):
+    for wrong in ("train", 7, 2.5, ["trained"]):
+        with pytest.raises(
+            RunFolderError, match=f"no episodes of {re.escape(repr(wrong))}; .* trained"
+        ):
             run.episodes(wrong)
+
+
+@pytest.mark.parametrize("made", [numpy.int64, numpy.array, torch.tensor])
+def test_steps_may_be_whole_numbers_of_numpy_or_torch(tmp_path, made):
+    folder = run_samples.create(tmp_path / "runs")
+    run_samples.train(folder)
+    run = Run(folder.path)
+    assert run.episodes(made(2)) == run.episodes(2)
+    with pytest.raises(RunFolderError, match="has no checkpoint"):
+        run.checkpoint(made(2))
+    found = rescore(run, "reward=usable", output=tmp_path / "again", step=made(2))
+    assert [path.name for path in (found.output / "episodes").iterdir()] == ["step_000002.jsonl.gz"]
+
+
+@pytest.mark.parametrize("wrong", [0, 2.0, "2"])
+def test_steps_that_are_no_whole_number_are_rejected(folder, wrong):
+    for call in (partial(rescore, step=wrong), partial(reproduce, steps=wrong)):
+        with pytest.raises(ConfigError, match=r"steps?=.*: expected a whole number from 1 on"):
+            call(folder.path)
 
 
 def test_an_evaluation_that_is_not_there_names_those_that_are(folder):

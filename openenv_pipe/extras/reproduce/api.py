@@ -3,9 +3,9 @@
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
-from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name
+from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name, step_number
 
 if TYPE_CHECKING:  # it imports torch
     from openenv_pipe.extras.reproduce.command import Reproduction
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it imports torch
 def reproduce(
     run: RunName,
     *,
-    steps: int | None = None,
+    steps: SupportsIndex | None = None,
     allow: Collection[str] = (),
     replay: bool = False,
     runs_dir: str | os.PathLike[str] | None = None,
@@ -32,11 +32,12 @@ def reproduce(
     """
     from openenv_pipe.extras.reproduce.command import reproduce as reproduce_run
 
+    num_steps = step_number("steps", steps)
     control = run_control(on_progress)
     return in_thread(
         lambda: reproduce_run(
             run_name(run),
-            steps=steps,
+            steps=num_steps,
             allow=allow,
             is_replay=replay,
             runs_dir=None if runs_dir is None else Path(runs_dir),

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import SupportsIndex
 
-from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name
+from openenv_pipe.commands.api import RunName, in_thread, run_control, run_name, step_number
 from openenv_pipe.extras.rescore.rescore import Rescored, rescore_run
 
 
@@ -12,7 +13,7 @@ def rescore(
     run: RunName,
     *overrides: str,
     output: str | os.PathLike[str] | None = None,
-    step: int | None = None,
+    step: SupportsIndex | None = None,
     trust: bool = False,
     on_progress: Callable[[str], object] | None = None,
 ) -> Rescored:
@@ -26,12 +27,13 @@ def rescore(
     Returns the folder of the new episodes and what has changed: `changes.means` and
     `changes.agreement`. Raises ConfigError, RunFolderError and FailureError.
     """
+    number = step_number("step", step)
     control = run_control(on_progress)
     words = [run_name(each) for each in (run, *overrides)]
     target = None if output is None else Path(output)
     return in_thread(
         lambda: control.stop.run(
-            rescore_run(words, target, step=step, trust=trust, notify=control.progress.note)
+            rescore_run(words, target, step=number, trust=trust, notify=control.progress.note)
         ),
         control,
     )
