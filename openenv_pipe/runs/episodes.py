@@ -24,7 +24,7 @@ without episodes is not stored.
 import base64
 import json
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from sys import byteorder
@@ -99,8 +99,13 @@ def read_episodes(path: Path, *, folder: Path | None = None) -> list[Group]:
 
     Raises RunFolderError: The file is missing or damaged.
     """
+    return as_groups(read_recorded_episodes(path, folder=folder))
+
+
+def as_groups(recorded: Iterable[RecordedEpisode]) -> list[Group]:
+    """Return the groups of recorded episodes; the episodes of a group get one task."""
     groups: dict[str, Group] = {}
-    for each in read_recorded_episodes(path, folder=folder):
+    for each in recorded:
         group = groups.setdefault(
             each.group, Group(id=each.group, task=each.episode.task, episodes=[])
         )

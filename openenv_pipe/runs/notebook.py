@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from openenv_pipe.algorithms.credit import trained_turns
+from openenv_pipe.runs.episodes import RecordedEpisode, as_groups
 from openenv_pipe.runs.eval_difference import ReportDifference
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.intervals import Interval
@@ -28,13 +31,34 @@ class Metrics(list[dict[str, Any]]):
 class Episodes(list[Group]):
     """Groups of episodes. They are shown as one line for each episode."""
 
+    def __init__(self, recorded: Sequence[RecordedEpisode], step: int | None) -> None:
+        """step: of GRPO, which learned from the episodes, or whose weights an evaluation played;
+        None: no run has trained the model."""
+        super().__init__(as_groups(recorded))
+        self._step = step
+        self._advantages = {
+            (each.group, each.episode.member): _mean_advantage(each) for each in recorded
+        }
+
     def to_pandas(self) -> "DataFrame":
         """A data frame with one row an episode. Raises ModuleNotFoundError without pandas.
 
-        Columns: `task`, the reset keywords, `reply` (the last one), `reward`, `success`, `status`.
-        The reward is missing where an episode failed or has none.
+        Columns: `step`, `group`, `task`, the reset keywords, `label.NAME` for each of the task's
+        labels, `reply` (the last one), `reward`, `success`, `status`, `advantage`. A reset keyword
+        that has the name of another column is `reset.NAME`. The reward is missing where an episode
+        failed or has none, and the advantage where nothing was trained on the episode; it is the
+        mean over the episode's turns.
         """
-        return _frame(_cells(each) for group in self for each in group.episodes)
+        return _frame(
+            {
+                "step": self._step,
+                "group": group.id,
+                **_cells(each),
+                "advantage": self._advantages[group.id, each.member],
+            }
+            for group in self
+            for each in group.episodes
+        )
 
     def __repr__(self) -> str:
         rows = [" | ".join(row.values()) for row in self._rows()]
@@ -115,18 +139,26 @@ def _frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
 
 def _cells(episode: Episode) -> dict[str, Any]:
     """Return what a table has of an episode, by the titles of its columns."""
+    task = episode.task
+    labels = {f"label.{name}": label for name, label in task.labels.items()}
     cells = {
         "reply": episode.turns[-1].reply if episode.turns else "",
         "reward": episode.reward if episode.is_scored else None,
         "success": episode.success,
         "status": str(episode.status),
     }
-    own = {"task", *cells}
+    own = {"step", "group", "task", *labels, *cells, "advantage"}
     keywords = {
-        f"reset.{name}" if name in own else name: value
-        for name, value in episode.task.reset.items()
+        f"reset.{name}" if name in own else name: value for name, value in task.reset.items()
     }
-    return {"task": episode.task.id, **keywords, **cells}
+    return {"task": task.id, **keywords, **labels, **cells}
+
+
+def _mean_advantage(recorded: RecordedEpisode) -> float | None:
+    """Return the mean over the turns that were trained; None if none was."""
+    trained = set(trained_turns(recorded.episode))
+    values = [each for turn, each in enumerate(recorded.advantages or ()) if turn in trained]
+    return fmean(values) if values else None
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes
 from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
 from openenv_pipe.runs.find import find_run, find_weights
 from openenv_pipe.runs.folder import RunFolder
@@ -90,18 +90,18 @@ class Run:
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
         Raises RunFolderError if the run has none of it.
         """
-        path, step = None, whole_number(of)
+        evals, step, path = self.evals, whole_number(of), None
         if step is not None:
             path = episodes_path(self.path, step)
-        elif isinstance(of, str) and of in self.evals:
-            path = eval_episodes_path(self.path, of)
+        elif isinstance(of, str) and of in evals:
+            path, step = eval_episodes_path(self.path, of), evals[of].step
         if path is None or not path.exists():
-            labels = ", ".join(self.evals) or "none yet"
+            labels = ", ".join(evals) or "none yet"
             raise RunFolderError(
                 f"{self.path} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
                 f"demonstrations, or the label of an evaluation: {labels}"
             )
-        return Episodes(read_episodes(path))
+        return Episodes(read_recorded_episodes(path), step)
 
     def messages(self, observation: Observation, *, trust: bool = False) -> list[Message]:
         """The messages that the run's adapter begins an episode with: `{"question": "5 + 7 ="}`.

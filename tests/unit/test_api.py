@@ -21,6 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import openenv_pipe
 from openenv_pipe import Run, compose, evaluate, open_run, reproduce, rescore, train
+from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.commands.api import in_thread
 from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
@@ -31,7 +32,7 @@ from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.stop_request import StopRequest
-from openenv_pipe.types import Status
+from openenv_pipe.types import Status, TurnRole
 
 
 @pytest.fixture
@@ -192,7 +193,8 @@ def test_episodes_are_shown_by_their_questions_and_replies_and_not_by_token_ids(
     write_episodes(episodes_path(folder.path, 1), groups)
     episodes = Run(folder.path).episodes(1)
     frame = episodes.to_pandas()
-    assert [*frame] == ["task", "question", "reset.reward", "reply", "reward", "success", "status"]
+    columns = ["task", "question", "reset.reward", "reply", "reward", "success", "status"]
+    assert [*frame] == ["step", "group", *columns, "advantage"] and frame["advantage"].isna().all()
     assert len(frame) == 27 and math.isnan(frame["reward"][0])
     wrong = frame[~frame["success"]]
     assert 0 < len(wrong) < 27 and set(wrong["question"]) == {"<b>2+2</b>"}
@@ -203,6 +205,27 @@ def test_episodes_are_shown_by_their_questions_and_replies_and_not_by_token_ids(
     assert html.startswith("<table><tr><th>task</th>") and html.count("<tr>") == 21
     assert "&lt;b&gt;2+2" in html and "<b>" not in html
     assert "prompt_ids" not in repr(episodes[0]) and "question" in repr(episodes[0])
+
+
+def test_a_data_frame_of_episodes_has_the_labels_the_step_and_the_advantages(folder):
+    groups = run_samples.groups(num_groups=2, size=2)
+    for group, kind in zip(groups, ("sum", "product"), strict=True):
+        reset = {"label.kind": 1, "step": 7, "kind": "hard"}
+        group.task = replace(group.task, labels={"kind": kind}, reset=reset)
+        for each in group.episodes:
+            each.task = group.task
+    groups[0].episodes[1].turns[0].role = TurnRole.AUXILIARY
+    values = {0: [1.0, 1.0, 1.0], 1: [9.0, -2.0, -1.0]}
+    learned = GroupAdvantages(group=groups[0], compared=groups[0].episodes, by_member=values)
+    write_episodes(episodes_path(folder.path, 1), groups, [learned])
+    frame = Run(folder.path).episodes(1).to_pandas()
+    assert frame.groupby("label.kind")["success"].count().to_dict() == {"product": 2, "sum": 2}
+    assert set(frame["step"]) == {1} and set(frame["reset.step"]) == {7}
+    assert set(frame["kind"]) == {"hard"} and set(frame["reset.label.kind"]) == {1}
+    assert [*frame["group"]] == ["1/0", "1/0", "1/1", "1/1"]
+    assert [*frame["advantage"]][:2] == [1.0, -1.5] and frame["advantage"][2:].isna().all()
+    run_samples.evaluate(folder, "trained", 0.5, step=2)
+    assert set(Run(folder.path).episodes("trained").to_pandas()["step"]) == {2}
 
 
 def test_the_first_messages_are_those_of_the_adapter(tmp_path):
