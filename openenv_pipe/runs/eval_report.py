@@ -159,6 +159,12 @@ class EvalReport(FrozenModel):
         """The tasks that the means are over, for sentences."""
         return tasks_text(self.num_scored_tasks, self.num_tasks)
 
+    @property
+    def played(self) -> str:
+        """What was played, for lists of evaluations: `9 of 10 tasks scored, 4 samples each`."""
+        samples = f"{self.samples_per_task} sample{'s' * (self.samples_per_task != 1)} each"
+        return f"{self.num_scored_tasks} of {self.num_tasks} tasks scored, {samples}"
+
 
 def tasks_text(num_scored: int, num_tasks: int) -> str:
     """Say on how many tasks a mean is: `50 tasks`, or `1 of 10 tasks scored`."""

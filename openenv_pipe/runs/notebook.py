@@ -25,7 +25,7 @@ class Metrics(list[dict[str, Any]]):
 
     def to_pandas(self) -> "DataFrame":
         """A data frame with one row a step. Raises ModuleNotFoundError without pandas."""
-        return _frame(self)
+        return data_frame(self)
 
 
 class Episodes(list[Group]):
@@ -49,7 +49,7 @@ class Episodes(list[Group]):
         failed or has none, and the advantage where nothing was trained on the episode; it is the
         mean over the episode's turns.
         """
-        return _frame(
+        return data_frame(
             {
                 "step": self._step,
                 "group": group.id,
@@ -97,11 +97,41 @@ class EvalReports(dict[str, EvalReport]):
     def __missing__(self, name: str) -> EvalReport:
         raise KeyError(f"no evaluation {name!r}; there is: {', '.join(self) or 'none yet'}")
 
+    def to_pandas(self) -> "DataFrame":
+        """A data frame with one row an evaluation. Raises ModuleNotFoundError without pandas.
+
+        Columns: `label`, `step` (of GRPO; missing if no run has trained the model), `success`,
+        `success low`, `success high` (the interval; missing if too few tasks were scored), the same
+        of `reward`, `tasks`, `tasks scored`, `samples` (of a task), `temperature` (missing for a
+        scripted policy) and `model`. With `differences` also those of `success difference` and
+        `reward difference`, to the first evaluation on the tasks of both.
+        """
+        frame = data_frame(self._record(name) for name in self)
+        return frame.astype({"step": "Int64", "temperature": float}) if self else frame
+
+    def _record(self, name: str) -> dict[str, Any]:
+        report, change = self[name], self.differences.get(name)
+        record = {
+            "label": name,
+            "step": report.step,
+            **_numbers("success", report.success),
+            **_numbers("reward", report.reward),
+            "tasks": report.num_tasks,
+            "tasks scored": report.num_scored_tasks,
+            "samples": report.samples_per_task,
+            "temperature": report.temperature,
+            "model": report.model,
+        }
+        if self.differences:
+            record |= _numbers("success difference", change.success if change else None)
+            record |= _numbers("reward difference", change.reward if change else None)
+        return record
+
     def __repr__(self) -> str:
         lines = []
         for name, report in self.items():
             success, reward = _intervals(report, "")
-            line = f"{name}: success {success}, reward {reward}"
+            line = f"{name}: success {success}, reward {reward}, {report.played}"
             if name in self.differences:
                 success, reward = _intervals(self.differences[name], "+")
                 line += f"; paired with the first, success {success}, reward {reward}"
@@ -111,13 +141,15 @@ class EvalReports(dict[str, EvalReport]):
     def _repr_html_(self) -> str:
         if not self:
             return ""
-        titles = ["evaluation", "success", "reward"]
+        titles = ["evaluation", "success", "reward", "tasks scored", "samples"]
         if self.differences:
             titles += ["success, less the first's", "reward, less the first's"]
         rows = [
             [
                 name,
                 *_intervals(report, ""),
+                f"{report.num_scored_tasks} of {report.num_tasks}",
+                str(report.samples_per_task),
                 *(_intervals(self.differences.get(name), "+") if self.differences else ()),
             ]
             for name, report in self.items()
@@ -125,7 +157,8 @@ class EvalReports(dict[str, EvalReport]):
         return _table(titles, rows)
 
 
-def _frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
+def data_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
+    """Return a data frame with a row for each record. Raises ModuleNotFoundError without pandas."""
     try:
         import pandas
     except ModuleNotFoundError as error:
@@ -178,6 +211,15 @@ def _intervals(of: EvalReport | ReportDifference | None, sign: str) -> tuple[str
     if of is None:
         return "", ""
     return _shown(of.success, f"{sign}.0%"), _shown(of.reward, f"{sign}.3f")
+
+
+def _numbers(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """Return a mean and the limits of its interval as columns of a data frame."""
+    return {
+        name: interval.mean if interval else None,
+        f"{name} low": interval.low if interval else None,
+        f"{name} high": interval.high if interval else None,
+    }
 
 
 def _shown(interval: Interval | None, form: str) -> str:

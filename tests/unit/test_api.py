@@ -112,6 +112,8 @@ def test_a_notebook_shows_evaluations_and_curves(folder):
     shown = run._repr_html_()
     success = run.evals["trained"].success
     assert f"<td>trained</td><td>{success.mean:.0%} ({success.low:.0%} to" in shown
+    assert "<th>tasks scored</th><th>samples</th>" in shown
+    assert "<td>10 of 10</td><td>1</td>" in shown
     assert 'src="data:image/png;base64,cG5n"' in shown
 
 
@@ -125,10 +127,36 @@ def test_evaluations_are_shown_with_their_paired_differences_to_the_first(folder
     first, second = repr(shown).splitlines()
     success = change.success
     expected = f"success +40% ({success.low:+.0%} to {success.high:+.0%})"
+    assert first.endswith("), 10 of 10 tasks scored, 1 sample each")
     assert "paired" not in first and f"; paired with the first, {expected}, reward +" in second
     html = shown._repr_html_()
     assert "<th>success, less the first&#x27;s</th>" in html and f"<td>{expected[8:]}</td>" in html
     assert "less the first" not in found._repr_html_()
+    row = shown.to_pandas().iloc[1]
+    assert (row["success difference"], row["success difference low"]) == (
+        success.mean,
+        success.low,
+    )
+
+
+def test_evaluations_become_a_data_frame_with_their_tasks(folder):
+    assert len(Run(folder.path).evals.to_pandas()) == 0
+    run_samples.save(folder, "trained", run_samples.eval_episodes(num_tasks=4, samples=2), step=2)
+    run_samples.evaluate(folder, "start", 0.2, num_failed=4)
+    run_samples.evaluate(folder, "baseline_random", 0.2, step=None)
+    evals = Run(folder.path).evals
+    frame = evals.to_pandas().set_index("label")
+    numbers = frame.loc[["trained", "start"], ["step", "tasks", "tasks scored", "samples"]]
+    assert numbers.to_numpy().tolist() == [[2, 4, 4, 2], [0, 10, 6, 1]]
+    success = evals["trained"].success
+    assert frame.loc["trained", ["success", "success low", "success high"]].tolist() == [
+        *(success.mean, success.low, success.high)
+    ]
+    assert math.isnan(frame["success low"]["start"])  # too few tasks were scored
+    assert frame["step"].isna().tolist() == [False, False, True]
+    assert frame["temperature"].tolist() == [1.0] * 3
+    assert "start: success 33%, reward" in repr(evals)
+    assert "6 of 10 tasks scored, 1 sample each" in repr(evals)
 
 
 def test_evaluations_are_in_the_order_of_their_steps(folder):

@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.commands.thresholds import Measured, too_few_scored
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
 from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.notebook import data_frame
 from openenv_pipe.system.intervals import FRACTIONS, Interval, interval_over_runs, paired_difference
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
@@ -73,7 +77,7 @@ class Setting:
         return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Comparison:
     """The result of `compare`: the best setting first, then by rank, then those without means."""
 
@@ -107,6 +111,22 @@ class Comparison:
         }
         lost = [*(run.id for run in self.unfinished), *self.lost_jobs]
         return {**{name: Measured(means={}) for name in lost}, **found}
+
+    def to_pandas(self) -> "DataFrame":
+        """A data frame with one row a setting. Raises ModuleNotFoundError without pandas.
+
+        Columns: the keys in which the settings differ (missing where a run has no such key),
+        `runs`, `statuses`, `seeds`, and of each measure the mean and the limits of its interval,
+        such as `success`, `success low` and `success high`.
+        """
+        from openenv_pipe.extras.viewer.compare.text import records
+
+        return data_frame(records(self))
+
+    def __repr__(self) -> str:
+        from openenv_pipe.extras.viewer.compare.text import short_lines
+
+        return "\n".join(short_lines(self))
 
     def __str__(self) -> str:
         """Return it as Markdown, which a notebook shows as a table."""

@@ -35,13 +35,14 @@ class FoundRun:
     status: str  # of RunFolder, or unreadable
     cause: str | None
     seed: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys to values
-    idle: Collection[str] = ()  # those of these keys that have no effect
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # dotted keys to values
+    idle: Collection[str] = field(default=(), repr=False)  # those of these keys that have no effect
     num_steps: int | None = None
     duration_s: float | None = None
-    steps: Sequence[Mapping[str, Any]] = ()  # GRPO's records in metrics.jsonl
-    final: EvalReport | None = None
-    reports: Sequence[EvalReport] = ()  # those that belong to a step
+    # GRPO's records in metrics.jsonl
+    steps: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    final: EvalReport | None = field(default=None, repr=False)
+    reports: Sequence[EvalReport] = field(default=(), repr=False)  # those that belong to a step
     reproduces: str | None = None  # the id of the run that it ran again
 
     @property

@@ -14,9 +14,11 @@ from openenv_pipe.extras.viewer.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.markdown import UNKNOWN, table
 from openenv_pipe.system.tables import Column, Fit, Table
-from openenv_pipe.system.untrusted_text import for_markdown, visible
+from openenv_pipe.system.untrusted_text import for_markdown, for_people, visible
 
 MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
+MAX_SETTINGS = 20  # that Python shows of a comparison; the other forms have all
+MEANS = ("success", "reward")  # the measures that it shows
 PERCENTAGES = ("success", "pass@")  # measures shown in percent
 
 
@@ -50,6 +52,37 @@ def verdict(comparison: Comparison) -> list[str]:
         names = "; ".join(setting.name for setting in comparison.not_told_apart)
         lines.append(f"not told apart from it in success: {names}")
     return [*lines, *comparison.notes]
+
+
+def short_lines(comparison: Comparison) -> list[str]:
+    """Return a line for each setting, and the verdict: what Python shows of a comparison."""
+    lines = []
+    for setting in comparison.settings[:MAX_SETTINGS]:
+        figures = (f"{name} {figure_text(name, setting.figures.get(name))}" for name in MEANS)
+        lines.append(f"{setting.name} ({setting.ids}, {setting.statuses}): {', '.join(figures)}")
+    if (num_more := len(comparison.settings) - MAX_SETTINGS) > 0:
+        lines.append(f"and {num_more} more; to_pandas() has all")
+    num_lost = len(comparison.unreadable) + len(comparison.lost_jobs)
+    if num_lost:
+        lines.append(f"unreadable, or without a run: {num_lost}; print() shows them")
+    return [*map(for_people, [*lines, *verdict(comparison)])]
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a record for each setting, with full keys and three numbers for each measure."""
+    found = []
+    for setting in comparison.settings:
+        record = {key: setting.values.get(key) for key in comparison.keys}
+        record["runs"] = " ".join(run.id for run in setting.runs)
+        record["statuses"] = setting.statuses
+        record["seeds"] = len(setting.counted)
+        for name in comparison.measures:
+            figure = setting.figures.get(name)
+            record[name] = figure.mean if figure else None
+            record[f"{name} low"] = figure.low if figure else None
+            record[f"{name} high"] = figure.high if figure else None
+        found.append(record)
+    return found
 
 
 def run_line(run: FoundRun) -> str:
@@ -133,15 +166,10 @@ def _as_csv(comparison: Comparison) -> str:
     writer = csv.writer(text, lineterminator="\n")
     figures = [f"{name}{end}" for name in comparison.measures for end in ("", " low", " high")]
     writer.writerow([*comparison.keys, "runs", "statuses", "seeds", *figures])
-    for setting in comparison.settings:
-        values = [value_text(setting.values[k]) if k in setting.values else ""
-                  for k in comparison.keys]  # fmt: skip
-        ids = " ".join(run.id for run in setting.runs)
-        numbers: list[Any] = []
-        for name in comparison.measures:
-            figure = setting.figures.get(name)
-            numbers += [figure.mean, figure.low, figure.high] if figure else [None] * 3
-        writer.writerow([*values, ids, setting.statuses, len(setting.counted), *numbers])
+    for setting, record in zip(comparison.settings, records(comparison), strict=True):
+        keys = [value_text(setting.values[k]) if k in setting.values else ""
+                for k in comparison.keys]  # fmt: skip
+        writer.writerow([*keys, *[*record.values()][len(keys) :]])
     return text.getvalue()
 
 

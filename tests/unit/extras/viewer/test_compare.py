@@ -57,6 +57,15 @@ def test_python_gets_the_comparison_that_the_command_prints(tmp_path, capsys):
     result = openenv_pipe.compare(Run(runs[0].path), runs[1].record.id, runs_dir=tmp_path)
     assert [setting.values["trainer.optimizer.lr"] for setting in result.settings] == [1e-4, 1e-5]
     assert str(result) == result._repr_markdown_() == shown(capsys, "md", *runs)
+    better, worse, verdict = repr(result).splitlines()
+    assert better.startswith("optimizer.lr=0.0001 (smoke/0002, 1 finished): success 90% [")
+    assert worse.startswith("optimizer.lr=1e-05 (smoke/0001, 1 finished): success 20% [")
+    assert verdict.startswith("best: smoke/0002") and len(repr(result.settings)) < 2500
+    frame = result.to_pandas()
+    assert frame["trainer.optimizer.lr"].tolist() == [1e-4, 1e-5]
+    assert frame["success"].tolist() == [0.9, 0.2] and frame["runs"][0] == "smoke/0002"
+    (header, *_) = csv.reader(io.StringIO(shown(capsys, "csv", *runs)))
+    assert [*frame] == header
     with pytest.raises(RunFolderError, match="no folder"):
         openenv_pipe.compare("nothing/0001", runs_dir=tmp_path)
 
