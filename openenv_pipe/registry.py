@@ -59,6 +59,8 @@ class Extra:
     prepare: str = ""
     made_model: str = ""  # returns the `models.hub.MadeModel` of a HubModelConfig, or None
     report: str = ""  # writes the report of a `runs.folder.RunFolder`; returns its path
+    # returns the learning curves of a `runs.folder.RunFolder` in any state as a PNG, or None
+    curves: str = ""
     eval_page: str = ""  # returns the Markdown page of an evaluation: name, report and groups
     on_episodes: str = ""  # A run calls it with its folder and each new file of `episodes/`.
     devices: str = ""  # a subclass of `learner.devices.Devices`, for trainer.devices above 1

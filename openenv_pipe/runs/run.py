@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.registry import extras, load
 from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes
 from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
 from openenv_pipe.runs.find import find_run, find_weights
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
-from openenv_pipe.system.files import read_bytes
 from openenv_pipe.system.user_numbers import whole_number
 from openenv_pipe.types import Message, Observation
 
 if TYPE_CHECKING:
     from openenv_pipe.models.policy import Policy
-
-
-MAX_PLOT_MB = 20
 
 
 class Run:
@@ -38,13 +35,18 @@ class Run:
         return f"Run({str(self.path)!r}, status={self.status!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: status, evaluations with their intervals, and the curves."""
-        plot = self.path / "plots" / "learning_curves.png"
-        evals, image = self.evals._repr_html_(), ""
-        if plot.is_file():
-            content = b64encode(read_bytes(plot, MAX_PLOT_MB)).decode()
-            image = f'<img alt="learning curves" src="data:image/png;base64,{content}">'
-        return f"<p><b>{escape(self.id)}</b> {escape(self.status)}</p>{evals}{image}"
+        """What a notebook shows: status, evaluations with their intervals, and the curves so far.
+
+        The curves are drawn anew: the report, which also has them, is written when the run ends.
+        """
+        drawn = [load(each.curves)(self._folder) for each in extras() if each.curves]
+        images = (
+            f'<img alt="learning curves" src="data:image/png;base64,{b64encode(png).decode()}">'
+            for png in drawn
+            if png
+        )
+        title = f"<p><b>{escape(self.id)}</b> {escape(self.status)}</p>"
+        return "".join([title, self.evals._repr_html_(), *images])
 
     @property
     def status(self) -> str:

@@ -103,18 +103,21 @@ def test_a_run_shows_what_its_folder_has_at_that_moment(folder):
     assert run.report.read_text() == "# It"
 
 
-def test_a_notebook_shows_evaluations_and_curves(folder):
+def test_a_notebook_shows_evaluations_and_curves(folder, tmp_path):
+    empty = Run(run_samples.create(tmp_path / "other").path)
+    assert empty._repr_html_() == "<p><b>smoke/0001</b> running</p>"
     run = Run(folder.path)
-    assert run._repr_html_() == "<p><b>smoke/0001</b> running</p>"
+    curves = [run._repr_html_().removeprefix("<p><b>smoke/0001</b> running</p>")]
+    assert re.fullmatch(r'<img alt="learning curves" src="data:image/png;base64,[^"]+">', curves[0])
     run_samples.evaluate(folder, "trained", 0.6)
-    (folder.path / "plots").mkdir(exist_ok=True)
-    (folder.path / "plots" / "learning_curves.png").write_bytes(b"png")
     shown = run._repr_html_()
     success = run.evals["trained"].success
     assert f"<td>trained</td><td>{success.mean:.0%} ({success.low:.0%} to" in shown
     assert "<th>tasks scored</th><th>samples</th>" in shown
     assert "<td>10 of 10</td><td>1</td>" in shown
-    assert 'src="data:image/png;base64,cG5n"' in shown
+    curves.append(shown[shown.index("<img") :])
+    assert curves[1].startswith(curves[0][:50]) and curves[1] != curves[0]
+    assert not (folder.path / "plots" / "learning_curves.png").exists()
 
 
 def test_evaluations_are_shown_with_their_paired_differences_to_the_first(folder):

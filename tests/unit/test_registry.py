@@ -40,7 +40,14 @@ def test_the_targets_of_an_extra_exist_in_its_own_folder(extra):
         for target in (each.config, each.build, each.check, each.trial)
     ]
     commands = [command.target for command in extra.commands]
-    hooks = [extra.prepare, extra.report, extra.eval_page, extra.on_episodes, extra.rules]
+    hooks = [
+        extra.prepare,
+        extra.report,
+        extra.curves,
+        extra.eval_page,
+        extra.on_episodes,
+        extra.rules,
+    ]
     hooks += [extra.unused, extra.devices, extra.made_model, extra.multirun, extra.vision]
     hooks += [extra.fast_sampling, extra.other_names]
     for target in filter(None, [*blocks, *commands, *extra.functions, *hooks]):

@@ -7,11 +7,15 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import read_during, read_stages
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import write_bytes
 
 if TYPE_CHECKING:
@@ -49,6 +53,19 @@ LOSS_PANELS = {
 DPI = 150
 WARM_START_WIDTH = 0.75  # relative to a GRPO panel
 SMOOTHED_SHARE = 0.08  # width of the smoothing window as a fraction of all steps
+
+
+def learning_curves(folder: RunFolder) -> bytes | None:
+    """Return the learning curves of a run as it is now, as a PNG; None without anything to plot.
+
+    Raises RunFolderError: A file of the run is damaged.
+    """
+    records = read_metrics(folder.metrics_path)
+    reports = [*read_stages(folder.path).values(), *read_during(folder.path)]
+    with TemporaryDirectory() as place:
+        path = Path(place) / "learning_curves.png"
+        steps = folder.written_config.trainer.steps
+        return path.read_bytes() if draw_learning_curves(path, records, reports, steps) else None
 
 
 def draw_learning_curves(
