@@ -23,8 +23,12 @@ from openenv_pipe.system.secrets import (
 )
 
 SCHEME = r"(?:(?:Bearer|Basic)\s+)?"
-# These values only say where the secret is; one with a default would contain the secret.
-NO_SECRET = rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
+# These values only say where the secret is, or that there is none; a variable with a default would
+# contain the secret.
+NO_SECRET = (
+    rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
+    r"|null(?![^\s,}\]])"
+)
 SECRET_VALUE = (
     rf"""'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>{SCHEME}(?:\$\{{[^}}]*\}}|[^\s,}}])+)"""
 )

@@ -15,7 +15,7 @@ with its proper name is complete. None is overwritten, except for one of the bes
 import logging
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,10 +214,11 @@ def fork_command(folder: Path) -> str | None:
     return f"openenv-pipe train --fork {folder}@{steps[-1]} KEY=VALUE" if steps else None
 
 
-def find_checkpoint(folder: Path, which: str) -> Path:
+def find_checkpoint(folder: Path, which: str, *, others: Sequence[str] = ()) -> Path:
     """Return the checkpoint that a user names: by its step, its name or `best`. Without a name, it
     is the newest sound one.
 
+    others: further names that the caller knows, for the error.
     Raises RunFolderError: It does not exist or is damaged.
     """
     paths = {path.name: path for path in all_checkpoints(folder)}
@@ -229,10 +230,10 @@ def find_checkpoint(folder: Path, which: str) -> Path:
         name = best.readlink().name if best.is_symlink() and which == "best" else which
         found = paths.get(name) or by_step.get(which)
     if found is None:
-        others = [name for name in paths if "step" not in name]
-        known = ", ".join([*others, *by_step, *(["best"] if best.is_dir() else [])])
+        named = [name for name in paths if "step" not in name]
+        known = [*named, *by_step, *(["best"] if best.is_dir() else [])]
         raise RunFolderError(
-            f"{folder} has no checkpoint {which!r}; there are: {known}"
+            f"{folder} has no checkpoint {which!r}; there are: {', '.join([*others, *known])}"
             if which and known
             else f"{folder} has no checkpoint: {_why_none(folder)}"
         )

@@ -115,7 +115,7 @@ def find_weights(folder: RunFolder, which: str) -> Path | None:
         if origin is None:
             return None
         which = origin.name
-    return find_checkpoint(folder.path, which)
+    return find_checkpoint(folder.path, which, others=[START])
 
 
 def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -48,7 +48,7 @@ def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter
     card = (home / "models/words/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert folder.record.id in card
-    assert " before training (`start`) |" in card and " trained |" in card
+    assert " at the start (`start`) |" in card and " trained |" in card
     assert " random |" not in card
     shown = re.search(r"^(`{3,})python\n(.*)^\1$", card, re.MULTILINE | re.DOTALL)
     program = [sys.executable, "-c", shown[2]]

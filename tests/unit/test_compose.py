@@ -355,6 +355,8 @@ def test_null_removes_a_term_of_the_reward(folder):
     beside, config = config.beside["mine"], compose(["conf=mine"]).config
     assert [*config.reward.terms] == ["good"]
     assert [*beside.reward.terms] == ["good"]
+    other = compose(["conf=mine", "reward=catch"]).config  # which has no term `env`
+    assert [*other.reward.terms] == ["closer", "legal", "good"]
     saved = compose(["conf=echo", "reward=catch"]).config
     assert [*amend(saved, ["reward.terms.env=null"]).reward.terms] == ["closer", "legal"]
 

@@ -260,6 +260,6 @@ def test_unusable_replies_of_an_evaluation_are_said_with_their_usual_cause(tmp_p
     assert "100% of the replies could not be turned into an action" in warning
     assert f"`openenv-pipe episodes {folder.path} --eval start`" in warning
     save_evaluation(folder.path, evaluation)
-    assert "Warning:** before training: 100% of the replies" in write_report(folder).read_text()
+    assert "Warning:** at the start: 100% of the replies" in write_report(folder).read_text()
     page = (folder.path / "eval" / "start.md").read_text()
     assert "100% of the replies could not be turned into an action" in page

@@ -88,7 +88,7 @@ def test_another_agent_than_the_runs_own_is_in_the_label(folder):
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
-    with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
+    with pytest.raises(RunFolderError, match="'7'; there are: start, 10, 20, best"):
         find_model(f"{folder.path}@7", [])
     (folder.path / "checkpoints").rename(folder.path / "elsewhere")
     with pytest.raises(RunFolderError, match="has no checkpoint: "):

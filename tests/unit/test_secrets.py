@@ -93,6 +93,8 @@ def test_an_override_is_hidden_without_knowing_the_secret(line):
         "host.headers.Authorization=Bearer ${oc.env:MY_TOKEN}",
         "host.headers={Authorization: 'Bearer ${oc.env:MY_TOKEN}', Accept: json}",
         "host.headers={X-Api-Key: ${oc.env:MY_TOKEN}}",
+        "engine.api_key=null trainer.steps=3",
+        "engine={api_key: null}",
     ],
 )
 def test_where_a_secret_is_to_be_found_is_no_secret(line):
@@ -105,6 +107,7 @@ def test_where_a_secret_is_to_be_found_is_no_secret(line):
     [
         ("api_key=${oc.env:MY_TOKEN,abc-defgh}", "api_key=<hidden: api_key>"),
         ("api_key=${oc.env:MY_TOKEN}abc-defgh", "api_key=<hidden: api_key>"),
+        ("api_key=null-abc-defgh", "api_key=<hidden: api_key>"),
         ("h={X-Api-Key: '${oc.env:A} abc-defgh'}", "h={X-Api-Key: '<hidden: X-Api-Key>'}"),
     ],
 )

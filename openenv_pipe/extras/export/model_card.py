@@ -101,7 +101,7 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
         return missing
     rows = [
         [
-            "before training (`start`)" if name == "start" else name,
+            "at the start (`start`)" if name == "start" else name,
             interval_text(report.success, percent=True),
             interval_text(report.reward),
             f"{report.num_scored_tasks} of {report.num_tasks}",

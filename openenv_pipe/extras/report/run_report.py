@@ -50,7 +50,7 @@ from openenv_pipe.system.untrusted_text import (
 
 Reports = Mapping[str, EvalReport]
 Records = Sequence[Mapping[str, Any]]
-TITLES = dict(zip(STAGES, ("before training", "after the warm start", "after GRPO"), strict=True))
+TITLES = dict(zip(STAGES, ("at the start", "after the warm start", "after GRPO"), strict=True))
 SUPERVISED = "loss/supervised"
 
 
@@ -392,7 +392,7 @@ def _further(folder: RunFolder, config: RunConfig) -> str:
         commands[f"openenv-pipe eval {path}"] = "evaluate its model again"
     else:
         commands[f"openenv-pipe serve {path}"] = "its model, for evaluations of your own"
-        commands[f"openenv-pipe serve {path}@start"] = "the one before training"
+        commands[f"openenv-pipe serve {path}@start"] = "the one that it began with"
     commands[f"ls {path}/logs/latest {path}/checkpoints"] = "logs of the last attempt, weights"
     if episodes := last_episodes_path(path):
         commands[f"zcat {episodes} | head -n 1"] = "an episode with all its tokens"

@@ -18,7 +18,7 @@ def test_a_card_says_that_its_checkpoint_was_not_evaluated(tmp_path, evaluated, 
     for step in evaluated:
         run_samples.evaluate(folder, f"during_{step:06d}", 0.5, step=step)
     card = model_card(folder, "step_000005", Path("it"), step=5)
-    assert ("| before training (`start`) |" in card) is bool(evaluated)
+    assert ("| at the start (`start`) |" in card) is bool(evaluated)
     assert "during_000002" not in card and ("during_000005" in card) is not is_missing
     command = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
     assert (f"{command}smoke/0001@step_000005`" in card) is is_missing

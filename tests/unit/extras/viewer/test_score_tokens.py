@@ -112,7 +112,7 @@ def test_a_page_has_tokens_scored(client):
     assert texts and all(isinstance(text, str) for text in texts)
     gone = client.post("/api/runs/fake/0001/scores", json={**wanted, "checkpoint": "2"})
     assert gone.status_code == 400
-    assert "has no checkpoint '2'; there are: 3" in gone.json()["error"]
+    assert "has no checkpoint '2'; there are: start, 3" in gone.json()["error"]
 
 
 @pytest.mark.parametrize("run", [0], indirect=True)
