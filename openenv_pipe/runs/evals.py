@@ -119,19 +119,19 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
 
 
 def during_by_name(folder: Path) -> dict[str, EvalReport]:
-    """Read the newest report of each evaluation of `env` between steps, by file name without
-    `.json` and in the order of the steps."""
+    """Read the newest report of each evaluation between steps, of all environments, by file name
+    without `.json` and in the order of the steps."""
     newest = {
-        report.step: (path.stem, report)
+        (report.step, env_of(report.label)): (path.stem, report)
         for path, report in _read_sound(folder)
-        if _is_during(path) and not env_of(report.label)
+        if _is_during(path)
     }
     return dict(newest.values())
 
 
 def read_during(folder: Path) -> list[EvalReport]:
     """Read the newest report of each evaluation of `env` between steps, by step."""
-    return list(during_by_name(folder).values())
+    return [report for report in during_by_name(folder).values() if not env_of(report.label)]
 
 
 def report_paths(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 from openenv_pipe.config.schema import RunConfig, TrackerConfig
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import Evaluation, read_during, read_reports
+from openenv_pipe.runs.evals import Evaluation, during_by_name, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.trackers.base import (
@@ -63,7 +63,7 @@ class Trackers:
         self._notify = notify
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()  # by the trackers' threads
         self._num_records = 0
-        earlier = [*read_reports(folder.path).values(), *read_during(folder.path)]
+        earlier = [*read_reports(folder.path).values(), *during_by_name(folder.path).values()]
         self._earlier = deque(sorted(earlier, key=_step_of))  # evaluations of earlier attempts
         built = {
             name: build_tracker(name, each, folder.path) for name, each in config.tracker.items()

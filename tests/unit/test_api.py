@@ -163,10 +163,12 @@ def test_evaluations_become_a_data_frame_with_their_tasks(folder):
 
 
 def test_evaluations_are_in_the_order_of_their_steps(folder):
-    for label in ("baseline_random", "trained", "during_000002", "start", "during_000001"):
-        step = int(label[-1]) if label.startswith("during") else None
+    during = ("during_000002", "during_000001", "during_000001.echo")
+    for label in ("baseline_random", "trained", *during, "start"):
+        step = int(label.partition(".")[0][-1]) if label.startswith("during") else None
         run_samples.evaluate(folder, label, 0.5, step=step)
-    labels = ["start", "during_000001", "during_000002", "trained", "baseline_random"]
+    labels = ["start", "during_000001", "during_000001.echo", "during_000002"]
+    labels += ["trained", "baseline_random"]
     evals = Run(folder.path).evals
     assert list(evals) == labels
     assert [line.partition(":")[0] for line in repr(evals).splitlines()] == labels

@@ -12,7 +12,13 @@ from run_samples import eval_episodes, save
 from openenv_pipe.errors import RunFolderError, UserError
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.runs.eval_difference import compare_reports
-from openenv_pipe.runs.evals import read_during, read_report, read_reports, read_stages
+from openenv_pipe.runs.evals import (
+    during_by_name,
+    read_during,
+    read_report,
+    read_reports,
+    read_stages,
+)
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.types import Status
@@ -82,7 +88,10 @@ def test_reports_during_training_are_a_series_of_their_own(folder):
     for step in (20, 10):
         save(folder, f"during_{step:06d}", eval_episodes(), step)
     _, again = save(folder, "during_000010", eval_episodes(success=False), 10)
+    save(folder, "during_000010.echo", eval_episodes(), 10)
     assert [report.step for report in read_during(folder.path)] == [10, 20]
+    names = ["during_000010_2", "during_000010.echo", "during_000020"]
+    assert [*during_by_name(folder.path)] == names
     assert read_during(folder.path)[0] == again
     assert read_reports(folder.path) == {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
-from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.evals import during_by_name, read_reports
 from openenv_pipe.runs.find import START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
@@ -91,17 +91,17 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
         "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
         f"{folder.record.id}@{checkpoint}`."
     )
-    during = {report.label: report for report in read_during(folder.path)}
+    during = {report.label: report for report in during_by_name(folder.path).values()}
     reports = {
         name: report
         for name, report in (during | read_reports(folder.path)).items()
-        if name == "start" or report.step == step
+        if _is_of_start(name) or report.step == step
     }
     if not reports:
         return missing
     rows = [
         [
-            "at the start (`start`)" if name == "start" else name,
+            f"at the start (`{name}`)" if _is_of_start(name) else name,
             interval_text(report.success, percent=True),
             interval_text(report.reward),
             f"{report.num_scored_tasks} of {report.num_tasks}",
@@ -113,7 +113,13 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
     titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
     confidence = folder.written_config.eval.confidence
     text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
-    return f"{text} {missing}" if [*reports] == ["start"] != [checkpoint] else text
+    is_missing = checkpoint != "start" and all(map(_is_of_start, reports))
+    return f"{text} {missing}" if is_missing else text
+
+
+def _is_of_start(name: str) -> bool:
+    """Return whether a report is of the run's beginning, in any of its environments."""
+    return name.partition(".")[0] == "start"
 
 
 def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool) -> str:

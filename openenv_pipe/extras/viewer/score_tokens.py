@@ -32,7 +32,7 @@ from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.teacher import ELEMENTS
 from openenv_pipe.runs.episodes import read_recorded_episodes
-from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.evals import during_by_name, read_reports
 from openenv_pipe.runs.find import find_model
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.types import Episode, Sample
@@ -135,7 +135,7 @@ def temperature_of(folder: Path, config: RunConfig, source: str, step: int | Non
     if source == TRAIN:
         return config.trainer.temperature if step else 1.0
     label = source.removeprefix("eval/")
-    reports = {each.label: each for each in read_during(folder)} | read_reports(folder)
+    reports = {each.label: each for each in during_by_name(folder).values()} | read_reports(folder)
     # Of greedy decoding, logprobs are recorded at temperature 1.
     return (reports[label].temperature if label in reports else None) or 1.0
 

@@ -22,7 +22,7 @@ from openenv_pipe.runs.checkpoints import (
     fork_origin,
 )
 from openenv_pipe.runs.episodes import RecordedEpisode
-from openenv_pipe.runs.evals import STAGES, read_during, read_reports
+from openenv_pipe.runs.evals import STAGES, during_by_name, read_reports
 from openenv_pipe.runs.find import AT_START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
@@ -62,7 +62,8 @@ def _wrote(folder: RunFolder, source: str, episode: Episode) -> str | None:
         is_untrained = version == 0 and first_step(folder) is None
         return UNTRAINED if is_untrained else None if version is None else str(version)
     label = source.removeprefix("eval/")
-    reports = {each.label: each for each in read_during(folder.path)} | read_reports(folder.path)
+    during = during_by_name(folder.path).values()
+    reports = {each.label: each for each in during} | read_reports(folder.path)
     report = reports.get(label)
     if report is None or report.temperature is None:
         return None
