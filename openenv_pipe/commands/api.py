@@ -20,6 +20,7 @@ from openenv_pipe.runs.evals import env_of, label_in
 from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_settings import give_back_memory, set_library_defaults
+from openenv_pipe.system.resources import forget_changed_modules
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.user_numbers import whole_number
 
@@ -219,9 +220,12 @@ def _in_notebook() -> bool:
 def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     """Do the work in a new thread and wait, because the caller's may run an event loop.
 
+    It begins with the user's modules as they are now.
+
     Raises KeyboardInterrupt, without the traceback of the threads, after the work where it was
     interrupted, also if it came too late to stop anything.
     """
+    forget_changed_modules()
     try:
         return _done_in_thread(work, control)
     finally:

@@ -178,7 +178,8 @@ def _told_apart(rows: list[Row]) -> list[Row]:
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
-    """Give all subjects the tasks, the reward and the evaluation of the first."""
+    """Give all subjects the tasks, the reward, the evaluation and the environment's variables of
+    the first."""
     first = subjects[0]
     return [first, *(_measured_as(first, subject) for subject in subjects[1:])]
 
@@ -207,6 +208,8 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
         each["eval"], each["reward"] = given["eval"], given["reward"]
         each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
         each["env"]["success_reward"] = given["env"]["success_reward"]
+        # They may say how an environment scores.
+        each["env"]["variables"] = given["env"]["variables"]
     return replace(other, config=RunConfig.model_validate(values))
 
 

@@ -28,8 +28,9 @@ from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.models.hub import substitute_of
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
+from openenv_pipe.runs.trust import FUNCTION
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
-from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.resources import file_in_current_folder, load_callable
 
 
 def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> dict[str, JsonValue]:
@@ -104,7 +105,10 @@ def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
 
 
 def _callables(config: RunConfig) -> dict[str, JsonValue]:
-    """Return digests of the files that define the user's functions and classes, by target."""
+    """Return digests of the files that define the user's functions and classes, by target.
+
+    Those that the variables of an environment may name are imported by its server alone.
+    """
     named = list(_targets(config))
     if policy := config.trainer.warm_start.source.scripted_policy:
         named.append(policy)
@@ -113,6 +117,10 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
         file = _defining_file(name)
         if file is not None:
             found[name] = digest_of_file(Path(file))
+    for each in config.environments.values():
+        for value in each.env.variables.values():
+            if value and FUNCTION.fullmatch(value) and (own := file_in_current_folder(value)):
+                found[value] = digest_of_file(own)
     return found
 
 

@@ -113,12 +113,14 @@ def test_a_scripted_player_needs_no_checkpoint(tmp_path):
 def test_the_first_run_is_the_yardstick_for_all(folder):
     first = find_model(f"{folder.path}@10", ["eval.num_tasks=5", "env.max_turns=4"])
     changes = ["env.tasks.eval.seed_start=7", "env.success_reward=2.0", "reward=env"]
+    changes += ["env.variables.SCORE=other"]
     other = find_model(str(folder.path), changes)
     _, measured = on_the_same_tasks([first, other])
     assert measured.config.eval == first.config.eval
     assert measured.config.reward == first.config.reward
     assert measured.config.env.tasks.eval == first.config.env.tasks.eval
     assert measured.config.env.success_reward == first.config.env.success_reward
+    assert measured.config.env.variables == first.config.env.variables
     assert measured.config.env.max_turns == other.config.env.max_turns == 6  # its own limits
     assert (measured.checkpoint, measured.label) == (other.checkpoint, other.label)
 

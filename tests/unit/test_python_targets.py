@@ -143,3 +143,15 @@ def test_a_target_s_file_is_recorded_whatever_kind_of_callable_it_is(attribute):
     target = f"{__name__}:{attribute}"
     config = run_config({"trainer.warm_start.source.policy": target})
     assert _callables(config)[target] == digest_of_file(Path(__file__))
+
+
+def test_the_file_of_a_function_that_an_environment_imports_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_scores").mkdir()
+    file = tmp_path / "my_scores/exact.py"
+    file.write_text("raise RuntimeError('only the environment imports it')\n")
+    config = run_config(
+        {"env.variables": {"SCORE": "my_scores.exact:score", "URL": "http://127.0.0.1:80"}}
+    )
+    assert _callables(config)["my_scores.exact:score"] == digest_of_file(file)
+    assert "http://127.0.0.1:80" not in _callables(config)
