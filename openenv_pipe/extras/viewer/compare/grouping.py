@@ -5,6 +5,7 @@ tasks of the one run. Runs without a final evaluation are listed but not counted
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.commands.thresholds import Measured, too_few_scored
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
+from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.notebook import data_frame
 from openenv_pipe.system.intervals import FRACTIONS, Interval, interval_over_runs, paired_difference
@@ -26,9 +28,17 @@ TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is avera
 TIME = "minutes"
 ABSENT = "(absent)"  # the value of a key that the blocks of a run do not have
 FIRST_BLOCKS = ("trainer", "model", "reward")  # what people change; a terminal shows few keys
+# Keys that may decide what a success is.
+SCORING = re.compile(r"(?:beside\.[^.]+\.)?env\.(?:variables\..+|success_reward)")
 DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
     "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
+)
+
+
+DIFFERENT_SCORING = (
+    "the runs differ in {}, which may decide what a success is, so none is called the best; "
+    "`openenv-pipe eval RUN RUN` evaluates them alike"
 )
 
 
@@ -148,10 +158,9 @@ def compare_settings(found: Found) -> Comparison:
         groups.setdefault(values, []).append(run)
     settings = [_measure(runs, keys, labels) for runs in groups.values()]
     settings.sort(key=_rank)
-    finals = [run.final for setting in settings for run in setting.counted]
-    alike = len({frozenset(task.key for task in final.tasks) for final in finals if final}) <= 1
+    objections = _why_none_is_best(settings, keys)
     first = settings[0] if settings and "success" in settings[0].figures else None
-    best = first if alike and first is not None and _is_representative(first) else None
+    best = first if first and not objections and _is_representative(first) else None
     present = {name for setting in settings for name in setting.figures}
     return Comparison(
         title=found.title,
@@ -164,13 +173,25 @@ def compare_settings(found: Found) -> Comparison:
         not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
         notes=[
             *found.notes,
-            *([] if alike else [DIFFERENT_TASKS]),
+            *objections,
+            *_of_other_code(settings),
             *_partly_scored(settings),
             *_without_end(readable),
         ],
         unreadable=[run for run in found.runs if run.status == "unreadable"],
         lost_jobs=found.lost_jobs,
     )
+
+
+def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[str]:
+    """Say why the settings were not measured alike. keys: those in which they differ."""
+    finals = [run.final for setting in settings for run in setting.counted]
+    tasks = {frozenset(task.key for task in final.tasks) for final in finals if final}
+    scoring = [key for key in keys if SCORING.fullmatch(key)]
+    return [
+        *([DIFFERENT_TASKS] if len(tasks) > 1 else []),
+        *([DIFFERENT_SCORING.format(", ".join(scoring))] if scoring else []),
+    ]
 
 
 def _differing(runs: Sequence[FoundRun]) -> list[str]:
@@ -293,6 +314,21 @@ def _partly_scored(settings: Sequence[Setting]) -> list[str]:
         for name, final in finals
         if final.num_scored_tasks < final.num_tasks
     ]
+
+
+def _of_other_code(settings: Sequence[Setting]) -> list[str]:
+    """Name the runs that other code played or scored than that of their row's first run."""
+    notes = []
+    for setting in settings:
+        first, *others = setting.counted or setting.runs
+        for run in others:
+            differences = find_other_facts(first.facts, run.facts)
+            if changed := [str(each) for each in differences if each.kind == "code"]:
+                notes.append(
+                    f"{run.id} has the settings of {first.id} and other code, so their mean may be "
+                    f"of two rewards: {'; '.join(changed)}"
+                )
+    return notes
 
 
 def _without_end(runs: Sequence[FoundRun]) -> list[str]:

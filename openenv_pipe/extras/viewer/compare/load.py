@@ -44,6 +44,7 @@ class FoundRun:
     final: EvalReport | None = field(default=None, repr=False)
     reports: Sequence[EvalReport] = field(default=(), repr=False)  # those that belong to a step
     reproduces: str | None = None  # the id of the run that it ran again
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of run.json
 
     @property
     def step(self) -> int:
@@ -163,6 +164,7 @@ def _read(path: Path) -> FoundRun:
             final=_final(folder, stages, records),
             reports=[*stages.values(), *read_during(path)],
             reproduces=lineage.run if lineage and lineage.kind == "reproduction" else None,
+            facts=folder.record.facts,
         )
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return FoundRun(id=name, path=Path(short_path(path)), status="unreadable", cause=str(error))

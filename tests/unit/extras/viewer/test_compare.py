@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 STAMP = "2026-11-20_14-03-11"
 
 
-def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None):
+def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None, success_reward=1.0):
     """Create a run of two steps; with `success`, it is finished and evaluated."""
     config = run_samples.config(runs_dir)
     optimizer = config.trainer.optimizer.model_copy(update={"lr": lr})
@@ -32,6 +32,7 @@ def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None):
         "seed": seed,
         "model": config.model.model_copy(update={"seed": seed}),
         "trainer": config.trainer.model_copy(update={"optimizer": optimizer}),
+        "env": config.env.model_copy(update={"success_reward": success_reward}),
     }
     config = config.model_copy(update=changes)
     folder = RunFolder.create(config, overrides=[], command=["openenv-pipe"], sweep=sweep)
@@ -252,6 +253,22 @@ def test_runs_of_different_tasks_have_no_best(tmp_path):
     result = compared(first, second)
     assert (result.best, result.best_run) == (None, None)
     assert "different tasks" in result.notes[0]
+
+
+def test_runs_of_different_scoring_have_no_best(tmp_path):
+    first = make(tmp_path, 1, 0, 0.5)
+    result = compared(first, make(tmp_path, 2, 0, 0.9, success_reward=0.5))
+    assert (result.best, result.best_run) == (None, None)
+    assert "differ in env.success_reward" in result.notes[0]
+
+
+def test_runs_of_one_setting_and_different_code_are_named(tmp_path):
+    first, second = make(tmp_path, 1, 0, 0.5), make(tmp_path, 1, 1, 0.9)
+    for folder, digest in ((first, "1"), (second, "2")):
+        folder.update(callables={"mine:score": digest * 64})
+    notes = compared(first, second).notes
+    assert len(notes) == 1 and "callables.mine:score was 111111111111, is 2222" in notes[0]
+    assert notes[0].startswith("smoke/0002 has the settings of smoke/0001 and other code")
 
 
 def test_a_run_is_taken_once_whatever_it_is_called(tmp_path):
