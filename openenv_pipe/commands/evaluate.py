@@ -255,6 +255,13 @@ class _Played:
     baselines: list[Row]
 
 
+def _measured_with(changed: dict[str, str], played: Sequence[Evaluation]) -> list[Evaluation]:
+    return [
+        replace(each, report=each.report.model_copy(update={"measured_with": changed}))
+        for each in played
+    ]
+
+
 async def _play(
     subject: SelectedModel,
     logs: Path,
@@ -287,17 +294,15 @@ async def _play(
             )
         changed = changed_settings(subject.folder.written_config, subject.config)
         changed |= changed_code(subject.folder.record.facts, subject.config)
-        own = [
-            replace(each, report=each.report.model_copy(update={"measured_with": changed}))
-            for each in played
-        ]
+        own = _measured_with(changed, played)
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
         baselines: list[Evaluation] = []
         if with_baselines and (labels := baseline_labels(subject.config)):
             names = ", ".join(each.removeprefix(BASELINE) for each in labels)
             async with long_phase(progress, f"playing the baselines: {names}") as count:
-                baselines = await play_baselines(subject.config, rollout, count)
+                found = await play_baselines(subject.config, rollout, count)
+            baselines = _measured_with(changed, found)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     path, run = subject.folder.path, subject.folder.record.id

@@ -55,12 +55,13 @@ def paired_with_first(
 ) -> Sequence[tuple[Row, Compared]]:
     """Return the first report of each environment, and how each of its others differs from it.
 
-    The difference is None where the two have no task in common, or another opponent.
+    The difference is None where the two have no task in common, another opponent or, as reports
+    of one run, another scoring.
     """
     found = []
     for env in dict.fromkeys(env_of(row.report.label) for row in rows):
         first, *others = [row for row in rows if env_of(row.report.label) == env]
-        compared = [(row, _difference(first.report, row.report, config, seed)) for row in others]
+        compared = [(row, _difference(first, row, config, seed)) for row in others]
         found.append((first, compared))
     return found
 
@@ -201,8 +202,11 @@ def _differences(first: Row, compared: Compared, config: EvalConfig) -> Table:
     )
     for row, change in compared:
         if change is None:
-            is_other = row.report.opponent != first.report.opponent
-            why = "another opponent" if is_other else "none in common"
+            why = "none in common"
+            if row.report.opponent != first.report.opponent:
+                why = "another opponent"
+            elif _is_scored_otherwise(first, row):
+                why = "another scoring"
             table.add_row(row.name, why, *[UNKNOWN] * 3)
         else:
             changes = (change.success, change.reward or change.env_reward, change.turns)
@@ -242,13 +246,19 @@ def _changed_tasks(first: str, compared: Compared) -> Table:
     return table
 
 
-def _difference(
-    before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
-) -> ReportDifference | None:
+def _difference(before: Row, after: Row, config: EvalConfig, seed: int) -> ReportDifference | None:
+    if _is_scored_otherwise(before, after):
+        return None
     try:
-        return compare_reports(before, after, config, seed)
+        return compare_reports(before.report, after.report, config, seed)
     except UserError:  # It was evaluated on other tasks, or against another opponent.
         return None
+
+
+def _is_scored_otherwise(before: Row, after: Row) -> bool:
+    """Return whether two reports of a run are by other rewards; runs side by side have one."""
+    is_other = before.report.other_scoring != after.report.other_scoring
+    return before.folder == after.folder and is_other
 
 
 def _text(interval: Interval | None) -> str:

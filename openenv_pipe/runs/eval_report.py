@@ -7,6 +7,7 @@ server does not look like a bad model.
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -85,6 +86,13 @@ class CommonReply(FrozenModel):
     num_successes: int
 
 
+# Keys of `measured_with` that may decide what a success or a reward is.
+SCORING = re.compile(
+    r"(?:beside\.[^.]+\.)?"
+    r"(?:env_code|env_files\.|callables\.|reward\.|env\.(?:success_reward|variables\.))"
+)
+
+
 class EvalReport(FrozenModel):
     """One model on the eval tasks. An interval is None if every episode failed, and has no
     limits if too few tasks were scored (`eval.min_scored_share`)."""
@@ -115,6 +123,14 @@ class EvalReport(FrozenModel):
     error: str | None = None  # why nothing could be played; of baselines only
     # Settings and code of environment and reward that the run has otherwise: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
+
+    @property
+    def other_scoring(self) -> dict[str, str]:
+        """What of `measured_with` may decide what a success or a reward is.
+
+        Reports of one run in which it differs do not compare.
+        """
+        return {key: how for key, how in self.measured_with.items() if SCORING.match(key)}
 
     @property
     def num_unscored(self) -> int:

@@ -1,5 +1,6 @@
 """Differences between two evaluations: fixed and regressed tasks, and how many chance gives."""
 
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 from statistics import fmean
@@ -87,8 +88,16 @@ def test_evaluations_against_different_opponents_are_not_compared(folder):
         compare_reports(report, other, folder.config_to_run().eval, 0)
     moved = [each.model_copy(update={"task": "else", "seed": 99}) for each in report.tasks]
     elsewhere = report.model_copy(update={"tasks": moved})
-    reports = (report, report, other, elsewhere)
+    scored, limited = (
+        report.model_copy(update={"measured_with": with_})
+        for with_ in ({"env_files.rules.py": "1, not 2"}, {"env.max_turns": "4, not 6"})
+    )
+    reports = (report, report, other, elsewhere, scored, limited)
     rows = [Row(name=str(n), report=each, folder=folder.path) for n, each in enumerate(reports)]
     (differences,) = eval_tables(rows, folder.config_to_run().eval, 0)[1:]
     reasons = [row[1] for row in differences.rows]
-    assert reasons == ["4 of 4", "another opponent", "none in common"]
+    expected = ["4 of 4", "another opponent", "none in common", "another scoring", "4 of 4"]
+    assert reasons == expected
+    rows[4] = replace(rows[4], folder=folder.path.parent / "0002")  # measured as the first run
+    (differences,) = eval_tables(rows, folder.config_to_run().eval, 0)[1:]
+    assert [row[1] for row in differences.rows][3] == "4 of 4"

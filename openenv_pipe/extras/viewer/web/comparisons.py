@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.errors import PipeError, RunFolderError
+from openenv_pipe.errors import PipeError, RunFolderError, UserError
 from openenv_pipe.extras.viewer.compare.grouping import Comparison, compare_settings
 from openenv_pipe.extras.viewer.compare.load import FoundRun, find_runs
 from openenv_pipe.extras.viewer.web.run_store import NAME, RunStore
@@ -73,7 +73,12 @@ def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any
     difference, problem = None, None
     if before in reports and after in reports and before != after:
         config = store.folder(keys[0]).written_config
+        is_other = reports[before].other_scoring != reports[after].other_scoring
         try:
+            if len(keys) == 1 and is_other:
+                raise UserError(
+                    f"{before} and {after} were scored by other code or settings (measured_with)"
+                )
             found = compare_reports(reports[before], reports[after], config.eval, config.seed)
             difference = found.model_dump(mode="json") | {"on": found.on_tasks}
         except PipeError as error:
