@@ -30,14 +30,15 @@ def _reward(steps: Sequence[Record]) -> Alarm | None:
         return None
     means = means_of(known, "reward/mean")
     first, best, last = means[0], max(means), means[-1]
-    chance = NUM_ERRORS * reward_error(known)
+    peak = known[means.index(best) : means.index(best) + WINDOW]
+    # Few rewards among many of 0 spread more where they are than over all steps.
+    chance = NUM_ERRORS * max(reward_error(known), reward_error(peak))
     if best - last <= max(FALL * (best - first), SMALL_FALL * abs(best), chance):
         return None
-    end = known[means.index(best) + WINDOW - 1]["step"]
     return Alarm(
         metric="reward/mean",
         what=f"The reward has fallen from {best:.3g}, its best mean over {WINDOW} steps, at step "
-        f"{end}, to {last:.3g}",
+        f"{peak[-1]['step']}, to {last:.3g}",
         advice="lower trainer.optimizer.lr to a third, from the best checkpoint "
         "(openenv-pipe train --fork RUN@best); trainer.guard=back does so by itself",
         is_collapse=True,

@@ -235,9 +235,10 @@ def _changed_tasks(first: str, compared: Compared) -> Table:
         Column(f"after {first}"),
         Column("success"),
         Column("tasks"),
-        Column("by chance", drop=1),
+        Column("at random", drop=1),
         Column("which", drop=2, fit=Fit.FOLD),
-        title="\nTasks with another success, and how many there would be by chance alone",
+        title="\nTasks with another success, and how many there would be if their episodes were "
+        "divided at random",
     )
     for row, change in compared:
         for kind, count, chance, names in changed_tasks(change) if change else ():

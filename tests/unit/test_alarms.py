@@ -318,6 +318,16 @@ def test_a_reward_falls_if_more_is_lost_than_chance_explains(rewards, falls):
     assert [alarm.metric for alarm in find_alarms(records)] == ["reward/mean"] * falls
 
 
+def test_the_only_reward_of_a_run_is_no_fall():
+    """One of 64 episodes earns 0.17 once, in step 12 of 30."""
+    means = {"reward/mean": 0.0026, "reward/std": 0.021}
+    records = [
+        SOUND | {"step": step} | (means if step == 12 else dict.fromkeys(means, 0.0))
+        for step in range(1, 31)
+    ]
+    assert "reward/mean" not in [alarm.metric for alarm in find_alarms(records)]
+
+
 def test_after_a_collapse_a_run_that_goes_back_begins_anew():
     """A resumed run, which has only the records, is at the same point."""
     rewards = [0.8] * 10 + [0.2] * 5 + [0.8] * 10 + [0.2] * 5

@@ -49,8 +49,8 @@ def test_fixed_and_regressed_tasks_are_named(folder):
     for report in reports:
         save_evaluation(folder.path, Evaluation(report=report, groups=[]))
     text = write_report(folder).read_text()
-    assert "Fixed tasks: 2, by chance alone 1.7 (eval/2, eval/1)." in text
-    assert "Regressed tasks: 2, by chance alone 1.7 (eval/0, eval/3)." in text
+    assert "Fixed tasks: 2, 1.7 if divided at random (eval/2, eval/1)." in text
+    assert "Regressed tasks: 2, 1.7 if divided at random (eval/0, eval/3)." in text
     rows = [Row(name=each.label, report=each, folder=folder.path) for each in reports]
     table = eval_tables(rows, folder.config_to_run().eval, 0)[-1]
     assert table.rows[0] == ("trained", "fixed", "2", "1.7", "eval/2, eval/1")

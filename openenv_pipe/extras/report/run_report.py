@@ -192,7 +192,7 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     confidence = f", with {config.eval.confidence:.0%} intervals" if has_limits else ""
     text = f"{' and '.join(texts)}{confidence}, {on}. {_verdict(measured)}".rstrip()
     tasks = [
-        f"{kind.capitalize()} tasks: {count}, by chance alone {chance:.1f} ({for_markdown(names)})."
+        f"{kind.title()} tasks: {count}, {chance:.1f} if divided at random ({for_markdown(names)})."
         for kind, count, chance, names in changed_tasks(change)
         if count
     ]

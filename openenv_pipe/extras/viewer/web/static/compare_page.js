@@ -145,7 +145,7 @@ export async function evaluationsPage(route, key) {
     return h("div", {}, h("dt", {}, `Difference in ${name === "env_reward" ? "the environment's reward" : name}`), h("dd", {}, `${value.mean > 0 ? "+" : ""}${way(value.mean)} `, h("span", { class: "muted small" }, `${limits} on ${found.difference.on}${sure ? "" : ", may be chance"}`)));
   }) : [];
   for (const name of found.difference ? ["fixed", "regressed"] : []) {
-    differences.push(h("div", {}, h("dt", {}, `Tasks ${name}`), h("dd", {}, `${count(found.difference[name].length)} `, h("span", { class: "muted small" }, `${number(found.difference[`${name}_by_chance`], 1)} by chance alone`))));
+    differences.push(h("div", {}, h("dt", {}, `Tasks ${name}`), h("dd", {}, `${count(found.difference[name].length)} `, h("span", { class: "muted small" }, `${number(found.difference[`${name}_by_chance`], 1)} if divided at random`))));
   }
   const options = names.map((name) => [name, name]), trail = key ? [[key, address(`/run/${key}`)], ["Evaluations", address(route.path)]] : [["Evaluations", address(route.path, parameters)]];
   const body = names.length ? [reports,
