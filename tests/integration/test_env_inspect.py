@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from wild_envs import write_packages
 from openenv_pipe.config.compose import compose
 from openenv_pipe.runs.episodes import read_episodes
 
+ECHO = Path(__file__).parents[2] / "envs/echo"
 MINE = """
 defaults: [hub, _self_]
 path: ./model
@@ -78,6 +80,25 @@ def test_another_model_gets_a_file_beside_the_first(folder):
     code, _, err = run(folder, *command)
     assert code == 2
     assert "conf/conf/market/other.yaml exists; name another file or model" in err
+
+
+def test_the_splits_that_a_server_lists_are_written(folder):
+    code, out, err = run(folder, "env", "inspect", str(ECHO), "-o", "conf/env/letters.yaml")
+    assert code == 0, out + err
+    assert "400 of the split 'train', 100 of the split 'eval'" in err
+    assert yaml.safe_load((folder / "conf/env/letters.yaml").read_text())["tasks"] == {
+        "train": {"num_tasks": 400, "index_key": "index", "reset": {"split": "train"}},
+        "eval": {"num_tasks": 100, "index_key": "index", "reset": {"split": "eval"}},
+    }
+
+
+def test_seeds_that_may_draw_training_tasks_are_a_warning(folder):
+    text = (folder / "conf/env/market.yaml").read_text()
+    assert "eval tasks may be training tasks" in text
+    assert yaml.safe_load(text)["tasks"] == {
+        "train": {"num_tasks": 1000},
+        "eval": {"num_tasks": 100},
+    }
 
 
 def test_what_is_wrong_with_the_model_is_said_before_the_server_starts(folder):

@@ -5,7 +5,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.hosts.process import EnvProcess, ProcessHost
 from openenv_pipe.environments.tasks import known_splits, open_splits
-from openenv_pipe.environments.tasks.server import describe_task_api
+from openenv_pipe.environments.tasks.server import list_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import bearer
 from tests.fakes import collect, run_config, sampled, tiny_policy
@@ -64,9 +64,9 @@ async def test_a_server_says_how_many_tasks_it_has(echo_server):
     async def splits(config):
         return await open_splits(config, known_splits(config), echo_server, ACCESS)
 
-    told = await describe_task_api(echo_server, ACCESS)
-    assert "400 of the split 'train', 100 of the split 'eval'" in told
-    assert await describe_task_api(f"{echo_server}/elsewhere", ACCESS) is None
+    told = await list_splits(echo_server, ACCESS)
+    assert [(each.name, each.num_tasks) for each in told] == [("train", 400), ("eval", 100)]
+    assert await list_splits(f"{echo_server}/elsewhere", ACCESS) == []
     found = await splits(config_with("eval"))
     assert (len(found.train), len(found.eval)) == (400, 100)
     assert found.eval[99].reset == {"split": "eval", "index": 99, "turns": 4}

@@ -1,6 +1,7 @@
 """Tasks that a server lists through OpenEnv's task API, addressed by split and index."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -10,9 +11,18 @@ from openenv_pipe.system.untrusted_json import parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
 
 MAX_TASKS = 10**9
-MAX_TOLD = 5  # splits in a sentence
+MAX_SPLITS = 5  # that are listed
 TIME_LIMIT_S = 60.0  # A server may have to load its data first.
 NOT_IMPLEMENTED = 501
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSplit:
+    """A split that a server lists."""
+
+    name: str
+    kind: str  # OpenEnv calls it the type: train, validation or test; empty if it is not said
+    num_tasks: int
 
 
 class ServerRows(Sequence[Mapping[str, Any]]):
@@ -40,34 +50,30 @@ async def server_rows(url: str, access: Access, split: str, key: str) -> ServerR
     return ServerRows(split, await _num_tasks(url, access, key, path, split))
 
 
-async def describe_task_api(url: str, access: Access) -> str | None:
-    """Return a sentence on the tasks that a server lists itself; None: it lists none."""
+async def list_splits(url: str, access: Access) -> Sequence[ServerSplit]:
+    """List the server's splits, up to MAX_SPLITS; none if it has no task API."""
     try:
         path, splits = await _splits_of(url, access, "tasks")
-        counts = [await _num_tasks(url, access, "tasks", path, each) for each in splits[:MAX_TOLD]]
+        counts = [
+            await _num_tasks(url, access, "tasks", path, each) for each in [*splits][:MAX_SPLITS]
+        ]
     except ConfigError:
-        return None
-    if not splits:
-        return None
-    listed = ", ".join(
-        f"{n} of the split {quoted(each)}" for n, each in zip(counts, splits, strict=False)
-    )
-    more = f" and {len(splits) - MAX_TOLD} more splits" if len(splits) > MAX_TOLD else ""
-    return (
-        f"the server lists tasks of its own: {listed}{more}; to play them, override "
-        "tasks@tasks.train and tasks@tasks.eval by server, and name their splits (docs/tasks.md)"
-    )
+        return []
+    return [
+        ServerSplit(name=name, kind=kind, num_tasks=num_tasks)
+        for (name, kind), num_tasks in zip(splits.items(), counts, strict=False)
+    ]
 
 
-async def _splits_of(url: str, access: Access, key: str) -> tuple[str, list[str]]:
-    """Return the path of the server's environment, and the names of its splits."""
+async def _splits_of(url: str, access: Access, key: str) -> tuple[str, dict[str, str]]:
+    """Return the path of the server's environment, and the types of its splits by their names."""
     environments = await _answer(url, access, key, "/list_environments")
     try:
         (name,) = environments
         path = f"/{quote(name, safe='')}"
         splits = await _answer(url, access, key, f"{path}/splits")
-        return path, [str(each["name"]) for each in splits]
-    except (TypeError, ValueError, LookupError) as error:
+        return path, {str(each["name"]): str(each.get("type", "")) for each in splits}
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise _unexpected(url, key, "list its environment and its splits", error) from None
 
 

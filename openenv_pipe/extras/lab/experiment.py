@@ -15,7 +15,13 @@ from typing import Any
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.machine import find_shape, memory_line
 from openenv_pipe.config.compose import NO_EXPERIMENT, assign, block_of, compose, parse_overrides
-from openenv_pipe.config.schema import EnvConfig, LocalEngineConfig, RunConfig, ServingConfig
+from openenv_pipe.config.schema import (
+    EnvConfig,
+    LocalEngineConfig,
+    RunConfig,
+    ServingConfig,
+    TaskRange,
+)
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.errors import ConfigError
@@ -233,6 +239,8 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
     is_slow = trial.mean_step_s > SLOW_STEP_S
     is_small = is_slow or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
     num_tasks = 4 if is_slow else 20 if is_small else 50
+    if isinstance(held_out := serving.env.tasks.eval, TaskRange):
+        num_tasks = min(num_tasks, held_out.num_tasks)
     return {
         "name": name,
         "host": _host(serving, trial),

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from openenv_pipe.environments.client.metadata import (
     ServerMetadata,
     fetch_metadata,
 )
-from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, adapter_block, is_description
 from openenv_pipe.extras.lab.check.other_paths import describe_unknown_paths
@@ -43,6 +42,7 @@ from openenv_pipe.extras.lab.experiment import (
     fit_memory,
     for_model,
 )
+from openenv_pipe.extras.lab.server_splits import are_seeds_alone, describe_splits, split_keys
 from openenv_pipe.extras.lab.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.extras.lab.templates import plain
 from openenv_pipe.extras.lab.trial import NUM_SESSIONS, Trial, notes_of, problem_of, try_environment
@@ -75,6 +75,9 @@ CAN_IT_ACT = (
 KEPT_PROMPTS = (
     "{path} is kept with its prompts, which are not those that are written for model={model}; "
     "without -o, they are printed"
+)
+GUESSED_TASKS = (
+    "a guess: task i is reset with seed seed_start + i; eval tasks may be training tasks"
 )
 UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 # Only for actions with a schema; for plain text there is nothing to draw from.
@@ -146,6 +149,7 @@ def _inspect(
 ) -> Inspection:
     """kept: the block that is there, whose experiment gets a file for the model."""
     description, trial = seen.description, seen.trial
+    serving = serving.model_copy(update={"env": seen.env})
     problem = problem_of(trial, serving.env, description.action)
     comments = [_where(serving), ONE_SESSION if trial.num_sessions == 1 else ""]
     block = env_block(description, serving.env, trial, comments, seen.prompts)
@@ -272,7 +276,7 @@ def env_block(
         "success_reward: 1.0  # a guess: from this total on, an episode is a success\n"
         f"{BASELINES if kind != 'text' else ''}"
         f"{to_yaml({'adapter': adapter}, WIDTH) if adapter else ''}"
-        f"tasks:  # a guess: task i is reset with seed seed_start + i\n{_tasks(env)}"
+        f"{_tasks(env)}"
     )
 
 
@@ -282,14 +286,27 @@ def _step_exception(env: EnvConfig, trial: Trial | None) -> str:
     return "step_exception: unusable\n" if env.step_exception == "unusable" else ""
 
 
+def _with_tasks(env: EnvConfig, keys: Mapping[str, Mapping[str, Any]]) -> EnvConfig:
+    ranges = {
+        split: getattr(env.tasks, split).model_copy(update=changes)
+        for split, changes in keys.items()
+    }
+    return env.model_copy(update={"tasks": env.tasks.model_copy(update=ranges)})
+
+
 def _tasks(env: EnvConfig) -> str:
-    sizes = {"train": 1000, "eval": 100}
-    keys: dict[str, dict[str, Any]] = {split: {"num_tasks": size} for split, size in sizes.items()}
-    for split in sizes:
+    keys: dict[str, dict[str, Any]] = {}
+    for split, size in {"train": 1000, "eval": 100}.items():
         tasks = getattr(env.tasks, split)
-        if isinstance(tasks, TaskRange) and tasks.reset:
-            keys[split]["reset"] = tasks.reset
-    return "".join(f"  {split}: {_flow(values)}\n" for split, values in keys.items())
+        keys[split] = {"num_tasks": size}
+        if isinstance(tasks, TaskRange):
+            keys[split] = tasks.model_dump(include={"num_tasks", "index_key", "reset"})
+    lines = (
+        f"  {split}: {_flow({name: value for name, value in values.items() if value})}\n"
+        for split, values in keys.items()
+    )
+    comment = f"  # {GUESSED_TASKS}" if are_seeds_alone(env.tasks) else ""
+    return f"tasks:{comment}\n{''.join(lines)}"
 
 
 def _start_of(env: EnvConfig) -> dict[str, Any]:
@@ -333,6 +350,7 @@ def _short_package(package: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Seen:
+    env: EnvConfig  # with the tasks that were found
     description: ServerMetadata
     trial: Trial
     prompts: ChatPrompts | None  # None: the model reads none
@@ -345,7 +363,12 @@ async def _ask(serving: ServingConfig, model: TrainedModel, notify: Callable[[st
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
         url, access, env = host.urls[0], host.access, serving.env
         description = await fetch_metadata(url, access)
-        told = [await describe_task_api(url, access), await describe_unknown_paths(url, access)]
+        if (keys := await split_keys(env, host)) is not None:
+            env = _with_tasks(env, keys)
+        told = [
+            await describe_splits(env, host, are_taken=keys is not None),
+            await describe_unknown_paths(url, access),
+        ]
         tasks = await open_tasks(env, "train", host)
         trial = await try_environment(env, host, tasks, description.action, notify)
         prompts = None
@@ -356,7 +379,7 @@ async def _ask(serving: ServingConfig, model: TrainedModel, notify: Callable[[st
                 trial, env, description.action, held_out, takes_tools=takes_tools
             )
         notes = [text for text in told if text is not None]
-        return _Seen(description=description, trial=trial, prompts=prompts, notes=notes)
+        return _Seen(env=env, description=description, trial=trial, prompts=prompts, notes=notes)
 
 
 def _flow(values: dict[str, Any]) -> str:
