@@ -245,7 +245,11 @@ def _done_in_thread(work: Callable[[], Result], control: "RunControl") -> Result
                     raise Interrupted(*error.args) from None
                 is_interrupted = True
                 control.stop.make()
-                control.progress.note("stopping and saving; repeat to stop without saving")
+                control.progress.note(
+                    "stopping without saving"
+                    if control.stop.is_repeated
+                    else "stopping and saving; repeat to stop without saving"
+                )
             except PipeError as error:
                 error.args = (redact(str(error)),)  # a notebook is a file too
                 raise

@@ -158,7 +158,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         try:
             return await runner.run(attempt.checkpoint)
         finally:
-            await finish_despite_cancel(runner.close())
+            await finish_despite_cancel(runner.close(saves=not control.stop.is_repeated))
 
 
 def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) -> None:

@@ -81,10 +81,11 @@ class StageRunner:
                 at = await stage.run(at, checkpoint)
         return self._warm_start.stop_reason or self._grpo.stop_reason
 
-    async def close(self) -> None:
-        """Save weights that are in no checkpoint yet, for a later attempt, and close files."""
+    async def close(self, *, saves: bool) -> None:
+        """Close files. saves: first save weights that are in no checkpoint, for a later attempt."""
         try:
-            await self._current.save_unsaved()
+            if saves:
+                await self._current.save_unsaved()
         finally:
             self._context.metrics_log.close()
             await self._context.source.close()

@@ -18,6 +18,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_made = False
+        self.is_repeated = False  # what is not saved yet is given up
         self.farewell = ""  # what a user reads whose second request ends the work at once
         self._cancel: Callable[[], object] | None = None
 
@@ -26,7 +27,7 @@ class StopRequest:
 
         A second call also cancels the work's clean-up, such as saving.
         """
-        self.is_made = True
+        self.is_made, self.is_repeated = True, self.is_made
         cancel = self._cancel  # read once, because the loop's thread may take it away
         if cancel is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile

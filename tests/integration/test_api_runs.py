@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -124,6 +125,25 @@ def test_an_interrupt_saves_the_run_and_a_fork_may_start_from_it():
     forked = train(f"trainer.steps={steps}", fork=run)
     assert (forked.id, forked.status) == ("echo/0002", "finished")
     assert [record["step"] for record in forked.metrics] == [steps]
+
+
+def test_a_second_interrupt_gives_up_saving():
+    lines = []
+
+    def interrupt_twice(run, metrics):
+        for told in ("stopping and saving; repeat to stop without saving", "stopping without sav"):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            deadline = time.monotonic() + 20
+            while not any(told in line for line in lines) and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    words = ("conf=echo", *SMALL, "trainer.steps=1000")
+    with pytest.raises(KeyboardInterrupt):
+        train(*words, callbacks=[interrupt_twice], on_progress=lines.append)
+    assert [line for line in lines if "stopping" in line][1:] == ["stopping without saving"]
+    run = open_run("latest")
+    assert (run.status, len(run.metrics)) == ("interrupted", 1)
+    assert all_checkpoints(run.path) == []
 
 
 def test_a_callback_may_stop_the_warm_start_which_a_resume_finishes():

@@ -8,7 +8,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.chat import rendering
+from openenv_pipe.models.chat import limited_program, rendering
 from openenv_pipe.models.load import load_chat, load_policy, load_tokenizer, select_device
 from openenv_pipe.models.memory_estimate import read_folder_shape
 from openenv_pipe.models.model_files import check_model_folder, read_header, token_texts
@@ -156,3 +156,12 @@ def test_the_header_of_weights_is_read(folder):
     file = folder / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     assert read_header(file) == (8 + len(header), json.loads(header))
+
+
+def test_an_interrupt_of_the_process_group_is_no_fault_of_a_tokenizer(tmp_path, monkeypatch):
+    """Ctrl-C, and a notebook's stop button, are sent to a whole group of processes."""
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.getpgrp())")
+    monkeypatch.setattr(limited_program, "PROGRAM", program)
+    group = int(limited_program.output_of("tokenizer", b"", cpu_s=5, memory_mb=100))
+    assert group != os.getpgrp()

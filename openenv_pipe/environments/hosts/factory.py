@@ -47,6 +47,7 @@ def creation_error(
                 text=True,
                 errors="replace",
                 timeout=TIME_LIMIT_S,
+                process_group=0,  # Ctrl-C is for this process alone.
             )
     except (OSError, subprocess.TimeoutExpired):
         return ""

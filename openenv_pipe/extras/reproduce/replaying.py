@@ -92,4 +92,4 @@ async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) ->
         try:
             return await runner.run()
         finally:
-            await finish_despite_cancel(runner.close())
+            await finish_despite_cancel(runner.close(saves=not control.stop.is_repeated))

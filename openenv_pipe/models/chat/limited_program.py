@@ -34,6 +34,7 @@ def output_of(
             input=content,
             capture_output=True,
             timeout=cpu_s * BUSY,
+            process_group=0,  # Ctrl-C is for this process alone.
             env={**variables, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
             check=False,
         )
