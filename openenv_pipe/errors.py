@@ -44,15 +44,15 @@ class PipeError(Exception):
     exit_code = 1
     whole_text: Path | None = None  # the file with the whole message, where it is shown cut
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what notebooks show: the message, for no line of this package is at fault."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UserError(PipeError):
     """An error that the user can correct in the command or the YAML."""
 
     exit_code = 2
-
-    def _render_traceback_(self) -> list[str]:
-        """Return what notebooks show: the message, for no line of this package is at fault."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 class Interrupted(KeyboardInterrupt):

@@ -43,11 +43,11 @@ def read_numbers(value: Any) -> list[float]:
             "array with one dimension"
         )
     numbers = []
-    for index, each in enumerate(value.tolist() if is_one_dimensional else value):
+    for place, each in enumerate(value.tolist() if is_one_dimensional else value):
         try:
             numbers.append(read_number(each))
         except ValueError as error:
-            raise ValueError(f"{shown(value)}, in which number {index} is {error}") from None
+            raise ValueError(f"{shown(value)}, in which number {place} is {error}") from None
     return numbers
 
 

@@ -24,7 +24,7 @@ from openenv_pipe import Run, compose, evaluate, open_run, reproduce, rescore, t
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.commands.api import in_thread
 from openenv_pipe.config.compose import amend
-from openenv_pipe.errors import ConfigError, HostError, RunFolderError
+from openenv_pipe.errors import ConfigError, HostError, RunFolderError, SessionError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.eval_difference import compare_reports
@@ -473,6 +473,11 @@ def test_a_notebook_shows_an_interrupt_as_one_line():
     shell.showtraceback((caught.type, caught.value, caught.tb))
     assert shown == [f"KeyboardInterrupt: {caught.value}"]
     assert "train(resume=" in shown[0]
+
+
+@pytest.mark.parametrize("kind", [ConfigError, RunFolderError, HostError, SessionError])
+def test_a_notebook_shows_an_error_as_its_message(kind):
+    assert kind("what is wrong")._render_traceback_() == [f"{kind.__name__}: what is wrong"]
 
 
 def test_an_error_of_the_api_has_no_secret(monkeypatch):
