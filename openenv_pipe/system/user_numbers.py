@@ -4,9 +4,9 @@ Only numbers count as numbers. A text or a set is rejected, although Python coul
 """
 
 import math
+import operator
 from decimal import Decimal
 from numbers import Real
-from operator import index
 from typing import Any
 
 MAX_REWARD = 1e15  # Sums and squares of rewards up to this are exact enough, and finite.
@@ -54,7 +54,7 @@ def read_numbers(value: Any) -> list[float]:
 def whole_number(value: Any) -> int | None:
     """Return a whole number of Python, numpy or torch as an int; None for anything else."""
     try:
-        return index(value)
+        return operator.index(value)
     except TypeError:
         return None
 
