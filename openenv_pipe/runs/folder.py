@@ -37,7 +37,7 @@ from openenv_pipe.runs.allocation import (
     write_config,
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
-from openenv_pipe.runs.places import note_runs_folder
+from openenv_pipe.runs.places import instead_of_run, note_runs_folder
 from openenv_pipe.runs.record import (
     FORMAT,
     AttemptRecord,
@@ -130,11 +130,7 @@ class RunFolder:
         if not path.is_dir():
             raise RunFolderError(f"no folder {path}; `openenv-pipe runs` lists the run folders")
         if not (path / "run.json").is_file():
-            hint = "name one of its runs"
-            if (path / "latest").exists():
-                hint = f"try {path / 'latest'}"
-            elif (path / "sweep.json").is_file():
-                hint += f", or continue the sweep with: openenv-pipe train -m --resume {path}"
+            hint = instead_of_run(path)
             raise RunFolderError(f"{path} is not a run folder: it has no run.json; {hint}")
         return cls(path, _read_record(path))
 

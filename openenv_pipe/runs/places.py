@@ -1,4 +1,4 @@
-"""The folders in which runs are looked for.
+"""The folders in which runs are looked for, and what to name in place of one that is no run's.
 
 A run may go to any folder (`runs_dir`), so each one that is not the default is noted in the user's
 state folder, by the working directory that it was started from. Without that note `latest` would be
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.registry import if_command
 from openenv_pipe.runs.user_key import NoKeyError, key_path
 from openenv_pipe.system.resources import short_path
 
@@ -79,3 +80,16 @@ def _noted() -> list[str]:
 def _file() -> Path:
     here = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:32]
     return key_path().parent / "runs_dirs" / here
+
+
+def instead_of_run(path: Path) -> str:
+    """Return what to name or do instead of a folder that is no run's."""
+    if (path / "latest").exists():
+        return f"try {path / 'latest'}"
+    if (path / "sweep.json").is_file():
+        hint = "name one of its runs, or continue the sweep with"
+        return f"{hint}: openenv-pipe train -m --resume {path}"
+    if found := sorted((path / "episodes").glob("step_*")):
+        what = f"it has episodes without their run{if_command('rescore', ', as rescore makes it')}"
+        return f'{what}; in Python: openenv_pipe.runs.episodes.read_episodes("{found[0]}")'
+    return "name one of its runs"

@@ -57,7 +57,9 @@ def export_run(
     name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint_name}"
     target = output or subject.folder.path / "export" / name
     if target.exists():
-        raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
+        raise RunFolderError(
+            f"{target} exists and is not overwritten; name another --output (from Python: output)"
+        )
     with new_folder(target, "--output") as aside:
         try:
             difference = _write(subject, aside, target)

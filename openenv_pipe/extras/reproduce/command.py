@@ -67,7 +67,7 @@ def reproduce(
     if not config.agent.plays_on_demand and not is_replay:
         raise RunFolderError(
             f"{recorded.path} was played by clients (agent=client), and nobody can play the same "
-            "again; --replay trains on the recorded episodes"
+            "again; --replay (from Python: replay=True) trains on the recorded episodes"
         )
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
@@ -204,11 +204,12 @@ def _reject_or_notify(
 def _reject(allow: Collection[str], differences: Sequence[Difference]) -> None:
     rejected = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
     if rejected:
-        kinds = ",".join(dict.fromkeys(each.kind for each in rejected))
+        kinds = list(dict.fromkeys(each.kind for each in rejected))
         raise RunFolderError(
             "it would not be the same run:\n"
             + "\n".join(f"  {each}" for each in rejected)
-            + f"\nrestore that, or allow the difference: --allow {kinds}"
+            + f"\nrestore that, or allow the difference: --allow {','.join(kinds)} (from Python: "
+            f"allow={kinds})"
         )
 
 

@@ -63,7 +63,7 @@ class RecordedGroups:
         if not path.exists():
             raise RunFolderError(
                 f"{path} is not there: the run has no episodes of this step to train on; "
-                "--steps N ends before it"
+                "--steps N (from Python: steps=N) ends before it"
             )
         return await asyncio.to_thread(read_episodes, path)
 

@@ -6,21 +6,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
+from operator import index
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean
+from typing import SupportsIndex
 
 from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.scoring import open_scorer
-from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes, write_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.notebook import Episodes
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Group
 
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 Row = tuple[str, float | None, float | None]
 FOLLOWED = ("reward", "judge")  # the blocks that are used, and can be changed
+OTHER = 'name another folder by --output (from Python: output="DIR")'
 KEPT = {"verdicts", "judge.log"}  # what is left of an attempt that failed: it may have cost money
 
 
@@ -107,6 +111,14 @@ class Rescored:
     output: Path  # has episodes/step_*.jsonl.gz, in the format of the run's own
     changes: Changes
 
+    def episodes(self, step: SupportsIndex) -> Episodes:
+        """The groups of a step with their new rewards, as `Run.episodes`.
+
+        Raises RunFolderError if they were not scored again.
+        """
+        path = episodes_path(self.output, index(step))
+        return Episodes(read_recorded_episodes(path), index(step))
+
     def __repr__(self) -> str:
         rows = (
             f"{name}: {_shown(before)} in the run, {_shown(now)} now"
@@ -181,10 +193,10 @@ def _new_folder(folder: RunFolder, output: Path | None) -> Path:
     """Return the results' folder. Raises ConfigError if it is not new, or is in a run's folder."""
     output = output or folder.path.with_name(f"{folder.path.name}_rescored")
     if any((above / "run.json").exists() for above in (output, *output.resolve().parents)):
-        raise ConfigError(f"--output {output} is in the folder of a run, which stays as it is")
+        raise ConfigError(f"{output} is in the folder of a run, which stays as it is; {OTHER}")
     is_left = output.is_dir() and KEPT.issuperset(path.name for path in output.iterdir())
     if output.exists() and not is_left:
-        raise ConfigError(f"{output} exists; name another folder by --output, or remove it")
+        raise ConfigError(f"{output} exists; {OTHER}, or remove it")
     return output
 
 
@@ -205,4 +217,4 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error}; name another by --output") from error
+        raise ConfigError(f"{folder} cannot be made: {error}; {OTHER}") from error

@@ -3,7 +3,8 @@
 import pytest
 import run_samples
 
-from openenv_pipe import Run, rescore
+from openenv_pipe import Run, open_run, rescore
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.rescore.rescore import Changes
 from openenv_pipe.types import Episode, Group, Status, Task
 
@@ -65,4 +66,11 @@ def test_the_function_scores_a_run_again_and_shows_the_means(tmp_path):
     assert [path.name for path in (found.output / "episodes").iterdir()] == ["step_000002.jsonl.gz"]
     first, *_, last = repr(found).splitlines()
     before, now = (f"{mean:.4g}" for mean in found.changes.means[0][1:])
+    frame = found.episodes(2).to_pandas()
+    assert set(frame["step"]) == {2}
+    assert frame["reward"].mean() == pytest.approx(found.changes.means[0][2])
+    with pytest.raises(ConfigError, match=r"again exists; .*\(from Python: output=\"DIR\"\)"):
+        rescore(folder.path, "reward=usable", output=tmp_path / "again")
+    with pytest.raises(RunFolderError, match="as rescore makes it; in Python: openenv_pipe"):
+        open_run(found.output)
     assert first == f"reward: {before} in the run, {now} now" and last == str(tmp_path / "again")
