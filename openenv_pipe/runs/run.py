@@ -2,12 +2,13 @@
 
 import os
 from base64 import b64encode
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import RunFolderError
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.registry import extras, load
 from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes
 from openenv_pipe.runs.evals import during_by_name, eval_episodes_path, place_of, read_reports
@@ -15,7 +16,7 @@ from openenv_pipe.runs.find import find_run, find_weights
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
-from openenv_pipe.system.user_numbers import whole_number
+from openenv_pipe.system.user_numbers import shown, whole_number
 from openenv_pipe.types import Message, Observation
 
 if TYPE_CHECKING:
@@ -111,11 +112,17 @@ class Run:
         observation: what the reset of the environment returns; that of an episode is its
             `first_observation`.
         trust: as of `load_policy`.
-        Raises RunFolderError, and ConfigError if a template needs another field, or the adapter has
-        to ask an environment.
+        Raises RunFolderError, and ConfigError if the observation is no dictionary, a template needs
+        another field, or the adapter has to ask an environment.
         """
         from openenv_pipe.environments.adapters import opening_messages
 
+        if not isinstance(observation, Mapping):
+            raise ConfigError(
+                f"{shown(observation)} is no observation: expected a dictionary of its fields, as "
+                'in run.messages({"question": "5 + 7 ="}); the `first_observation` of an episode '
+                "has them"
+            )
         config = self._folder.config_to_run(trust=trust, secrets_of=["env"])
         return opening_messages(config.env.adapter, observation)
 

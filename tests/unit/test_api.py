@@ -282,6 +282,13 @@ def test_the_first_messages_are_those_of_the_adapter(tmp_path):
         asyncio.run(_in_a_loop(lambda: run.messages({"text": "I paid twice"})))
 
 
+@pytest.mark.parametrize("wrong", ["text", ["a"], None, 3])
+def test_an_observation_of_another_type_is_rejected_with_an_example(folder, wrong):
+    message = f"{re.escape(repr(wrong))} is no observation: expected a dictionary"
+    with pytest.raises(ConfigError, match=message):
+        Run(folder.path).messages(wrong)
+
+
 async def _in_a_loop(call):
     return call()
 
