@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -287,6 +288,16 @@ def test_an_observation_of_another_type_is_rejected_with_an_example(folder, wron
     message = f"{re.escape(repr(wrong))} is no observation: expected a dictionary"
     with pytest.raises(ConfigError, match=message):
         Run(folder.path).messages(wrong)
+
+
+def test_the_cells_of_the_page_write_their_files_into_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/python.md").read_text()
+    cells = re.findall(r"```\n([!%].*?)```", page, re.DOTALL)
+    for cell in cells:
+        InteractiveShell.instance().run_cell(cell).raise_error()
+    for name in ("conf/conf/my_sums.yaml", "my_rewards.py"):
+        assert (tmp_path / name).is_file()
 
 
 async def _in_a_loop(call):
