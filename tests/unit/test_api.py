@@ -211,6 +211,11 @@ def test_steps_that_are_no_whole_number_are_rejected(folder, wrong):
             call(folder.path)
 
 
+def test_what_reproduce_allows_is_a_list(folder):
+    with pytest.raises(RunFolderError, match=r"from Python as a list: allow=\[\"code\"\]"):
+        reproduce(folder.path, allow="code")
+
+
 def test_an_evaluation_that_is_not_there_names_those_that_are(folder):
     run_samples.evaluate(folder, "trained", 0.5)
     with pytest.raises(KeyError, match=r"no evaluation 'train'; there is: trained"):

@@ -216,4 +216,7 @@ def _reject(allow: Collection[str], differences: Sequence[Difference]) -> None:
 def _reject_unknown(allow: Collection[str]) -> None:
     for kind in allow:
         if kind not in ALLOWABLE:
-            raise RunFolderError(f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)}")
+            raise RunFolderError(
+                f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)} (from Python as a list: "
+                'allow=["code"])'
+            )
