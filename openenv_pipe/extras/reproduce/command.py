@@ -217,6 +217,6 @@ def _reject_unknown(allow: Collection[str]) -> None:
     for kind in allow:
         if kind not in ALLOWABLE:
             raise RunFolderError(
-                f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)} (from Python as a list: "
-                'allow=["code"])'
+                f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)} (from Python as a "
+                'list: allow=["code"])'
             )
