@@ -6,6 +6,7 @@ into its own run's folder.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -223,7 +224,7 @@ def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
     return {
         key: f"{json.dumps(ours)}, not {json.dumps(theirs)}"
         for key, (theirs, ours) in changed_keys(own, hidden).items()
-        if key.startswith(("env.", "reward.", "beside."))
+        if re.match(r"(?:beside\.[^.]+\.)?(?:env|reward)\.", key)
     }
 
 

@@ -134,6 +134,14 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
     assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
 
 
+def test_how_much_is_evaluated_is_no_other_setting(tmp_path):
+    words = ["conf=smoke", "beside.echo.conf=echo", f"runs_dir={tmp_path}"]
+    made = run_samples.create(tmp_path, compose(words).config)
+    changes = ("eval.num_tasks=3", "beside.echo.eval.num_tasks=3", "beside.echo.env.max_turns=3")
+    used = compose([*words, *changes]).config
+    assert [*changed_settings(made.written_config, used)] == ["beside.echo.env.max_turns"]
+
+
 def test_code_that_has_changed_since_the_training_is_named(tmp_path):
     config = compose(["conf=wordle", "reward=env"]).config
     recorded = facts_before(config)
