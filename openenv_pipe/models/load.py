@@ -58,8 +58,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def select_device(name: str) -> torch.device:
     """Return the device for a value of the key `device`; "auto" is CUDA if torch sees a GPU.
 
-    Raises ConfigError: the name is "cuda", and torch sees no GPU.
+    Raises ConfigError: the name is "cuda", and torch sees no GPU, or it is another name.
     """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device={name!r}: expected auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device; set device=auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -165,3 +165,8 @@ def test_an_interrupt_of_the_process_group_is_no_fault_of_a_tokenizer(tmp_path, 
     monkeypatch.setattr(limited_program, "PROGRAM", program)
     group = int(limited_program.output_of("tokenizer", b"", cpu_s=5, memory_mb=100))
     assert group != os.getpgrp()
+
+
+def test_a_device_that_there_is_not_is_rejected():
+    with pytest.raises(ConfigError, match="device='gpu': expected auto, cpu or cuda"):
+        select_device("gpu")
