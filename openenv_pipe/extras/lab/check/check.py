@@ -15,6 +15,7 @@ from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.lab.check.answers import probe_answers
 from openenv_pipe.extras.lab.check.groups import probe_groups
+from openenv_pipe.extras.lab.check.held_out import probe_held_out
 from openenv_pipe.extras.lab.check.other_paths import describe_unknown_paths
 from openenv_pipe.extras.lab.check.protocol import probe_protocol
 from openenv_pipe.extras.lab.check.seeds import probe_seeds
@@ -34,6 +35,7 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "seeds": probe_seeds,
     "rewards": probe_groups,
     "tasks": probe_tasks,
+    "held-out tasks": probe_held_out,
     "answers": probe_answers,
     "speed": probe_speed,
     "memory": probe_memory,

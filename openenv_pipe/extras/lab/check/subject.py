@@ -20,6 +20,7 @@ from openenv_pipe.types import Task
 
 Work = TypeVar("Work")
 
+EXPERTS = ("expert", "perfect")  # names of baselines that know what to do
 SLOT_WAIT_S = 5.0  # for a server to free the slot of a closed session
 SLOT_POLL_S = 0.05
 
@@ -47,6 +48,19 @@ class EnvironmentUnderTest:
     def best(self) -> Chooser:
         """The scripted policy if there is one, because it gets further."""
         return self.choosers.get("scripted", self.choosers["random"])
+
+    async def expert(self) -> tuple[str, Chooser] | None:
+        """Return the name and the chooser of the scripted policy, or of an expert among baselines.
+
+        None if there is neither. Raises ConfigError: the policy cannot be read.
+        """
+        if "scripted" in self.choosers:
+            return "the scripted policy", self.choosers["scripted"]
+        for name in EXPERTS:
+            if name in self.env.baselines:
+                chooser = await self.read_policy(self.env.baselines[name])
+                return f"env.baselines.{name}", chooser
+        return None
 
     def task(self, index: int) -> Task:
         """Return a task of the train split; indices wrap around at its end."""
@@ -94,12 +108,14 @@ class EnvironmentUnderTest:
 
         Raises SessionError.
         """
-        plays = []
         async with self.session() as session:
-            for task in tasks:
-                plays.append(PlayedEpisode(task=task))
-                await play_to_end(session, plays[-1], chooser, self.env, random.Random(0))
-        return plays
+            return [await self.play_task(session, task, chooser) for task in tasks]
+
+    async def play_task(self, session: Session, task: Task, chooser: Chooser) -> PlayedEpisode:
+        """Play one task; the chooser draws the same numbers in each. Raises SessionError."""
+        play = PlayedEpisode(task=task)
+        await play_to_end(session, play, chooser, self.env, random.Random(0))
+        return play
 
     async def spread(
         self,

@@ -153,23 +153,23 @@ def each_alone(*texts: str, end: str = "b") -> list[list[PlayedEpisode]]:
 
 def test_tasks_are_told_apart_by_what_reset_answers():
     hidden = [[played({"text": "a"}, {"text": str(number)})] for number in range(3)]
-    assert tasks_line(hidden, []).result is Result.OK
-    assert "begin with the same observation" in tasks_line(hidden, []).text
-    assert tasks_line(each_alone("0", "1", "2"), []).measured == {"tasks": 3, "distinct": 3}
+    assert tasks_line(hidden).result is Result.OK
+    assert "begin with the same observation" in tasks_line(hidden).text
+    assert tasks_line(each_alone("0", "1", "2")).measured == {"tasks": 3, "distinct": 3}
 
 
 def test_tasks_that_answer_alike_are_the_same_only_where_more_than_random_actions_played():
     alike = each_alone("a", "a", "a")
-    line = tasks_line(alike, alike)
+    line = tasks_line(alike)
     assert line.result is Result.WARN
     assert "could not be told whether they differ; pass --policy" in line.text
     assert "reset seems" not in line.text
     twice = [[*each, *each] for each in alike]
-    line = tasks_line(twice, twice, policies=["random", "baseline expert"])
+    line = tasks_line(twice, policies=["random", "baseline expert"])
     assert line.result is Result.WARN
     assert "alike (random, baseline expert): reset seems to use neither" in line.text
     repeated = [played({"text": "a"}, {"text": end}) for end in ("lost", "won", "lost")]
-    line = tasks_line(twice, twice, policies=["random", "scripted"], repeated=repeated)
+    line = tasks_line(twice, policies=["random", "scripted"], repeated=repeated)
     assert line.result is Result.OK
     assert "best episode are answered in 2 ways in 3 tasks" in line.text
 
@@ -177,7 +177,6 @@ def test_tasks_that_answer_alike_are_the_same_only_where_more_than_random_action
 def test_baselines_play_until_all_tasks_are_told_apart():
     """Random actions are answered alike, one baseline cannot play, the next one tells."""
     train = [TASK, replace(TASK, id="train/1", index=1)]
-    held_out = [replace(TASK, id="eval/0", split="eval", index=7)]
     read: list[str] = []
 
     async def read_policy(path: str) -> str:
@@ -193,7 +192,7 @@ def test_baselines_play_until_all_tasks_are_told_apart():
     baselines = {"broken": "m:broken", "expert": "m:expert", "unneeded": "m:unneeded"}
     subject = SimpleNamespace(
         tasks=train,
-        eval_tasks=held_out,
+        eval_tasks=train,
         choosers={"random": "random"},
         env=run_config({"env.baselines": baselines}).env,
         read_policy=read_policy,
@@ -208,18 +207,6 @@ def test_baselines_play_until_all_tasks_are_told_apart():
     assert (broken.name, broken.result) == ("baseline broken", Result.WARN)
     assert (line.result, line.measured) == (Result.OK, {"tasks": 2, "distinct": 2})
     assert read == ["m:broken", "m:expert"]
-
-
-def test_eval_tasks_that_are_training_tasks_are_named():
-    apart, others = each_alone("0", "1", "2", end="a"), each_alone("7", "1", "2", end="a")
-    line = tasks_line(apart, others)
-    assert (line.result, line.measured["repeated"]) == (Result.WARN, 2)
-    assert "2 of the first 3 eval tasks (1, 2) begin and answer as training tasks" in line.text
-    assert tasks_line(apart, others[:1]).result is Result.OK
-    others[1][0].failure = StepRejectedError("EXECUTION_ERROR", "it raised")
-    assert tasks_line(apart, others).measured["repeated"] == 1, "it was cut before it could differ"
-    two_kinds = [[played({"text": "a"}, {"text": end})] for end in ("no", "no", "yes")]
-    assert tasks_line(two_kinds, two_kinds).result is Result.OK, "others may answer no as well"
 
 
 def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():
