@@ -46,6 +46,7 @@ def complaints(lines: dict[str, Line]) -> dict[str, Result]:
 def test_a_good_environment():
     lines = check("echo", policy="echo.policies:perfect")
     assert complaints(lines) == {
+        "leaks, expert": Result.WARN,  # Its task is to copy what is shown.
         "held-out tasks": Result.WARN,  # Four of five letters repeat by chance.
     }
     assert {"speed, 1 session", "speed, 8 sessions", "speed, 64 sessions"} <= set(lines)

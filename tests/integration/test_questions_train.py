@@ -75,4 +75,4 @@ def test_env_check_finds_a_function_that_scores_wrongly(folder, monkeypatch, sco
     results = {line.name: line for line in lines}
     assert (results["own answers"].result, results["wrong answers"].result) == (own, wrong)
     assert results["own answers"].measured == {"tasks": 40, "full": 40 if own is Result.OK else 20}
-    assert results["leaks"].result is Result.OK
+    assert results["leaks"].text.startswith("not tested: the end of ")

@@ -15,7 +15,7 @@ from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError, StepRejectedError
-from openenv_pipe.extras.lab.check.groups import leak_lines
+from openenv_pipe.extras.lab.check.leaks import leak_lines
 from openenv_pipe.extras.lab.check.learning import learning_line
 from openenv_pipe.extras.lab.check.protocol import PROBES, first_text
 from openenv_pipe.extras.lab.check.rewards import (
@@ -137,11 +137,11 @@ def test_clocks_ids_and_frequent_values_are_no_leaks():
             played({"text": "go"}, {field: 0.5 + n}, states=({"note": f"{0.5 + n}"},))
             for n in range(8)
         ]
-        assert leaks(plays) is Result.OK, field
+        assert leaks(plays) is Result.WARN, f"{field}: nothing is left to search for"
     now = datetime.now(UTC)
     moments = [(now + timedelta(seconds=n)).isoformat() for n in range(8)]
     clocks = [played({"text": each}, {"ended": each}) for each in moments]
-    assert leaks(clocks) is Result.OK
+    assert leaks(clocks) is Result.WARN
     told = [played({"text": f"<{score}>"}, {"score": score}) for score in scores]
     assert leaks(told) is Result.FAIL
 
@@ -216,15 +216,16 @@ def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():
         played({}, {"board": [answer]}, {"board": [answer], "answer": answer}, action=answer)
         for answer in ANSWERS
     ]
-    assert leaks(guessed) is Result.OK
+    assert leaks(guessed) is Result.WARN, "all that the end reveals was guessed"
 
 
 def test_a_field_whose_name_tells_is_pointed_at():
     lines = list(leak_lines([played({"metadata": {"solution": "a"}}, {})]))
     assert [(line.name, line.result) for line in lines] == [
-        ("leaks", Result.OK),
+        ("leaks", Result.WARN),
         ("fields", Result.WARN),
     ]
+    assert lines[0].text.startswith("not tested: the end of 1 episodes reveals nothing")
     assert "observation.metadata.solution" in lines[1].text
 
 
