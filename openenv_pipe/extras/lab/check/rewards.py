@@ -10,9 +10,10 @@ from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.system.untrusted_text import shortened
 
 ADVICE = (
-    "GRPO has nothing to compare at the start; reward partial progress (reward.terms), or begin "
+    "GRPO has little to compare at the start; reward partial progress (reward.terms), or begin "
     "with a warm start (trainer.warm_start)"
 )
+MAX_FLAT = 0.75  # of the groups without spread, from which on they are too many
 USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
 MAX_SHOWN = 200  # characters of actions
 MAX_FAILED = 0.5  # of a policy's episodes; those that are left say little of the rewards then
@@ -181,8 +182,15 @@ def _text(summary: Mapping[str, float]) -> str:
 def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
     lowest = min(summary["lowest"] for summary in summaries.values())
     highest = max(summary["highest"] for summary in summaries.values())
-    if any(summary["flat_groups"] < 1.0 for summary in summaries.values()):
+    flat = min(summary["flat_groups"] for summary in summaries.values())
+    if flat < MAX_FLAT:
         return Line("learnable", Result.OK, "members of a group earn different rewards")
+    if flat < 1.0:
+        text = (
+            f"in {flat:.0%} of the groups all members earn the same: {ADVICE}; with conf=NAME, "
+            "--learn MINUTES says whether a model learns"
+        )
+        return Line("learnable", Result.WARN, text)
     if highest - lowest > SAME:
         text = f"rewards differ, but never within a group: {ADVICE}"
         return Line("learnable", Result.WARN, text)

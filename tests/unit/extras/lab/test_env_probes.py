@@ -257,6 +257,7 @@ def group(*rewards: float) -> list[PlayedEpisode]:
     ("groups", "expected"),
     [
         ({"random": [group(0, 0), group(0, 1)]}, Result.OK),
+        ({"random": [group(0, 0)] * 15 + [group(0, 1)]}, Result.WARN),
         ({"random": [group(0, 0)], "scripted": [group(1, 0.5)]}, Result.OK),
         ({"random": [group(0, 0)], "scripted": [group(1, 1)]}, Result.WARN),
         ({"random": [group(0, 0), group(1, 1)]}, Result.WARN),
