@@ -10,7 +10,7 @@ from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
 RUN = (
-    *("conf=tic_tac_toe", "device=cpu", "num_threads=1"),
+    *("conf=tic_tac_toe", "~beside.against_random", "device=cpu", "num_threads=1"),
     *("trainer.steps=4", "trainer.tasks_per_step=2", "trainer.group_size=4"),
     *("trainer.warm_start.steps=2", "trainer.warm_start.source.num_episodes=8"),
     *("trainer.warm_start.episodes_per_step=4", "trainer.checkpoint.every=1"),
@@ -18,6 +18,7 @@ RUN = (
     "env.players.league={every: 1, size: 1, share: 0.5}",
     # Every step changes the weights, also if no group has a signal.
     *("trainer.loss.normalise_groups=all", "trainer.loss.entropy_coef=0.01"),
+    "trainer.max_sampling_rounds=1",
     *("eval.num_tasks=6", "eval.during.every=0"),
 )
 
