@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from rich.console import (
 from rich.segment import Segment
 
 from openenv_pipe.cli.arguments import junit_suite
+from openenv_pipe.cli.streams import is_live
 from openenv_pipe.commands import findings
 from openenv_pipe.commands.findings import write_junit
 from openenv_pipe.system.secrets import redact
@@ -31,6 +33,17 @@ def open_console(**options: Any) -> Console:
     console = Console(markup=False, emoji=False, **options)
     console.push_render_hook(_CleaningHook())
     return console
+
+
+@contextmanager
+def announcing() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on stderr what is done: in a line that changes, or in lines."""
+    console = open_console(stderr=True)
+    if is_live(sys.stderr):
+        with console.status("") as status:
+            yield status.update
+    else:
+        yield console.print
 
 
 def print_table(shown: RenderableType) -> None:

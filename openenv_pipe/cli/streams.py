@@ -55,8 +55,12 @@ def is_read(stream: TextIO) -> bool:
 
 
 def is_live(stream: TextIO) -> bool:
-    """True for a terminal on which a line can change in place."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    """True for a terminal on which a line can change in place.
+
+    A notebook's kernel gives its commands a terminal, and keeps each change as a line of output.
+    """
+    can_change = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return stream.isatty() and can_change and "JPY_PARENT_PID" not in os.environ
 
 
 def _outliving(stream: TextIO | None, descriptor: int, *, drops_all: bool) -> TextIO:

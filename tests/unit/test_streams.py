@@ -86,7 +86,11 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert is_live(Terminal())
+    with monkeypatch.context() as inner:
+        inner.setenv("JPY_PARENT_PID", "1")
+        assert not is_live(Terminal()), "a command in a notebook's cell"
     monkeypatch.setenv("TERM", "dumb")
     assert not is_live(Terminal())
     assert not is_live(io.StringIO())

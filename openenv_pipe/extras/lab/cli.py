@@ -76,15 +76,13 @@ def inspect(
     openenv-pipe env inspect ./my_env host=docker
     openenv-pipe env inspect registry.example/my_env:latest
     """
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import announcing
     from openenv_pipe.extras.lab.experiment import split_overrides
     from openenv_pipe.extras.lab.inspect import inspect_environment
     from openenv_pipe.extras.lab.targets import find_target
 
     of_model, others = split_overrides(overrides)
-    console = open_console(stderr=True)
-    with console.status("") as status:
-        notify = status.update if console.is_terminal else console.print
+    with announcing() as notify:
         found = inspect_environment(find_target(target, others), output, notify, of_model)
     print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
     if found.experiment is not None:
@@ -136,7 +134,7 @@ def check(
     openenv-pipe env check conf=echo --learn 2
     """
 
-    from openenv_pipe.cli.console import open_console, print_findings
+    from openenv_pipe.cli.console import announcing, print_findings
     from openenv_pipe.commands.findings import Stopwatch
     from openenv_pipe.extras.lab.check import probe_environment
     from openenv_pipe.extras.lab.targets import find_target
@@ -146,9 +144,7 @@ def check(
         from openenv_pipe.extras.lab.check.learning import probe_learning, tiny_experiment
 
         tiny_experiment([target, *overrides])  # rejected before the other checks take their time
-    console = open_console(stderr=True)
-    with console.status("") as status:
-        notify = status.update if console.is_terminal else console.print
+    with announcing() as notify:
         lines = probe_environment(
             found, policy=policy or found.policy, num_episodes=episodes, notify=notify
         )
