@@ -14,6 +14,7 @@ from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.summaries import summarise_run
 from openenv_pipe.reports.alarms import LOOSEST_MISMATCH, find_alarms
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints, can_resume
+from openenv_pipe.runs.evals import env_of, is_of_run
 from openenv_pipe.runs.metrics import ENVIRONMENT, MEMORY
 from openenv_pipe.system.files import names_in, open_file
 from openenv_pipe.system.resources import shipped_dir, short_path
@@ -240,8 +241,12 @@ def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict
 
 
 def evaluation_points(store: RunStore, key: str) -> list[dict[str, Any]]:
-    """Return the evaluations that belong to a step of training, with their intervals."""
+    """Return the evaluations of `env` that belong to a step of training, with their intervals.
+
+    Those of `eval` against another opponent, or with another scoring, are no points of its curve.
+    """
     reports = [*store.reports(key).values(), *store.during(key)]
+    own = [report.opponent for report in reports if is_of_run(report.label)]
     return [
         {
             "label": report.label,
@@ -251,6 +256,9 @@ def evaluation_points(store: RunStore, key: str) -> list[dict[str, Any]]:
         }
         for report in sorted(reports, key=lambda each: each.step or 0)
         if report.step is not None
+        and not env_of(report.label)
+        and not report.other_scoring
+        and report.opponent in (own or [report.opponent])
     ]
 
 

@@ -124,6 +124,23 @@ def test_curves_are_grouped_and_explained(client):
     assert [each["step"] for each in curves["evaluations"]] == [0, 1, 3]
 
 
+def test_a_curve_has_no_evaluations_of_something_else(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder)
+    run_samples.evaluate(folder, "start", 0.2, step=0)
+    run_samples.evaluate(folder, "start.echo", 0.3, step=0)
+    for name, change in (
+        ("step_000001", {}),
+        ("step_000002", {"opponent": "perfect"}),
+        ("step_000003", {"measured_with": {"env.success_reward": "0.5, not 1.0"}}),
+    ):
+        run_samples.evaluate(folder, name, 0.5, step=int(name[-1]))
+        path = folder.path / f"eval/{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    curves = open_client(tmp_path).get("/api/runs/smoke/0001/curves").json()
+    assert [each["label"] for each in curves["evaluations"]] == ["start", "step_000001"]
+
+
 def test_only_new_steps_are_sent(tmp_path):
     folder, client = run_samples.create(tmp_path), open_client(tmp_path)
     run_samples.train(folder, num_steps=2)
