@@ -2,6 +2,7 @@
 one."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -86,6 +87,21 @@ def test_faults_of_sessions_and_of_rewards_that_are_all_the_same():
     }
     assert lines["sessions"].measured == {"opened": 1, "wanted": 64}
     assert "speed, 8 sessions" not in lines
+
+
+def test_a_step_that_never_ends_is_named_and_ends_the_check():
+    quick = ("env.step_timeout_s=2", "host.stop_timeout_s=1", "host.sessions_per_server=8")
+    found = find_target(BAD_ENV, ["+env.variables.FAULTS=frozen", *quick])
+    told: list[str] = []
+    lines = probe_environment(found, policy=None, num_episodes=50, notify=told.append)
+    named, server = lines[-2:]
+    assert (named.result, server.name, server.result) == (Result.FAIL, "server", Result.FAIL)
+    assert re.match(
+        r"task (train|eval)/\d+, after 2 answers: .*raise env\.step_timeout_s", named.text
+    )
+    assert "not even GET /health within 5 s" in server.text
+    assert "memory" in server.text.partition("not tested: ")[2]
+    assert "memory" not in told
 
 
 def test_a_tiny_model_is_trained_for_a_bounded_time():

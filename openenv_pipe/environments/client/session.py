@@ -49,6 +49,10 @@ HTTP_ONLY = "this is how a server without /ws answers, and plain HTTP keeps no e
 REDIRECT = "redirects are not followed, because headers may be secret; name the final URL"
 # What an HTTP status in place of a WebSocket means. FastAPI answers 403 where there is no /ws.
 HINTS = {**dict.fromkeys((403, 404), HTTP_ONLY), **dict.fromkeys((301, 302, 307, 308), REDIRECT)}
+# What to do where a message has no answer, by its type.
+LIMITS = {
+    kind: f"; if it may take longer, raise env.{kind}_timeout_s" for kind in ("reset", "step")
+}
 TOO_BIG = 1009  # the WebSocket close code for a message over the size limit
 LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
 LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's form
@@ -227,6 +231,7 @@ class Session:
             waited_s = time.monotonic() - started_s
             raise SessionTimeoutError(
                 f"{self.url}: no answer to {kind} within {timeout_s:g} s (waited {waited_s:.1f} s)"
+                f"{LIMITS.get(kind, '')}"
             ) from None
         except ConnectionClosed as closed:
             raise await self._why_closed(kind, closed) from closed

@@ -17,7 +17,7 @@ from openenv_pipe.environments.client.session import LIST_TOOLS, Session, step_a
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_action, draw_call
 from openenv_pipe.environments.schemas import Schema
-from openenv_pipe.errors import ConfigError, StepRejectedError
+from openenv_pipe.errors import ConfigError, SessionTimeoutError, StepRejectedError
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Message, Observation, Opening, Task, Tool
@@ -91,7 +91,8 @@ async def play_to_end(
 ) -> None:
     """Play an episode to its end, or for env.max_turns turns, and record it in `play`.
 
-    with_states: also request the state before each turn. Raises SessionError.
+    with_states: also request the state before each turn. Raises SessionError; one of a time limit
+    names the task.
     """
 
     async def choose_after_state(
@@ -104,7 +105,11 @@ async def play_to_end(
         return await awaited(choose(observations, draw))
 
     chosen = ChosenActions(choose_after_state if with_states else choose, draw)
-    await RecordedPlayer(env, chosen, chosen, play).play_in(session)
+    try:
+        await RecordedPlayer(env, chosen, chosen, play).play_in(session)
+    except SessionTimeoutError as error:
+        where = f"task {play.task.id}, after {len(play.results)} answers"
+        raise SessionTimeoutError(f"{where}: {error}") from error
 
 
 def is_complaint(first: Observation) -> bool:

@@ -6,11 +6,13 @@ rescored   a step after the end is rewarded once more
 hoard      every episode leaves memory behind
 lonely     one session, whatever is asked for
 constant   every guess earns the same
+frozen     the second guess at one word never ends, and blocks all sessions
 """
 
 import itertools
 import os
 import random
+import time
 from typing import Any
 
 from openenv.core.env_server.http_server import create_app
@@ -72,6 +74,17 @@ class BadEnvironment(Environment[Guess, Seen, State]):
             reward=reward,
             done=is_done,
         )
+
+
+async def frozen_step(self: BadEnvironment, action: Guess, **_: Any) -> Seen:
+    """Run on the server's loop, as steps do that are coroutines."""
+    if self._answer == WORDS[-1] and self._state.step_count == 1:
+        time.sleep(10**6)
+    return self.step(action)
+
+
+if "frozen" in FAULTS:
+    BadEnvironment.step_async = frozen_step
 
 
 app = create_app(

@@ -11,7 +11,7 @@ from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.hosts.process import UNPROTECTED, ProcessHost
+from openenv_pipe.environments.hosts.process import HEALTH_LIMIT_S, UNPROTECTED, ProcessHost
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.lab.check.answers import probe_answers
 from openenv_pipe.extras.lab.check.groups import probe_groups
@@ -25,6 +25,7 @@ from openenv_pipe.extras.lab.check.tasks import probe_tasks
 from openenv_pipe.extras.lab.check.validation import probe_validation
 from openenv_pipe.extras.lab.episodes import Chooser, random_actions, scripted, session_tools
 from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
+from openenv_pipe.system.readiness import check_health
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task
 
@@ -86,6 +87,8 @@ async def _check(
         )
         watch = Stopwatch()
         lines = [watch.lap(line) async for line in _probed(subject)]
+        if subject.is_lost:
+            return lines
         unknown = await describe_unknown_paths(host.urls[0], host.access) if host.urls else None
         if isinstance(host, ProcessHost):
             protected = await host.is_protected()
@@ -118,10 +121,32 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
 
 
 async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    for name, probe in PROBES.items():
+    """Yield the lines of all probes; of none after a failure since which the server is silent."""
+    names = list(PROBES)
+    for place, name in enumerate(names):
         subject.notify(name)
         try:
-            async for line in probe(subject):
+            async for line in PROBES[name](subject):
                 yield line
+                subject.is_lost = line.result is Result.FAIL and not await _is_alive(subject.host)
+                if subject.is_lost:
+                    break
         except PipeError as error:
             yield failed(name, error)
+            subject.is_lost = not await _is_alive(subject.host)
+        if subject.is_lost:
+            left = names[place + 1 :]
+            more = f"; not tested: {', '.join(left)}" if left else ""
+            text = (
+                f"since then it answers nothing, not even GET /health within {HEALTH_LIMIT_S:g} s, "
+                f"as if one step or reset blocked all others{more}"
+            )
+            yield Line("server", Result.FAIL, text)
+            return
+
+
+async def _is_alive(host: Host) -> bool:
+    """Return whether the server says that it is healthy, or another host says nothing of it."""
+    if not host.urls:
+        return True
+    return await check_health(host.urls[0], HEALTH_LIMIT_S, host.access) is None

@@ -40,6 +40,7 @@ class EnvironmentUnderTest:
     num_episodes: int  # for the memory probe
     notify: Callable[[str], None]  # receives progress messages
     unusable_reward: float = 0.0  # of one unusable reply
+    is_lost: bool = False  # the server has stopped answering
     num_sessions: int = 1  # that the server really allows; set by the session probe
     # of different tasks with the actions of the best episode; set by the probe of rewards
     repeated: list[PlayedEpisode] = field(default_factory=list)
