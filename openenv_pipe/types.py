@@ -268,6 +268,11 @@ class Episode:
         return self.status.is_failure
 
     @property
+    def timed_out(self) -> bool:
+        """True for an episode that failed because its environment gave no answer in time."""
+        return self.failed and (self.error or "").startswith("SessionTimeoutError:")
+
+    @property
     def is_scored(self) -> bool:
         """True for an episode that counts in its group: it did not fail, and has a reward."""
         return not self.failed and self.unscored is None

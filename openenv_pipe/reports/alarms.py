@@ -197,9 +197,11 @@ def _failed(steps: Sequence[Record]) -> Alarm | None:
     if share is None or share < 0.05:
         return None
     by_clients = sum(share_of(steps, f"clients/{how}", "episodes/failed") or 0 for how in CLIENTS)
+    late = sum_of(steps, "episodes/timed_out")
+    by_time = f", {late:.0f} because their environment gave no answer in time" if late else ""
     return Alarm(
         metric="episodes/failed",
-        what=f"{share:.0%} of the episodes failed in the last steps; they teach nothing",
+        what=f"{share:.0%} of the episodes failed in the last steps{by_time}; they teach nothing",
         advice="read the errors of these episodes and the clients' own logs; raise "
         "agent.group_timeout_s if clients were late"
         if by_clients > 0.5

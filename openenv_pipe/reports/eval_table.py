@@ -108,6 +108,12 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
             "an interval, a comparison or a decision (eval.min_scored_share); most often the "
             "episodes failed" + if_command("episodes", f": {command} --status error` shows why")
         )
+    if report.num_timed_out:
+        shown = if_command("episodes", f": {command} --status error` names the tasks")
+        warnings.append(
+            f"{report.num_timed_out} of {report.num_failed} failed episodes had no answer of their "
+            f"environment within env.reset_timeout_s or env.step_timeout_s{shown}"
+        )
     if report.unusable is not None and report.unusable >= MANY_UNUSABLE:
         shown = if_command("episodes", f"; {command}` shows some")
         warnings.append(f"{unusable_text(report.unusable, 'replies')}{shown}")

@@ -46,6 +46,8 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     }
     if num_cut := sum(CUT_BY_REQUEST in episode.notes for episode in scored):
         metrics["episodes/cut_by_request"] = num_cut
+    if num_late := sum(episode.timed_out for episode in everyone):
+        metrics["episodes/timed_out"] = num_late
     metrics |= _summarise_judging(everyone) | _summarise_clients(groups)
     for name in dict.fromkeys(name for episode in scored for name in episode.judgements):
         for measure, values in agreement_of(groups, name).items():

@@ -106,6 +106,7 @@ class EvalReport(FrozenModel):
     num_tasks: int
     samples_per_task: int
     num_failed: int
+    num_timed_out: int = 0  # of the failed ones, those without an answer in time
     statuses: dict[str, int]  # counts over all episodes
     unsuccessful: dict[str, int]  # counts over those without success, failed ones included
     success: FiniteInterval | None
@@ -204,6 +205,9 @@ def summarise(
 ) -> EvalReport:
     """Group episodes by task and compute means with intervals. `seed` is the bootstrap's."""
     tasks = _scores_by_task(episodes, reward)
+    scored = [each for each in episodes if each.is_scored]
+    # An environment that reports no reward is one whose rewards are all 0.
+    has_env_rewards = any(any(task.env_rewards) for task in tasks)
     samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
 
     def interval(
@@ -231,23 +235,19 @@ def summarise(
         num_tasks=len(tasks),
         samples_per_task=samples_per_task,
         num_failed=sum(episode.failed for episode in episodes),
+        num_timed_out=sum(episode.timed_out for episode in episodes),
         statuses=_count_statuses(episodes),
         unsuccessful=_count_statuses([e for e in episodes if e.failed or not e.success]),
         success=interval(lambda task: task.successes, FRACTIONS),
         reward=interval(lambda task: task.rewards),
-        # An environment that reports no reward is one whose rewards are all 0.
-        env_reward=(
-            interval(lambda task: task.env_rewards)
-            if any(any(task.env_rewards) for task in tasks)
-            else None
-        ),
+        env_reward=interval(lambda task: task.env_rewards) if has_env_rewards else None,
         turns=interval(lambda task: task.turns),
         pass_at={k: found for k, found in pass_at.items() if found is not None},
         tasks=tasks,
         by_label=_by_label(tasks, interval),
         unusable=_unusable_share(episodes),
-        num_distinct=len({_conversation_digest(each) for each in episodes if each.is_scored}),
-        common_reply=_common_reply([each for each in episodes if each.is_scored]),
+        num_distinct=len({_conversation_digest(each) for each in scored}),
+        common_reply=_common_reply(scored),
     )
 
 

@@ -88,6 +88,13 @@ def test_who_failed_decides_where_to_look(by_clients, advice):
     assert f"raise {advice}" in alarm.advice
 
 
+def test_episodes_without_an_answer_in_time_are_named():
+    (alarm,) = find_alarms(steps({"episodes/failed": 8, "episodes/timed_out": 1}))
+    assert "because their environment gave no answer in time" in alarm.what
+    (alarm,) = find_alarms(steps({"episodes/failed": 8}))
+    assert "in time" not in alarm.what
+
+
 @pytest.mark.parametrize(("num_asked", "first"), [(30, "max_tokens in"), (4, "env.max_reply")])
 def test_a_limit_that_requests_set_themselves_is_named(num_asked, first):
     cut = {"episodes/truncated": 32, "episodes/cut_by_request": num_asked}

@@ -82,6 +82,20 @@ def test_equal_episodes_are_no_evidence_of_many_tasks(tmp_path, num_distinct, is
     assert [each[:24] for each in warnings] == ["only 1 of 20 scored epis"] * is_said
 
 
+def test_episodes_without_an_answer_in_time_are_named(tmp_path):
+    folder = run_samples.create(tmp_path)
+    episodes = [run_samples.episode(Random(0), i, 0, success=True) for i in range(20)]
+    episodes[3].status = Status.ERROR
+    episodes[3].error = "SessionTimeoutError: no answer to step within 5 s"
+    report = run_samples.evaluation(folder, "start", episodes).report
+    assert report.num_timed_out == 1
+    (warning,) = [
+        each for each in eval_warnings(report, folder.path) if "env.step_timeout_s" in each
+    ]
+    assert warning.startswith("1 of 1 failed episodes had no answer of their environment within")
+    assert "--eval start --status error` names the tasks" in warning
+
+
 @pytest.mark.parametrize(
     ("num_alike", "successes", "is_said"), [(18, 8, True), (16, 8, False), (20, 20, False)]
 )

@@ -372,6 +372,17 @@ async def test_failed_episodes_are_counted_and_left_out_of_the_means():
     assert (metrics["reward/mean"], metrics["reward/std"]) == (3.0, 0.0)
 
 
+async def test_episodes_without_an_answer_in_time_are_counted():
+    def fails(seed, number, action):
+        if seed == 1:
+            raise SessionTimeoutError("no answer to step within 5 s")
+        return play(seed, number, action)
+
+    groups = await collect(ChatOnly(), engine=scripted("abc"), host=FakeHost(fails), num_tasks=2)
+    assert summarise_groups(groups)["episodes/timed_out"] == 2
+    assert "episodes/timed_out" not in summarise_groups(groups[:1])
+
+
 async def test_a_summary_of_nothing_but_failures_has_no_means():
     def fails(seed, number, action):
         raise SessionClosedError("server died")
