@@ -28,6 +28,7 @@ SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=N
 MAX_VALUE_LENGTH = 80
 MAX_KEY_LENGTH = 200
 MAX_SHOWN = 20  # problems of one configuration
+SWITCHES = ("steps", "coef", "rank")  # keys of blocks of which 0 switches the block off
 PRIVATE_BLOCKS = ("headers", "variables")
 # Names of keys that do not exist, and may be misspelt names of secrets.
 LIKE_A_SECRET = re.compile(r".*(?:key|kei|token|secret|passw|auth|cred).*", re.IGNORECASE)
@@ -103,6 +104,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Origins) ->
             f"defaults list: defaults: [override /{group}: {value}, _self_]"
         )
     near = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
+    off = [name for name in SWITCHES if name in getattr(annotation, "model_fields", ())]
+    if value is None and off:
+        near = f"; {key}.{off[0]}=0 switches it off"
     return f"{key}={_shown(value, key)}: expected {expectation(annotation)}{near}"
 
 

@@ -374,6 +374,16 @@ def test_the_last_term_of_the_reward_cannot_be_removed(folder):
     assert "expected a mapping" in rejection("conf=echo", "reward.terms.env=null")
 
 
+@pytest.mark.parametrize(
+    ("key", "switch"),
+    [("trainer.warm_start", "steps"), ("trainer.loss.kl", "coef"), ("model.lora", "rank")],
+)
+def test_null_for_a_block_names_the_key_that_switches_it_off(key, switch):
+    message = rejection("conf=sums_tiers", f"{key}=null")
+    assert f"{key}=null: expected a block" in message
+    assert f"; {key}.{switch}=0 switches it off" in message
+
+
 def test_null_evaluates_never_during_training():
     assert compose(["conf=echo", "eval.during.every=null"]).config.eval.during.every == 0
     with pytest.raises(ConfigError, match=r"eval\.during\.every=-1: expected a whole number"):
