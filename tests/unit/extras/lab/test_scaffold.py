@@ -4,6 +4,7 @@ files."""
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
@@ -66,6 +67,14 @@ def test_the_readme_names_every_file_to_make_ones_own(folder):
     assert "delete `discount`" in listed
     (first, *_) = (folder / "envs/odd_one/tests/test_odd_one.py").read_text().splitlines()
     assert "rewrite these tests" in first
+
+
+def test_the_readme_says_what_a_wheel_leaves_out(folder):
+    create_environment("odd_one", folder)
+    readme = (folder / "envs/odd_one/README.md").read_text()
+    assert "neither `openenv.yaml` nor `conf/`" in readme.partition("## For others")[2]
+    setuptools = tomllib.loads((folder / "envs/odd_one/pyproject.toml").read_text())["tool"]
+    assert setuptools["setuptools"].keys() == {"packages", "package-dir"}, "no files of data"
 
 
 def test_the_warm_start_in_the_comment_is_one(folder, monkeypatch):
