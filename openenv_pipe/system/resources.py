@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,8 @@ def forget_changed_modules() -> None:
 
 def _delete_bytecode(file: Path) -> None:
     """Delete the bytecode of a module, whose version Python knows by size and whole seconds."""
-    Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+    with suppress(OSError):  # it does not exist, or its folder cannot be written
+        Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
 def env_in_current_folder(package: str) -> Path | None:
