@@ -25,7 +25,7 @@ from openenv_pipe.extras.lab.check.tasks import probe_tasks
 from openenv_pipe.extras.lab.check.validation import probe_validation
 from openenv_pipe.extras.lab.episodes import Chooser, random_actions, scripted, session_tools
 from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
-from openenv_pipe.system.readiness import check_health
+from openenv_pipe.system.http import HttpError, fetch
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task
 
@@ -41,6 +41,7 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "speed": probe_speed,
     "memory": probe_memory,
 }
+HEALTH = "/health"
 PROTECTED = "other users of this machine cannot use the server: every request needs a random key"
 
 
@@ -128,25 +129,35 @@ async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         try:
             async for line in PROBES[name](subject):
                 yield line
-                subject.is_lost = line.result is Result.FAIL and not await _is_alive(subject.host)
+                subject.is_lost = line.result is Result.FAIL and await _is_silent(subject.host)
                 if subject.is_lost:
                     break
         except PipeError as error:
             yield failed(name, error)
-            subject.is_lost = not await _is_alive(subject.host)
+            subject.is_lost = await _is_silent(subject.host)
         if subject.is_lost:
             left = names[place + 1 :]
             more = f"; not tested: {', '.join(left)}" if left else ""
             text = (
-                f"since then it answers nothing, not even GET /health within {HEALTH_LIMIT_S:g} s, "
-                f"as if one step or reset blocked all others{more}"
+                f"since then it answers nothing, not even GET {HEALTH} within {HEALTH_LIMIT_S:g} "
+                f"s, as if one step or reset blocked all others{more}"
             )
             yield Line("server", Result.FAIL, text)
             return
 
 
-async def _is_alive(host: Host) -> bool:
-    """Return whether the server says that it is healthy, or another host says nothing of it."""
+async def _is_silent(host: Host) -> bool:
+    """Return whether the server is there and answers nothing.
+
+    One that is gone is not: the end of the check says so, with the end of its log.
+    """
     if not host.urls:
+        return False
+    try:
+        async with asyncio.timeout(HEALTH_LIMIT_S):
+            await fetch(host.urls[0], HEALTH, timeout_s=2 * HEALTH_LIMIT_S, access=host.access)
+    except TimeoutError:
         return True
-    return await check_health(host.urls[0], HEALTH_LIMIT_S, host.access) is None
+    except HttpError:
+        return False
+    return False
