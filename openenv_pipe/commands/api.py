@@ -20,8 +20,8 @@ from openenv_pipe.runs.evals import env_of, label_in
 from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_settings import give_back_memory, set_library_defaults
-from openenv_pipe.system.resources import forget_changed_modules
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.user_modules import current_modules
 from openenv_pipe.system.user_numbers import whole_number
 
 if TYPE_CHECKING:  # these import torch
@@ -44,7 +44,8 @@ def compose(*overrides: str, **keys: Never) -> RunConfig:
 
     _reject_keywords("compose", overrides, keys)
 
-    return composing.compose([run_name(each) for each in overrides]).config
+    with current_modules():
+        return composing.compose([run_name(each) for each in overrides]).config
 
 
 def train(
@@ -225,11 +226,18 @@ def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     Raises KeyboardInterrupt, without the traceback of the threads, after the work where it was
     interrupted, also if it came too late to stop anything.
     """
-    forget_changed_modules()
     try:
-        return _done_in_thread(work, control)
+        with current_modules():
+            return _done_in_thread(work, control)
     finally:
         give_back_memory()
+
+
+def _stop(control: "RunControl") -> None:
+    control.stop.make()
+    will_save = not control.stop.is_repeated
+    told = "and saving; repeat to stop without saving" if will_save else "without saving"
+    control.progress.note(f"stopping {told}")
 
 
 def _done_in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
@@ -244,12 +252,10 @@ def _done_in_thread(work: Callable[[], Result], control: "RunControl") -> Result
                 if future.done():
                     raise Interrupted(*error.args) from None
                 is_interrupted = True
-                control.stop.make()
-                control.progress.note(
-                    "stopping without saving"
-                    if control.stop.is_repeated
-                    else "stopping and saving; repeat to stop without saving"
-                )
+                try:
+                    _stop(control)
+                except KeyboardInterrupt:  # a second one, before the first has been told of
+                    _stop(control)
             except PipeError as error:
                 error.args = (redact(str(error)),)  # a notebook is a file too
                 raise

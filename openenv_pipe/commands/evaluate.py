@@ -1,8 +1,8 @@
 """The command `eval`: evaluate runs on the same tasks, or a model that no run has trained.
 
-With several runs, the first one determines tasks, samples, temperature and reward; limits and
-prompts remain each run's own. Runs of different environments are rejected. Each report is written
-into its own run's folder.
+With several runs, the first one determines tasks, samples, temperature, reward and the variables of
+the environment; limits and prompts remain each run's own. Runs of different environments are
+rejected. Each report is written into its own run's folder.
 """
 
 import json
@@ -27,7 +27,7 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     task_warnings,
 )
-from openenv_pipe.pipeline.facts import facts_before
+from openenv_pipe.pipeline.facts import facts_before, targets_of
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_evaluation
 from openenv_pipe.pipeline.run import RunControl
@@ -39,6 +39,8 @@ from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_eva
 from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import long_phase
+
+FUNCTIONS = ("callables.", "env_functions.")  # in the names of facts: of functions by target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,14 +231,17 @@ def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
 
 
 def changed_code(recorded: Mapping[str, JsonValue], config: RunConfig) -> dict[str, str]:
-    """Return which files of environments and which functions are no longer those of the run.
+    """Return which files of environments and rewards are no longer those of the run.
 
     recorded: the facts of the run. Functions that it did not use are settings, and no changed code.
     """
+    blocks = [block for each in config.environments.values() for block in (each.env, each.reward)]
+    scoring = {f"callables.{name}" for block in blocks for name in targets_of(block)}
     return {
         each.name: f"{each.now}, not {each.before}"
         for each in find_other_facts(recorded, facts_before(config))
-        if not (each.name.startswith("callables.") and ABSENT in (each.before, each.now))
+        if each.name in scoring or not each.name.startswith("callables.")
+        if ABSENT not in (each.before, each.now) or not each.name.startswith(FUNCTIONS)
     }
 
 

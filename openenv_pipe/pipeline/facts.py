@@ -47,6 +47,7 @@ def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> di
         "weights_from": substitute_of(config.model),
         "tasks": tasks,
         "callables": _callables(config),
+        "env_functions": _env_functions(config),
     }
 
 
@@ -59,7 +60,8 @@ def facts_before(config: RunConfig) -> dict[str, JsonValue]:
         name: code_facts(package_of(each.env)) for name, each in config.environments.items()
     }
     first = packages.pop("")
-    return {**first, "beside": {**packages}, "callables": _callables(config)}
+    functions = {"callables": _callables(config), "env_functions": _env_functions(config)}
+    return {**first, "beside": {**packages}, **functions}
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:
@@ -105,11 +107,8 @@ def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
 
 
 def _callables(config: RunConfig) -> dict[str, JsonValue]:
-    """Return digests of the files that define the user's functions and classes, by target.
-
-    Those that the variables of an environment may name are imported by its server alone.
-    """
-    named = list(_targets(config))
+    """Return digests of the files that define the user's functions and classes, by target."""
+    named = list(targets_of(config))
     if policy := config.trainer.warm_start.source.scripted_policy:
         named.append(policy)
     found: dict[str, JsonValue] = {}
@@ -117,11 +116,21 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
         file = _defining_file(name)
         if file is not None:
             found[name] = digest_of_file(Path(file))
-    for each in config.environments.values():
-        for value in each.env.variables.values():
-            if value and FUNCTION.fullmatch(value) and (own := file_in_current_folder(value)):
-                found[value] = digest_of_file(own)
     return found
+
+
+def _env_functions(config: RunConfig) -> dict[str, JsonValue]:
+    """Return digests of the files of functions that the variables of an environment may name.
+
+    Its server alone imports them.
+    """
+    values = [value for each in config.environments.values() for value in _variables(each)]
+    files = {each: file_in_current_folder(each) for each in values if FUNCTION.fullmatch(each)}
+    return {each: digest_of_file(file) for each, file in files.items() if file is not None}
+
+
+def _variables(config: RunConfig) -> list[str]:
+    return [value for value in config.env.variables.values() if value is not None]
 
 
 def _defining_file(name: str) -> str | None:
@@ -133,11 +142,11 @@ def _defining_file(name: str) -> str | None:
         return getattr(sys.modules[name.partition(":")[0]], "__file__", None)
 
 
-def _targets(block: Block) -> Iterator[str]:
+def targets_of(block: Block) -> Iterator[str]:
     """Yield the `target` of every `type: python` block, including nested blocks."""
     if isinstance(block, PythonTarget | PythonTerm):
         yield block.target
     for _, value in block:
         for each in value.values() if isinstance(value, dict) else (value,):
             if isinstance(each, Block):
-                yield from _targets(each)
+                yield from targets_of(each)

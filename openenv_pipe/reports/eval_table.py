@@ -223,7 +223,7 @@ def _differences(first: Row, compared: Compared, config: EvalConfig) -> Table:
 
 def changed_tasks(change: ReportDifference) -> list[tuple[str, int, float, str]]:
     """Return, of the fixed and of the regressed tasks: which of the two, how many they are, how
-    many there would be by chance, and the names of some."""
+    many there would be if their episodes were divided at random, and the names of some."""
     return [
         ("fixed", len(change.fixed), change.fixed_by_chance, _names(change.fixed)),
         ("regressed", len(change.regressed), change.regressed_by_chance, _names(change.regressed)),

@@ -16,6 +16,7 @@ FACTS: dict[str, Kind] = {
     "env_files": "code",  # what `env_code` is of, which older runs have alone
     "image": "code",
     "callables": "code",
+    "env_functions": "code",
     "program": "code",
     "program_image": "code",
     "tasks": "data",

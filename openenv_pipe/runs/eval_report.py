@@ -89,7 +89,7 @@ class CommonReply(FrozenModel):
 # Keys of `measured_with` that may decide what a success or a reward is.
 SCORING = re.compile(
     r"(?:beside\.[^.]+\.)?"
-    r"(?:env_code|env_files\.|callables\.|reward\.|env\.(?:success_reward|variables\.))"
+    r"(?:env_code|env_files\.|callables\.|env_functions\.|reward\.|env\.(?:success_reward|variables\.))"
 )
 
 

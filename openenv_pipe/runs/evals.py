@@ -155,7 +155,7 @@ def _is_during(path: Path) -> bool:
 
 def is_of_run(name: str) -> bool:
     """Return whether a report, named by its file's name without `.json`, is the run's own: not of
-    `eval`, which also plays the baselines again if they have other scores by then."""
+    `eval`, which also plays the baselines again and keeps what is not as it was."""
     kind, _, label, number = place_of(name)
     return kind == 0 or (label.startswith(BASELINE) and number == 1)
 

@@ -16,6 +16,7 @@ from openenv_pipe.runs.find import find_run, find_weights
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.notebook import Episodes, EvalReports, Metrics
+from openenv_pipe.system.user_modules import current_modules
 from openenv_pipe.system.user_numbers import shown, whole_number
 from openenv_pipe.types import Message, Observation
 
@@ -93,13 +94,13 @@ class Run:
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
         Raises RunFolderError if the run has none of it.
         """
-        evals, step, path = self.evals, whole_number(of), None
+        step, path = whole_number(of), None
         if step is not None:
             path = episodes_path(self.path, step)
-        elif isinstance(of, str) and of in evals:
-            path, step = eval_episodes_path(self.path, of), evals[of].step
+        elif isinstance(of, str) and (report := self.evals.get(of)):
+            path, step = eval_episodes_path(self.path, of), report.step
         if path is None or not path.exists():
-            labels = ", ".join(evals) or "none yet"
+            labels = ", ".join(self.evals) or "none yet"
             raise RunFolderError(
                 f"{self.path} has no episodes of {of!r}; give a step of GRPO from 1 on, 0 for the "
                 f"demonstrations, or the label of an evaluation: {labels}"
@@ -124,7 +125,8 @@ class Run:
                 "has them"
             )
         config = self._folder.config_to_run(trust=trust, secrets_of=["env"])
-        return opening_messages(config.env.adapter, observation)
+        with current_modules():
+            return opening_messages(config.env.adapter, observation)
 
     def checkpoint(self, which: SupportsIndex | str = "last") -> Path:
         """The folder of a checkpoint: `last`, `best`, or that of a GRPO step.

@@ -6,22 +6,17 @@ The first of several files with the same name is used. Only `load_callable` impo
 
 import difflib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.optional_packages import how_to_install
 from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
-# Of the user's modules that this process has imported: their files, and the sha256 of each then.
-_imported: dict[str, tuple[Path, str]] = {}
 BASE = "base"  # a group's file that others include; it is not an option itself
 
 
@@ -139,28 +134,8 @@ def file_in_current_folder(dotted: str) -> Path | None:
     if found is None or found.is_file():
         return found
     inner = found.joinpath(*dotted.partition(":")[0].split(".")[1:])
-    files = (inner.with_suffix(".py"), inner / "__init__.py")
+    files = (inner / "__init__.py", inner.with_suffix(".py"))
     return next((file for file in files if file.is_file()), None)
-
-
-def forget_changed_modules() -> None:
-    """Let `load_callable` import the user's modules again, if one of their files has changed.
-
-    A notebook's process lives on while its modules are edited. Call it before work begins, so that
-    all of it has the same code.
-    """
-    if any(not file.is_file() or digest_of_file(file) != then for file, then in _imported.values()):
-        for name, (file, _) in _imported.items():
-            sys.modules.pop(name, None)
-            _delete_bytecode(file)
-        _imported.clear()
-    importlib.invalidate_caches()
-
-
-def _delete_bytecode(file: Path) -> None:
-    """Delete the bytecode of a module, whose version Python knows by size and whole seconds."""
-    with suppress(OSError):  # it does not exist, or its folder cannot be written
-        Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
 def env_in_current_folder(package: str) -> Path | None:
@@ -200,16 +175,8 @@ def _module_below(module_name: str) -> str:
 
 
 def _import(module_name: str, dotted: str) -> Any:
-    known = {*sys.modules}
     try:
-        module = importlib.import_module(module_name)
-        file = file_in_current_folder(module_name)
-        if file is not None and module_name in known - {*_imported}:
-            # A notebook may have imported an earlier version.
-            _delete_bytecode(file)
-            importlib.reload(module)
-        _remember(({*sys.modules} - known | {module_name}) - {*_imported})
-        return module
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
@@ -228,15 +195,6 @@ def _import(module_name: str, dotted: str) -> Any:
         raise ConfigError(
             f"{dotted!r}: importing {module_name} raised {type(error).__name__}: {error}"
         ) from error
-
-
-def _remember(names: Iterable[str]) -> None:
-    """Remember which version of the user's own modules among these was imported."""
-    for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        own = file_in_current_folder(name)
-        if file is not None and own is not None and own.samefile(file):
-            _imported[name] = own, digest_of_file(own)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

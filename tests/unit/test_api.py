@@ -25,7 +25,7 @@ from openenv_pipe import Run, compose, evaluate, open_run, reproduce, rescore, t
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.commands.api import in_thread
 from openenv_pipe.config.compose import amend
-from openenv_pipe.errors import ConfigError, HostError, RunFolderError, SessionError
+from openenv_pipe.errors import ConfigError, FailureError, HostError, RunFolderError, SessionError
 from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.eval_difference import compare_reports
@@ -501,6 +501,17 @@ def test_a_notebook_shows_an_interrupt_as_one_line():
 @pytest.mark.parametrize("kind", [ConfigError, RunFolderError, HostError, SessionError])
 def test_a_notebook_shows_an_error_as_its_message(kind):
     assert kind("what is wrong")._render_traceback_() == [f"{kind.__name__}: what is wrong"]
+
+
+def test_a_notebook_shows_what_caused_a_failure():
+    with pytest.raises(FailureError) as caught:
+        try:
+            raise ZeroDivisionError("in code of the user")
+        except ZeroDivisionError as error:
+            raise FailureError("a part failed") from error
+    *told, last = caught.value._render_traceback_()
+    assert "ZeroDivisionError: in code of the user" in "".join(told)
+    assert last == "FailureError: a part failed"
 
 
 def test_an_error_of_the_api_has_no_secret(monkeypatch):

@@ -1,6 +1,5 @@
 """The command line as a user sees it: processes, exit codes, and what is printed where."""
 
-import importlib
 import io
 import json
 import logging
@@ -8,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -279,32 +277,6 @@ def test_callables_load_from_envs_and_from_the_current_folder(tmp_path, monkeypa
     (tmp_path / "my_terms_of_this_test.py").write_text("class Own:\n    def term(self): ...\n")
     assert resources.load_callable("wordle.policies:consistent").__name__ == "consistent"
     assert resources.load_callable("my_terms_of_this_test:Own.term").__name__ == "term"
-
-
-def test_a_module_that_was_edited_is_imported_again(tmp_path, monkeypatch):
-    """A notebook's process goes on while its modules are edited."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    used, using = tmp_path / "used_of_this_test.py", tmp_path / "using_of_this_test.py"
-
-    def write(number):
-        used.write_text(f"def own():\n    return {number}\n")
-
-    write(1)
-    using.write_text("from used_of_this_test import own\n")
-    importlib.import_module("used_of_this_test")
-    write(2)  # before the first use, after the notebook's own import
-    load = partial(resources.load_callable, "used_of_this_test:own")
-    assert load()() == 2
-    assert resources.load_callable("using_of_this_test:own")() == 2
-    write(3)
-    assert load()() == 2, "not while a run goes on"
-    resources.forget_changed_modules()
-    assert load()() == 3
-    assert resources.load_callable("using_of_this_test:own")() == 3
-    before = load()
-    resources.forget_changed_modules()
-    assert load() is before, "nothing has changed"
 
 
 @pytest.mark.parametrize(

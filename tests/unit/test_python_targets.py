@@ -9,7 +9,7 @@ from fakes import run_config
 
 from openenv_pipe.config.schema import PythonTarget
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.pipeline.facts import _callables
+from openenv_pipe.pipeline.facts import _callables, _env_functions
 from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.python_targets import build_part, load_function
 
@@ -153,5 +153,4 @@ def test_the_file_of_a_function_that_an_environment_imports_is_recorded(tmp_path
     config = run_config(
         {"env.variables": {"SCORE": "my_scores.exact:score", "URL": "http://127.0.0.1:80"}}
     )
-    assert _callables(config)["my_scores.exact:score"] == digest_of_file(file)
-    assert "http://127.0.0.1:80" not in _callables(config)
+    assert _env_functions(config) == {"my_scores.exact:score": digest_of_file(file)}

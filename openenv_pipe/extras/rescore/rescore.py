@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
-from operator import index
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean
 from typing import SupportsIndex
 
 from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.rewards.scoring import open_scorer
 from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes, write_episodes
 from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.notebook import Episodes
 from openenv_pipe.system.tasks import run_all
+from openenv_pipe.system.user_numbers import shown, whole_number
 from openenv_pipe.types import Group
 
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
@@ -116,8 +116,10 @@ class Rescored:
 
         Raises RunFolderError if they were not scored again.
         """
-        path = episodes_path(self.output, index(step))
-        return Episodes(read_recorded_episodes(path), index(step))
+        number = whole_number(step)
+        if number is None:
+            raise RunFolderError(f"{shown(step)} is no step; expected a whole number")
+        return Episodes(read_recorded_episodes(episodes_path(self.output, number)), number)
 
     def __repr__(self) -> str:
         rows = (

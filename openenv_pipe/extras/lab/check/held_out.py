@@ -21,9 +21,8 @@ NAME = "held-out tasks"  # of the line
 MAX_TRAIN, MAX_EVAL = 1000, 200  # tasks that are played, evenly spaced
 NUM_SESSIONS = 8
 LIMIT_S = 15.0  # for each split
-TOLD_APART = (
-    0.5  # of the training tasks with different episodes, from which on equal ones are a leak
-)
+# Where a greater share of the training tasks have different episodes, equal ones are a leak.
+TOLD_APART = 0.5
 
 
 async def probe_held_out(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
@@ -107,8 +106,8 @@ def held_out_line(
     shares = (len(seen_before) / len(train), len(seen_of_eval) / len(held_out))
     if min(shares) > TOLD_APART:
         text += (
-            ": the evaluation repeats what was trained on; choose other tasks for env.tasks.eval, "
-            "if the environment has any"
+            f": {num_same} eval tasks repeat training tasks; choose others for env.tasks.eval, if "
+            "the environment has any"
         )
         return Line(NAME, Result.WARN, text, measured)
     text += (

@@ -15,9 +15,9 @@ from openenv_pipe.commands.recorded_play import PlayedEpisode
 from openenv_pipe.environments.adapters.templates import BOOKKEEPING
 from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.extras.lab.check.seeds import is_time
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.extras.lab.episodes import leaves
+from openenv_pipe.extras.lab.times import is_time
 
 Seen = Mapping[str, str]  # by the field of observations: its values before a reply
 EMPTY: tuple[Any, ...] = ("", None, [], {}, 0, 0.0, False)
@@ -25,16 +25,17 @@ MAX_OTHERS = 20  # episodes with another answer that are searched to measure hit
 LEAK_FRACTION = 0.2  # of the episodes, above chance, from which on it counts as a leak
 MAX_FIELDS = 3  # that a message names
 EXPERT_NAME = "leaks, expert"  # of a line
+MIN_REPLIES, MAX_REPLIES = 8, 200  # that are searched for
 NO_EXPERT = (
     "nor were replies of an expert searched for, which needs a deterministic one in env.baselines "
-    "that earns much more than random actions and calls no tools"
+    f"that gives at least {MIN_REPLIES} replies, not all alike, earns much more than random actions, "
+    "and calls no tools"
 )
 MUCH = 0.5  # of what success earns above random actions, which an expert earns at least
 TOLD_FRACTION = 0.5  # of an expert's replies, above chance, from which on they are told before
 NUM_TASKS = 16
 NUM_SESSIONS = 8
 LIMIT_S = 15.0
-MIN_REPLIES, MAX_REPLIES = 8, 200  # that are searched for
 
 
 def leak_lines(plays: Sequence[PlayedEpisode], expert: Line | None = None) -> Iterator[Line]:

@@ -29,7 +29,7 @@ TIME = "minutes"
 ABSENT = "(absent)"  # the value of a key that the blocks of a run do not have
 FIRST_BLOCKS = ("trainer", "model", "reward")  # what people change; a terminal shows few keys
 # Keys that may decide what a success is.
-SCORING = re.compile(r"(?:beside\.[^.]+\.)?env\.(?:variables\..+|success_reward)")
+SCORING_SETTINGS = re.compile(r"(?:beside\.[^.]+\.)?env\.(?:variables\..+|success_reward)")
 DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
     "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
@@ -187,7 +187,13 @@ def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[
     """Say why the settings were not measured alike. keys: those in which they differ."""
     finals = [run.final for setting in settings for run in setting.counted]
     tasks = {frozenset(task.key for task in final.tasks) for final in finals if final}
-    scoring = [key for key in keys if SCORING.fullmatch(key)]
+    counted = [setting.values for setting in settings if setting.counted]
+    scoring = [
+        key
+        for key in keys
+        if SCORING_SETTINGS.fullmatch(key)
+        and len({json.dumps(each.get(key)) for each in counted}) > 1
+    ]
     return [
         *([DIFFERENT_TASKS] if len(tasks) > 1 else []),
         *([DIFFERENT_SCORING.format(", ".join(scoring))] if scoring else []),

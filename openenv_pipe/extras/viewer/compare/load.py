@@ -44,7 +44,7 @@ class FoundRun:
     final: EvalReport | None = field(default=None, repr=False)
     reports: Sequence[EvalReport] = field(default=(), repr=False)  # those that belong to a step
     reproduces: str | None = None  # the id of the run that it ran again
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of run.json
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of run.json
 
     @property
     def step(self) -> int:
