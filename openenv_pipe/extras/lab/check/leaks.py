@@ -19,6 +19,7 @@ from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 from openenv_pipe.extras.lab.episodes import leaves
 from openenv_pipe.extras.lab.times import is_time
 
+Revealed = tuple[str, ...]  # the values of a field: several of a list
 Seen = Mapping[str, str]  # by the field of observations: its values before a reply
 EMPTY: tuple[Any, ...] = ("", None, [], {}, 0, 0.0, False)
 MAX_OTHERS = 20  # episodes with another answer that are searched to measure hits by chance
@@ -64,7 +65,7 @@ def _revealed_line(plays: Sequence[PlayedEpisode]) -> Line | str:
     """Search for what the ends reveal; if there is nothing, return why."""
     if not plays:
         return "no episode of several turns ended"
-    fields: dict[str, dict[int, str]] = {}  # path -> episode number -> revealed value
+    fields: dict[str, dict[int, Revealed]] = {}  # path -> episode number -> revealed values
     for number, play in enumerate(plays):
         for path, value in revealed(play).items():
             fields.setdefault(path, {})[number] = value
@@ -88,46 +89,49 @@ def _revealed_line(plays: Sequence[PlayedEpisode]) -> Line | str:
     return Line("leaks", Result.OK, text)
 
 
-def revealed(play: PlayedEpisode) -> dict[str, str]:
+def revealed(play: PlayedEpisode) -> dict[str, Revealed]:
     """Return the values of the last observation in fields that were empty until then, by path."""
+    found: dict[str, Revealed] = {}
     before: set[str] = set()
     for observation in play.observations[:-1]:
         before |= {path for path, value in leaves(observation) if value not in EMPTY}
     written = json.dumps(play.actions, ensure_ascii=False).lower()
-    return {
-        path: str(value)
-        for path, value in leaves(play.observations[-1])
-        if path not in before
-        and value not in EMPTY
-        and isinstance(value, str | int | float)
-        and path.rpartition(".")[2] not in BOOKKEEPING
-        and not is_time(path, value)
-        and not _has_word(written, str(value).lower())
-    }
+    for path, value in leaves(play.observations[-1]):
+        if (
+            path not in before
+            and value not in EMPTY
+            and isinstance(value, str | int | float)
+            and path.rpartition(".")[2] not in BOOKKEEPING
+            and not is_time(path, value)
+            and not _has_word(written, str(value).lower())
+        ):
+            found[path] = (*found.get(path, ()), str(value))
+    return found
 
 
-def _found(values: Mapping[int, str], earlier: Sequence[str]) -> tuple[float, float]:
-    """Return how often episodes contain their value before the end, and how often others do.
+def _found(values: Mapping[int, Revealed], earlier: Sequence[str]) -> tuple[float, float]:
+    """Return how often episodes contain their values before the end, and how often others do.
 
-    Both are means over the episodes; of the others, those whose end reveals another value.
+    Both are means over the episodes; of the others, those whose end reveals other values. Of a
+    list, all have to be there: some of them may be public, such as one of a dealer's cards.
     """
-    own = [_has_word(earlier[number], value) for number, value in values.items()]
+    own = [_has_words(earlier[number], value) for number, value in values.items()]
     by_chance = []
     for value in values.values():
         others = [number for number, other in values.items() if other != value]
         searched = others[:: 1 + len(others) // MAX_OTHERS]
-        by_chance.append(fmean(_has_word(earlier[number], value) for number in searched))
+        by_chance.append(fmean(_has_words(earlier[number], value) for number in searched))
     return fmean(own), fmean(by_chance)
 
 
-def _where(plays: Sequence[PlayedEpisode], values: Mapping[int, str]) -> str:
+def _where(plays: Sequence[PlayedEpisode], values: Mapping[int, Revealed]) -> str:
     """Name the fields of earlier observations and states that contain the values."""
     fields = {
         f"{kind}.{path}"
-        for number, value in values.items()
+        for number, revealed_values in values.items()
         for kind, seen in _sent_before(plays[number])
         for path, leaf in leaves(seen)
-        if _has_word(str(leaf), value)
+        if any(_has_word(str(leaf), value) for value in revealed_values)
     }
     return ", ".join(sorted(fields)[:MAX_FIELDS])
 
@@ -139,6 +143,10 @@ def _sent_before(play: PlayedEpisode) -> Iterator[tuple[str, Mapping[str, Any]]]
             yield "observation", result.observation
     for state in play.states:
         yield "state", state
+
+
+def _has_words(text: str, values: Revealed) -> bool:
+    return all(_has_word(text, value) for value in values)
 
 
 def _has_word(text: str, value: str) -> bool:
@@ -206,7 +214,7 @@ def told_line(plays: Sequence[PlayedEpisode], player: str) -> Line | None:
     num_searched = 0
     for path, every in _replies(plays).items():
         kept = every[:: 1 + len(every) // MAX_REPLIES]
-        values = {number: reply for number, (reply, _) in enumerate(kept)}
+        values = {number: (reply,) for number, (reply, _) in enumerate(kept)}
         if len(values) < MIN_REPLIES or len(set(values.values())) < 2:
             continue
         num_searched += len(values)

@@ -91,6 +91,15 @@ def test_an_answer_that_stands_in_an_earlier_observation_or_state():
     assert leaks(hidden) is Result.OK
 
 
+def test_a_list_is_told_before_if_all_of_it_is():
+    """Of a dealer's cards, one lies open from the beginning."""
+    hands = [["S2", "H7"], ["C9", "D4"], ["S3", "C5"], ["H8", "D6"]]
+    one = [played({"cards": [], "open": hand[1]}, {"cards": hand}) for hand in hands]
+    assert leaks(one) is Result.OK
+    both = [played({"cards": [], "open": " ".join(hand)}, {"cards": hand}) for hand in hands]
+    assert leaks(both) is Result.FAIL
+
+
 def test_words_of_the_question_are_no_answer():
     ends = [{"answer": answer, "subject": answer[::-1]} for answer in ANSWERS]
     asked = [played({"question": f"the {each['subject']}?"}, each) for each in ends]
