@@ -46,12 +46,8 @@ class PipeError(Exception):
     whole_text: Path | None = None  # the file with the whole message, where it is shown cut
 
     def _render_traceback_(self) -> list[str]:
-        """Return what notebooks show: the message, below the traceback of a cause that is an error
-        of others, such as one of the user's code."""
-        cause = None if isinstance(self, UserError) else self.__cause__
-        is_of_others = cause is not None and not isinstance(cause, PipeError)
-        told = traceback.format_exception(cause) if is_of_others else []
-        return [*told, f"{type(self).__name__}: {self}"]
+        """Return what notebooks show: the message, for no line of this package is at fault."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class UserError(PipeError):
@@ -107,6 +103,15 @@ class FailureError(PipeError):
             message = f"{message} (log: {log}){lines}"
         super().__init__(message)
         self.log = log
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the message, below the traceback of a cause that is no error of this package."""
+        cause = self.__cause__
+        is_of_others = cause is not None and not isinstance(cause, PipeError)
+        return [
+            *(traceback.format_exception(cause) if is_of_others else ()),
+            *super()._render_traceback_(),
+        ]
 
 
 class HostError(FailureError):

@@ -28,7 +28,7 @@ from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.models.hub import substitute_of
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
-from openenv_pipe.runs.trust import FUNCTION
+from openenv_pipe.runs.trust import functions_of_variables
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
 from openenv_pipe.system.resources import file_in_current_folder, load_callable
 
@@ -124,13 +124,10 @@ def _env_functions(config: RunConfig) -> dict[str, JsonValue]:
 
     Its server alone imports them.
     """
-    values = [value for each in config.environments.values() for value in _variables(each)]
-    files = {each: file_in_current_folder(each) for each in values if FUNCTION.fullmatch(each)}
-    return {each: digest_of_file(file) for each, file in files.items() if file is not None}
-
-
-def _variables(config: RunConfig) -> list[str]:
-    return [value for value in config.env.variables.values() if value is not None]
+    blocks = config.environments.values()
+    names = (name for each in blocks for name in functions_of_variables(each.env))
+    files = {name: file_in_current_folder(name) for name in names}
+    return {name: digest_of_file(file) for name, file in files.items() if file is not None}
 
 
 def _defining_file(name: str) -> str | None:

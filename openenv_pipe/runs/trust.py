@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from openenv_pipe.config.diff import flat
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.runs.user_key import NoKeyError, is_signed, sign
 from openenv_pipe.system.resources import env_in_current_folder, module_in_current_folder
@@ -59,9 +59,8 @@ def local_code(config: RunConfig) -> list[str]:
 
 def _code_of_environment(config: RunConfig) -> Iterator[Path | None]:
     env = config.env
-    for value in env.variables.values():
-        if value and FUNCTION.fullmatch(value):
-            yield module_in_current_folder(value)
+    for name in functions_of_variables(env):
+        yield module_in_current_folder(name)
     if env.package is not None:
         with suppress(ConfigError):  # A package that does not exist is rejected elsewhere.
             yield env_in_current_folder(env.package)
@@ -70,6 +69,11 @@ def _code_of_environment(config: RunConfig) -> Iterator[Path | None]:
     for program in (env.python, getattr(config.host, "kubeconfig", None)):
         if program and "/" in program and not Path(program).expanduser().is_absolute():
             yield Path(program)
+
+
+def functions_of_variables(env: EnvConfig) -> list[str]:
+    """Return what the variables of an environment may name as a function that it imports."""
+    return [value for value in env.variables.values() if value and FUNCTION.fullmatch(value)]
 
 
 def signed_text(config_digest: str, paths: Sequence[str]) -> str:

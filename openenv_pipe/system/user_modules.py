@@ -1,17 +1,17 @@
-"""Import the user's modules anew where a process, such as a notebook's, outlives their edits."""
+"""The user's modules: which they are, and new imports where a process outlives their edits."""
 
 import importlib.util
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from openenv_pipe.system.files import digest_of_file
-from openenv_pipe.system.resources import PACKAGE_DIR, shipped_dir
+from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 
 _lock = threading.Lock()
 _num_open = 0  # works that use modules
@@ -38,34 +38,42 @@ def current_modules() -> Iterator[None]:
             _num_open -= 1
 
 
+def users_modules() -> dict[str, Path]:
+    """Return the imported modules that no package installs, and those of environments, by name.
+
+    Each has its file, or its folder if it is a folder without an `__init__.py`.
+    """
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = (*(Path(sysconfig.get_path(name)) for name in names), PACKAGE_DIR)
+    own, found = env_dirs(), {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        text = file or next(iter(getattr(module, "__path__", ())), None)
+        if isinstance(text, str) and Path(text).is_absolute() and name != "__main__":
+            place = Path(text)
+            if _is_below(place, own) or not _is_below(place, installed):
+                found[name] = place
+    return found
+
+
+def _is_below(place: Path, folders: Iterable[Path]) -> bool:
+    return any(place.is_relative_to(folder) for folder in folders)
+
+
 def _forget_changed_modules() -> None:
-    own = _own_modules()
-    digests = {file: digest_of_file(file) if file.is_file() else "" for file in own.values()}
+    current = [Path.cwd()]
+    own = {name: place for name, place in users_modules().items() if _is_below(place, current)}
+    files = [place for place in own.values() if place.suffix == ".py"]
+    digests = {file: digest_of_file(file) if file.is_file() else "" for file in files}
     if any(_has_changed(file, digest) for file, digest in digests.items()):
-        packages = {name.partition(".")[0] for name in own}
-        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        for name in own:
             del sys.modules[name]
-        for file in digests:
+        for file in files:
             # Python tells versions apart by their size and whole seconds.
             with suppress(OSError):
                 Path(importlib.util.cache_from_source(str(file))).unlink()
     _known.update(digests)
     importlib.invalidate_caches()
-
-
-def _own_modules() -> dict[str, Path]:
-    """Return the files of imported modules below the current folder that no package installs."""
-    current = Path.cwd()
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    others = (*installed, PACKAGE_DIR, shipped_dir("envs"))
-    found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and name != "__main__" and file.startswith(str(current)):
-            path = Path(file)
-            if path.suffix == ".py" and not any(path.is_relative_to(each) for each in others):
-                found[name] = path
-    return found
 
 
 def _has_changed(file: Path, digest: str) -> bool:

@@ -25,16 +25,15 @@ def is_clock(path: str, value: Any, other: Any) -> bool:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.rpartition(".")[2]).lower()
     if NAMES.search(name):
         return True
-    return isinstance(value, str | int | float) and without_times(value) == without_times(other)
+    return isinstance(value, str | int | float) and _masked(value) == _masked(other)
 
 
 def is_time(path: str, value: Any) -> bool:
     """True if the field is named like a clock, or the value is nothing but a time."""
-    return is_clock(path, value, None) or without_times(value) == MARK
+    return is_clock(path, value, None) or _masked(value) == MARK
 
 
-def without_times(value: Any) -> str:
-    """Return the value as text, in which a mark stands for each time."""
+def _masked(value: Any) -> str:
     return TIMES.sub(lambda match: MARK if _is_near(match) else match[0], str(value))
 
 

@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import sys
-import sysconfig
 import threading
 from contextlib import suppress
 from functools import partial
@@ -19,7 +18,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.cli import main as cli
@@ -33,8 +31,8 @@ from openenv_pipe.system.process_settings import (
     collect_rarely,
     set_library_defaults,
 )
-from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 from openenv_pipe.system.stop_request import StopRequest
+from openenv_pipe.system.user_modules import users_modules
 
 if TYPE_CHECKING:
     from openenv_pipe.pipeline.servers import ServerProvider
@@ -154,8 +152,6 @@ class Surroundings:
         self._modules = set(sys.modules)
         torch = sys.modules.get("torch")
         self._seed = torch.initial_seed() if torch else None
-        names = ("stdlib", "platstdlib", "purelib", "platlib")
-        self._library_folders = (*(Path(sysconfig.get_path(name)) for name in names), PACKAGE_DIR)
 
     def restore(self) -> None:
         """Restore it, and free the memory of the job."""
@@ -163,26 +159,13 @@ class Surroundings:
         os.environ.update(self._variables)
         os.chdir(self._folder)
         sys.path[:] = self._search_path
-        for name in sys.modules.keys() - self._modules:
-            if self._is_of_user(sys.modules[name]):
-                del sys.modules[name]
+        for name in users_modules().keys() - self._modules:
+            del sys.modules[name]
         gc.collect()
         if self._seed is not None:
             torch = sys.modules["torch"]
             torch.manual_seed(self._seed)
             torch.cuda.empty_cache()  # does nothing where CUDA was not used
-
-    def _is_of_user(self, module: ModuleType) -> bool:
-        """False for modules of installed packages, except for those of environments."""
-        path = getattr(module, "__file__", None) or next(
-            iter(getattr(module, "__path__", ())), None
-        )
-        if path is None:
-            return False
-        is_env = any(Path(path).is_relative_to(folder) for folder in env_dirs())
-        return is_env or not any(
-            Path(path).is_relative_to(folder) for folder in self._library_folders
-        )
 
 
 if __name__ == "__main__":

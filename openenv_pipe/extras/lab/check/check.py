@@ -159,5 +159,5 @@ async def _is_silent(host: Host) -> bool:
     except TimeoutError:
         return True
     except HttpError:
-        return False
+        pass
     return False

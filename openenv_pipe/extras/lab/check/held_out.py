@@ -21,7 +21,7 @@ NAME = "held-out tasks"  # of the line
 MAX_TRAIN, MAX_EVAL = 1000, 200  # tasks that are played, evenly spaced
 NUM_SESSIONS = 8
 LIMIT_S = 15.0  # for each split
-# Where a greater share of the training tasks have different episodes, equal ones are a leak.
+# Where a greater share of the tasks of each split have different episodes, equal ones are a leak.
 TOLD_APART = 0.5
 
 
