@@ -49,7 +49,8 @@ check: lint
 
 # All but torch, whose oldest build for CPUs is not on every index: that of .venv is used.
 LOWEST := .venv/lowest
-LOWEST_TESTS := $(addprefix tests/unit/test_,weights.py forward_check.py learner.py local_engine.py)
+LOWEST_TESTS := $(addprefix tests/unit/test_,weights.py forward_check.py learner.py local_engine.py) \
+	tests/unit/extras/models/test_model_sources.py
 test-lowest: $(DEV_STAMP)
 	rm -rf $(LOWEST)
 	echo "torch ; python_version < '3'" >.venv/no-torch.txt

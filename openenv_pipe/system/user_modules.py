@@ -47,8 +47,9 @@ def users_modules() -> dict[str, Path]:
     installed = (*(Path(sysconfig.get_path(name)) for name in names), PACKAGE_DIR)
     own, found = env_dirs(), {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        text = file or next(iter(getattr(module, "__path__", ())), None)
+        # Asking a lazy module itself would import it, and not all of them can be imported.
+        facts = getattr(module, "__dict__", {})
+        text = facts.get("__file__") or next(iter(facts.get("__path__") or ()), None)
         if isinstance(text, str) and Path(text).is_absolute() and name != "__main__":
             place = Path(text)
             if _is_below(place, own) or not _is_below(place, installed):

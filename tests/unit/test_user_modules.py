@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -100,3 +101,15 @@ def test_an_environment_of_a_checkout_is_the_users_too(folder):
     assert now("spaced_here.policies:own") == 1
     write(folder, 2, "envs/spaced_here/policies.py")
     assert now("spaced_here.policies:own") == 2
+
+
+def test_a_module_that_is_imported_when_it_is_asked_is_left_alone(folder, monkeypatch):
+    """As those of transformers are, of which some need packages that are not there."""
+
+    class Lazy(ModuleType):
+        def __getattr__(self, name):
+            raise ModuleNotFoundError(f"{name} needs torchvision")
+
+    monkeypatch.setitem(sys.modules, "lazy_here", Lazy("lazy_here"))
+    write(folder, 1)
+    assert now() == 1

@@ -126,7 +126,7 @@ def _read(file: Path) -> tuple[Any, Any]:
             "config.json and safetensors weights"
         ) from error
     # What it was read from; with these, transformers would save quantized weights.
-    del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)  # older transformers add none
     model.hf_quantizer = None
     return model, tokenizer
 

@@ -44,7 +44,7 @@ def tiny_gguf(tmp_path_factory) -> Path:
 
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    tokens = [*bytes_to_unicode().values(), "Ġt", "<|end|>"]
+    tokens = [*bytes_to_unicode().values(), "Ġt", "Ġta", "<|end|>"]
     writer.add_name("tiny")
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
@@ -58,7 +58,7 @@ def tiny_gguf(tmp_path_factory) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 1) + [3])
-    writer.add_token_merges(["Ġ t"])
+    writer.add_token_merges(["Ġ t", "Ġt a"])
     writer.add_bos_token_id(len(tokens) - 1)
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_chat_template("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
