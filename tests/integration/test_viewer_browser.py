@@ -229,6 +229,39 @@ def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
     assert "trained onyes" in tip.text_content()
 
 
+def test_words_that_differ_are_marked(address, page):
+    page.goto(f"{address}#/same?runs=smoke/0001,smoke/0001&task=eval/1")
+    last = page.locator(".member").last
+    expect(last.locator(".said.model .changed").first).to_have_text(HOSTILE)
+    long = " ".join(str(number) for number in range(2000))
+    pairs = [
+        ("7 + 5 is 12, so 12.", "7 + 5 is 13, so 12."),
+        ("the red and old house", "the big and blue house"),
+        ("first second third", "first third"),
+        ("first third", "first second third"),
+        ("the end", "the end, and more"),
+        ("same", "same"),
+        (f"a {long} z", f"a {long[::-1]} z"),
+    ]
+    found = page.evaluate(
+        """async (pairs) => {
+          const { difference } = await import('/static/conversation.js');
+          return pairs.map(([text, other]) => difference(text, other));
+        }""",
+        pairs,
+    )
+    assert ["".join(piece for piece, _ in each) for each in found] == [text for text, _ in pairs]
+    assert found[:-1] == [
+        [["7 + 5 is ", False], ["12", True], [", so 12.", False]],
+        [["the ", False], ["red", True], [" and ", False], ["old", True], [" house", False]],
+        [["first ", False], ["second ", True], ["third", False]],
+        [["first ", False], ["", True], ["third", False]],
+        [["the end", False], ["", True]],
+        [["same", False]],
+    ]
+    assert [differs for _, differs in found[-1]] == [False, True, False]
+
+
 def test_a_group_side_by_side(bundle, page):
     page.goto(f"{bundle}#/run/smoke/0001/group?step=4&group=1/0")
     page.get_by_text("all its episodes have the reward 0.5").wait_for()
@@ -453,6 +486,7 @@ def on_a_phone(place, scheme, browser, begin):
     pages += [f"{run}/play"] if place == "address" else []
     pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
     pages += [f"{run}/episode?step=1&line=1&view=tokens"]
+    pages += ["#/same?runs=smoke/0001,smoke/0001&task=eval/1"]
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.set_default_timeout(PATIENCE_MS)
     try:

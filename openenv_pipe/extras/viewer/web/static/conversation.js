@@ -2,18 +2,55 @@
 
 import { h, number, count } from "./dom.js";
 
-// Where two texts begin to differ, at the beginning of a word.
-function split(text, other) {
-  let index = 0;
-  while (index < text.length && index < other.length && text[index] === other[index]) index++;
-  while (index > 0 && /\S/.test(text[index - 1])) index--;
-  return [text.slice(0, index), text.slice(index)];
+const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
+const MOST_PAIRS = 1_000_000; // of words that are compared; beyond it, all between the common beginning and end differs
+
+// The places of the words of a longest common subsequence, as pairs.
+function common(mine, its) {
+  const found = [], width = its.length + 1;
+  if (mine.length * its.length > MOST_PAIRS) return found;
+  const lengths = new Uint32Array((mine.length + 1) * width); // of what is common from two places on
+  for (let i = mine.length - 1; i >= 0; i--) {
+    for (let j = its.length - 1; j >= 0; j--) {
+      lengths[i * width + j] = mine[i] === its[j] ? lengths[(i + 1) * width + j + 1] + 1 : Math.max(lengths[(i + 1) * width + j], lengths[i * width + j + 1]);
+    }
+  }
+  for (let i = 0, j = 0; i < mine.length && j < its.length;) {
+    if (mine[i] === its[j]) found.push([i++, j++]);
+    else if (lengths[(i + 1) * width + j] >= lengths[i * width + j + 1]) i++;
+    else j++;
+  }
+  return found;
+}
+
+// A text in pieces, each with whether it differs from the other text; an empty one is where the other has more.
+export function difference(text, other) {
+  const mine = text.match(WORDS) ?? [], its = other.match(WORDS) ?? [], shorter = Math.min(mine.length, its.length);
+  let start = 0, end = 0;
+  while (start < shorter && mine[start] === its[start]) start++;
+  while (end < shorter - start && mine.at(-1 - end) === its.at(-1 - end)) end++;
+  const rest = mine.length - end, pieces = [mine.slice(0, start).join("")]; // equal and different ones in turns
+  let [i, j] = [start, start];
+  for (const [x, y] of [...common(mine.slice(start, rest), its.slice(start, its.length - end)).map(([a, b]) => [a + start, b + start]), [rest, its.length - end]]) {
+    const last = pieces.length - 1, word = x < rest ? mine[x] : "";
+    if (x === i && y === j) pieces[last] += word;
+    // Only a space is common between two words that differ.
+    else if (last > 1 && !pieces[last].trim() && pieces[last - 1] && x > i) pieces.splice(last - 1, 2, pieces[last - 1] + pieces[last] + mine.slice(i, x).join(""), word);
+    else pieces.push(mine.slice(i, x).join(""), word);
+    [i, j] = [x + 1, y + 1];
+  }
+  pieces[pieces.length - 1] += mine.slice(rest).join("");
+  return pieces.map((piece, index) => [piece, index % 2 === 1]).filter(([piece, differs]) => piece || differs);
+}
+
+function marked(text, other) {
+  return difference(text, other).map(([piece, differs]) => !differs ? piece
+    : h("span", { class: piece ? "changed" : "lacking", title: piece ? "Differs from the other episode" : "The other episode has more here" }, piece));
 }
 
 function words(text, other) {
-  if (other === undefined || other === text) return h("p", { class: "text" }, text || "(nothing)");
-  const [same, rest] = split(text, other);
-  return h("p", { class: "text" }, same, h("span", { class: "changed", title: "Differs from the other episode" }, rest || "(ends here)"));
+  if (text && other !== undefined) return h("p", { class: "text" }, marked(text, other));
+  return h("p", { class: "text" }, h("span", { class: other ? "changed" : null }, text || "(nothing)"));
 }
 
 // The fields of an observation; those that have changed since the one before are marked.
@@ -23,8 +60,7 @@ export function fields(observation, before, other) {
   if (entries.length === 1) return words(entries[0][1], other && Object.keys(other).length === 1 ? Object.values(other)[0] : undefined);
   return h("dl", { class: "fields" }, entries.map(([name, text]) => {
     const isChanged = !other && before && before[name] !== text;
-    const differs = other && other[name] !== text;
-    return [h("dt", {}, name), h("dd", { class: "text" }, h("span", { class: isChanged || differs ? "changed" : null, title: differs ? "Differs from the other episode" : isChanged ? "Changed by this turn" : null }, text))];
+    return [h("dt", {}, name), h("dd", { class: "text" }, other ? marked(text, other[name] ?? "") : h("span", { class: isChanged ? "changed" : null, title: isChanged ? "Changed by this turn" : null }, text))];
   }));
 }
 
