@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from openenv_pipe.environments.images import find_references, replace_references
+from openenv_pipe.models.chat.messages import calls_in_text, split_tools
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import code_block, for_markdown, visible
-from openenv_pipe.types import Episode, TurnRole
+from openenv_pipe.types import Episode, Message, TurnRole
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
 MAX_FIELD_LENGTH = 120  # characters of one field of an observation
@@ -54,7 +55,7 @@ def whole_transcript(episode: Episode) -> str:
         if notes[number - 1]:
             lines.append(f"({notes[number - 1]})")
         for message in turn.messages:
-            lines.append(f"[{message['role']}] {message['content']}")
+            lines.append(f"[{message['role']}] {message_text(message)}")
         lines.append(f"[{number} model] {turn.reply}")
         if turn.unusable is not None:
             lines.append(f"(unusable: {turn.unusable})")
@@ -63,6 +64,14 @@ def whole_transcript(episode: Episode) -> str:
     if episode.error:
         lines.append(f"(error: {episode.error})")
     return "\n".join(visible(redact(line)) for line in lines)
+
+
+def message_text(message: Message) -> str:
+    """Return a recorded message as text: its calls as the model writes them, tools indented."""
+    tools, _ = split_tools([message])
+    if tools:
+        return json.dumps(tools, indent=2, ensure_ascii=False)
+    return str(calls_in_text(message)["content"] if message.get("calls") else message["content"])
 
 
 def branch_notes(episode: Episode) -> list[str]:

@@ -1,6 +1,7 @@
 """The viewer in a real Chromium: what a person sees and clicks, live and from a bundle's files."""
 
 import asyncio
+import json
 import re
 import shutil
 import signal
@@ -26,6 +27,14 @@ expect = playwright.expect
 
 PATIENCE_MS = 60_000  # no load reaches it
 HOSTILE = '<img src="x" onerror="document.title=`owned`"><script>document.title="owned"</script>'
+HOSTILE_JSON = json.dumps(HOSTILE)
+MESSAGES = [
+    {"role": "tools", "content": json.dumps([{"name": "look", "description": HOSTILE}])},
+    {"role": "system", "content": "Look first.\nThen guess."},
+    {"role": "user", "content": HOSTILE},
+    {"role": "assistant", "content": "I look.", "calls": ['{"name": "look", "arguments": {}}']},
+    {"role": "tool", "name": "look", "content": "nothing \u202e here"},
+]
 FRAME = [[[250, column, row] for column in range(40)] for row in range(32)]
 ENDLESS = ("trainer.steps=5000", "trainer.tasks_per_step=2", "trainer.group_size=2")
 QUICK = ("eval.num_tasks=1", "eval.baselines=false", "trainer.checkpoint.every=5000")
@@ -58,6 +67,7 @@ def home(tmp_path_factory) -> Path:
     for each in groups[1].episodes:
         each.reward, each.turn_rewards = float(each.member), []
         each.turns[0].reply, each.first_observation = HOSTILE, {"page": HOSTILE}
+        each.turns[0].messages = MESSAGES
     seen = groups[0].episodes[0].first_observation
     with ThreadPoolExecutor() as threads:  # this one has playwright's event loop
         shown = threads.submit(asyncio.run, with_references({**seen, "frame": FRAME})).result()
@@ -227,6 +237,27 @@ def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
     tip.wait_for()
     assert "advantage1" in tip.text_content()
     assert "trained onyes" in tip.text_content()
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_the_messages_with_their_roles(place, home, page, request):
+    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=5")
+    page.get_by_role("link", name="Messages", exact=True).click()
+    expect(page.locator("article.turn")).to_have_count(3)
+    said = page.locator("article.turn").first.locator(".said")
+    shown = [tuple(each.locator("h3, .text").all_text_contents()) for each in said.all()]
+    printed = Command(home, "episodes", "runs/smoke/0001", "--step", "4", "--full", "--limit", "9")
+    assert printed.wait() == 0, printed.err
+    for role, text in shown:
+        assert f"[{'1 model' if role == 'Reply' else role}] {text}" in printed.out
+    assert [role for role, _ in shown] == ["tools", "system", "user", "assistant", "tool", "Reply"]
+    assert not said.first.locator(".text").is_visible()
+    said.first.locator("summary").click()
+    expect(said.first.locator(".text")).to_contain_text(HOSTILE_JSON)
+    page.keyboard.press("m")
+    expect(page.get_by_role("heading", name="Beginning")).to_be_visible()
+    page.keyboard.press("m")
+    expect(said.nth(3)).to_contain_text('<tool_call>\n{"name": "look"')
 
 
 def test_words_that_differ_are_marked(address, page):
@@ -486,6 +517,7 @@ def on_a_phone(place, scheme, browser, begin):
     pages += [f"{run}/play"] if place == "address" else []
     pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
     pages += [f"{run}/episode?step=1&line=1&view=tokens"]
+    pages += [f"{run}/episode?step=4&line=4&view=messages"]
     pages += ["#/same?runs=smoke/0001,smoke/0001&task=eval/1"]
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.set_default_timeout(PATIENCE_MS)

@@ -15,7 +15,7 @@ from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of, weights_of
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.images import FOLDER as IMAGES
-from openenv_pipe.runs.transcript import branch_notes
+from openenv_pipe.runs.transcript import branch_notes, message_text
 from openenv_pipe.system.files import read_bytes
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Turn
@@ -228,6 +228,10 @@ def content_of(
 
 def _turn(turn: Turn, address_of: Callable[[str], str], limit: int | None) -> dict[str, Any]:
     return {
+        "messages": [
+            {"role": each["role"], "text": _cut(message_text(each), limit)}
+            for each in turn.messages
+        ],
         "reply": _cut(turn.reply, limit),
         "finish": turn.finish,
         "unusable": _cut(turn.unusable, limit),

@@ -17,9 +17,11 @@ from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, read_recorded_episodes, write_episodes
+from openenv_pipe.runs.transcript import whole_transcript
 from openenv_pipe.types import Judgement, Status, Usage
 
 RUN = "/api/runs/smoke/0001"
+CALL = '{"name": "look", "arguments": {}}'
 HOSTILE = "<script>alert(1)</script>\x1b[31m[bold]\u202e\ud800"
 
 
@@ -36,6 +38,11 @@ def folder(tmp_path_factory):
         each.reward = 0.5
     for each in groups[1].episodes[:2]:
         each.status, each.error = Status.ERROR, "the server is gone"
+    groups[2].episodes[1].turns[0].messages = [
+        {"role": "tools", "content": '[{"name": "look"}]'},
+        {"role": "assistant", "content": "I see", "calls": [CALL]},
+        {"role": "tool", "content": "x" * 30_000},
+    ]
     last = groups[2].episodes[0]
     last.turns[0].reply = HOSTILE
     last.first_observation = {"page": HOSTILE, "long": "x" * 30_000, "none": None}
@@ -99,6 +106,19 @@ def test_what_is_no_filter_is_rejected(client, query):
 def test_huge_numbers_are_no_error(client):
     assert ask(client, "episodes", first_step="9" * 39)["total"] == 0
     assert ask(client, "episodes", reward_from="1e999")["total"] == 0
+
+
+def test_messages_are_those_that_episodes_prints(client, folder):
+    entry = next(e for e in ask(client, "episodes", first_step=2)["episodes"] if e["line"] == 8)
+    turn = ask(client, "episode", step=2, line=8, whole="yes")["turns"][0]
+    (found,) = read_recorded_episodes(episodes_path(folder.path, 2), {8})
+    printed = whole_transcript(found.episode)
+    assert [each["role"] for each in turn["messages"]] == ["tools", "assistant", "tool"]
+    assert "".join(f"[{m['role']}] {m['text']}\n" for m in turn["messages"]) in printed
+    assert json.loads(turn["messages"][0]["text"]) == [{"name": "look"}]
+    assert turn["messages"][1]["text"] == f"I see\n<tool_call>\n{CALL}\n</tool_call>"
+    group = ask(client, "group", step=2, group=entry["group_id"])["members"][1]
+    assert group["turns"][0]["messages"][2]["text"].endswith("(10,000 more characters)")
 
 
 def test_an_episode_as_a_conversation(client, folder):

@@ -86,6 +86,18 @@ function numbersOf(turn, index) {
   return h("header", {}, h("h2", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
 
+// The messages as the model was shown them, each with its role, and what it wrote.
+export function messages(content) {
+  return [content.turns.map((turn, index) => h("article", { class: "turn" }, numbersOf(turn, index),
+    turn.messages.length ? null : h("p", { class: "text muted" }, "(no messages are recorded)"),
+    turn.messages.map(({ role, text }) => {
+      const shown = h("p", { class: "text" }, text || "(nothing)");
+      return said(role === "assistant" ? "model" : "env", role, role === "tools" ? h("details", {}, h("summary", {}, "What the model could call"), shown) : shown);
+    }),
+    said("model", "Reply", h("p", { class: "text" }, turn.reply || "(nothing)")),
+    turn.unusable ? said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)) : null)), ending(content)];
+}
+
 export function beginning(content, other) {
   return h("article", { class: "turn" }, h("header", {}, h("h2", {}, "Beginning")),
     said("env", "Observation", fields(content.first_observation, null, other?.first_observation), images(content.first_images)));
@@ -111,11 +123,15 @@ export function afterBeginning(content, other, beside = () => ["", []]) {
     if (turn.unusable) parts.push(said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)));
     return h("article", { class: "turn", id: `turn-${index + 1}` }, numbersOf(turn, index), parts);
   });
+  return [turns, ending(content)];
+}
+
+function ending(content) {
   const end = content.error || content.unscored
     ? h("article", { class: "turn" }, said("wrong", content.error ? "Failed" : "Has no reward", h("p", { class: "text" }, content.error ?? content.unscored))) : null;
   const judged = Object.entries(content.judgements).map(([name, text]) => h("article", { class: "turn" }, said("", `Judge on ${name}`, h("p", { class: "text" }, text))));
   const ended = content.exit_code == null ? null : h("p", { class: "text" }, `The program ended with exit code ${content.exit_code}.`);
   const output = ended || content.output || content.notes?.length
     ? h("article", { class: "turn" }, content.notes.map((note) => h("p", { class: "text" }, note)), ended, content.output ? said("", "Output of the program", h("pre", { class: "text" }, content.output)) : null) : null;
-  return [turns, end, output, judged];
+  return [end, output, judged];
 }

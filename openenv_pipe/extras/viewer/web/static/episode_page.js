@@ -3,11 +3,13 @@
 import { h, fill, address, sortable, statusMark, number, count, choice, field } from "./dom.js";
 import { ask, runPath } from "./api.js";
 import { runTabs, facts } from "./run_page.js";
-import { afterBeginning, beginning, conversation } from "./conversation.js";
+import { afterBeginning, beginning, conversation, messages } from "./conversation.js";
 import { scoring, tokenView } from "./tokens.js";
 import { noteField } from "./notes.js";
 import { Chart } from "./charts.js";
 import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
+
+const VIEW_KEYS = { messages: "m", tokens: "t" };
 
 function placeName(entry) {
   return entry.step === null ? sourceName(entry.source) : entry.step === 0 ? "demonstrations" : `step ${entry.step}`;
@@ -32,20 +34,20 @@ function headFacts(entry, content) {
 export async function episodePage(route, key) {
   const { parameters } = route;
   const found = await ask(`${runPath(key)}/episode`, parameters), { entry } = found;
-  const isTokens = parameters.view === "tokens", body = h("div", {});
-  const keep = isTokens ? { view: "tokens", colour: parameters.colour } : {};
-  const mode = (view, title) => h("a", { "data-key": isTokens === (view === "tokens") ? null : "t", href: address(route.path, { ...parameters, view }), "aria-current": (parameters.view ?? "") === (view ?? "") ? "page" : null }, title);
+  const { view = "" } = parameters, isTokens = view === "tokens", body = h("div", {}), keep = { view, colour: isTokens ? parameters.colour : null };
+  // A view's key leads to it, and from it back to the conversation.
+  const mode = (name, title, key) => h("a", { "data-key": name === view ? null : key ?? VIEW_KEYS[view], href: address(route.path, { ...parameters, view: name }), "aria-current": name === view ? "page" : null }, title);
   if (isTokens) {
     const tokens = await ask(`${runPath(key)}/tokens`, { source: parameters.source, step: parameters.step, line: parameters.line });
-    const view = h("div", {}), draw = (found, kind) => fill(view, tokenView({ ...tokens, ...found }, kind, (colour) => {
+    const shown = h("div", {}), draw = (found, kind) => fill(shown, tokenView({ ...tokens, ...found }, kind, (colour) => {
       parameters.colour = colour;
       history.replaceState(null, "", address(route.path, parameters));
     }));
     draw({}, parameters.colour ?? "logprob");
     const which = { source: entry.source, step: entry.step, line: entry.line };
-    fill(body, tokens.weights ? scoring(key, which, tokens.weights, (found) => draw(found, "kl")) : null, view);
-  } else fill(body, conversation(found));
-  const isCut = !isTokens && JSON.stringify(found).includes("more characters)");
+    fill(body, tokens.weights ? scoring(key, which, tokens.weights, (found) => draw(found, "kl")) : null, shown);
+  } else fill(body, view === "messages" ? messages(found) : conversation(found));
+  const isCut = !isTokens && body.textContent.includes("more characters)");
   return {
     title: `Episode ${entry.group_id} · ${entry.member}`,
     trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`${placeName(entry)} · ${entry.member}`, address(route.path, parameters)]],
@@ -54,7 +56,7 @@ export async function episodePage(route, key) {
     headFacts(entry, found),
     found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
     memberChips(key, entry, found.members, keep),
-    h("p", {}), await noteField(key, entry), h("nav", { class: "tabs", "aria-label": "View" }, mode(null, "Conversation"), mode("tokens", "Tokens")),
+    h("p", {}), await noteField(key, entry), h("nav", { class: "tabs", "aria-label": "View" }, mode("", "Conversation"), mode("messages", "Messages", VIEW_KEYS.messages), mode("tokens", "Tokens", VIEW_KEYS.tokens)),
     isCut ? h("p", { class: "small" }, h("a", { href: address(route.path, { ...parameters, whole: "yes" }) }, "Show long texts whole")) : null, body),
   };
 }
