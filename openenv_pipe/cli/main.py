@@ -2,8 +2,8 @@
 
 Extras add theirs, which `ORDER` places among the others.
 
-Exit codes: 0 success, 1 the pipeline failed, 2 the command or the YAML is wrong, 3 a reproduction
-differs, 130 interrupted.
+Exit codes: 0 success, 1 the pipeline failed, 2 the command or the YAML is wrong, 3 a threshold is
+missed or a reproduction differs, 130 interrupted.
 """
 
 import errno
