@@ -19,7 +19,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train sums test check test-lowest vllm engine-locks lint docs gpu-acceptance
+.PHONY: help install train sums test check test-lowest test-wheel vllm engine-locks lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
@@ -27,6 +27,7 @@ help:
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make check     check style and types, and run the fast tests: a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-wheel    build the wheel and try it with two Pythons, with the newest and the lowest versions"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make engine-locks   resolve what that installs anew, with hashes (openenv_pipe/extras/vllm_setup/locks)"
 	@echo "make lint      check style, formatting and types"
@@ -58,6 +59,14 @@ test-lowest: $(DEV_STAMP)
 		--resolution lowest-direct --override .venv/no-torch.txt -r pyproject.toml
 	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -n 2 -p no:cacheprovider $(LOWEST_TESTS)
 	PYTHONPATH=$(LOWEST) $(BIN)/openenv-pipe train conf=smoke runs_dir=$(LOWEST)/runs
+
+# A quarter of an hour on two cores. Where no index has the CPU build of torch, that for CUDA: gigabytes.
+WHEEL_PYTHONS ?= 3.11 3.13
+test-wheel: $(DEV_STAMP)
+	rm -rf dist
+	$(BIN)/uv build --quiet
+	for python in $(WHEEL_PYTHONS); do for versions in newest lowest; do \
+		PATH="$(CURDIR)/$(BIN):$$PATH" tests/wheel.sh dist/*.whl $$python $$versions; done; done
 
 vllm: $(DEV_STAMP)
 	$(BIN)/openenv-pipe engine install vllm
