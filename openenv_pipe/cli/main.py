@@ -31,6 +31,8 @@ from openenv_pipe.cli.arguments import (
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
+from openenv_pipe.cli.next_commands import DEMO_TAKES, next_commands
+from openenv_pipe.cli.progress import notify_user
 from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError, UserError
 from openenv_pipe.registry import extras, if_command, load
@@ -48,7 +50,7 @@ OF_THE_MACHINE = (
 
 # How `--help` lists the commands; those that are not named here come last.
 ORDER = (
-    *("train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
+    *("demo", "train", "sft", "reproduce", "eval", "compare", "view", "watch", "export", "serve"),
     *("show", "check", "lr", "models", "plan", "profile", "runs", "tag", "prune"),
     *("plugins", "env", "engine", "judge", "episodes"),
 )
@@ -57,7 +59,8 @@ ORDER = (
 # What `openenv-pipe` alone prints first: where to begin.
 HELP = (
     "From one YAML file to a trained, evaluated agent on any OpenEnv environment.\n\n\b\n"
-    "openenv-pipe train conf=echo     # trains a tiny model, without a GPU\n"
+    "openenv-pipe demo                # trains a small language model, without a GPU\n"
+    "openenv-pipe train conf=echo     # trains a tiny one\n"
     + if_command("view", "openenv-pipe view                # shows curves, episodes and tokens\n")
     + if_command("env", "openenv-pipe env new my_env      # writes an environment to start from\n")
     + if_command("env", "openenv-pipe env find WORD       # finds one that exists\n")
@@ -67,6 +70,14 @@ HELP = (
 class _InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.commands, key=(*ORDER, *self.commands).index)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_alone = not args and not ctx.resilient_parsing
+        try:
+            return super().parse_args(ctx, args)
+        finally:  # Without arguments, the help is printed here.
+            if is_alone:
+                print(next_commands())
 
 
 app = typer.Typer(
@@ -166,6 +177,27 @@ def train(
         from openenv_pipe import pipeline
 
         pipeline.train(composed, command_line(), control, early)
+
+
+@app.command()
+def demo(overrides: Overrides) -> None:
+    """Train a small language model to do sums, on a CPU or a GPU: `train conf=sums`.
+
+    SmolLM2-135M learns sums of one-digit numbers by reward alone, and is evaluated on others. At
+    the end, the commands to go on with are printed. Overrides are those of `train`.
+
+    \b
+    openenv-pipe demo
+    openenv-pipe demo trainer.steps=20
+    """
+    if other := next((each for each in overrides if each.startswith("conf=")), None):
+        raise ConfigError(f"demo trains conf=sums; enter openenv-pipe train {other}")
+    notify_user(
+        "SmolLM2-135M learns one-digit sums by reward alone (openenv-pipe train conf=sums), in "
+        f"{DEMO_TAKES}; Ctrl-C saves the run and ends it"
+    )
+    train(["conf=sums", *overrides])
+    notify_user(next_commands())
 
 
 def _multirun() -> Callable[..., None]:

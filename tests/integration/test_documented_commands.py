@@ -146,6 +146,8 @@ def compose_as(path: tuple[str, ...], given: dict[str, Any]) -> None:
     overrides = [word for word in words if "=" in word]
     if path == ("engine", "command"):
         overrides.append("engine=vllm")
+    if path == ("demo",):
+        overrides.insert(0, "conf=sums")
     if path == ("plan",):
         _, overrides = split_cluster(overrides)
     if path == ("sft",):

@@ -42,20 +42,29 @@ def openenv_pipe(tmp_path):
     return run
 
 
-def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe):
-    result = openenv_pipe("--help")
-    assert result.returncode == 0
-    for command in ("train", "eval", "show", "check", "runs", "version"):
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe, arguments, tmp_path):
+    result = openenv_pipe(*arguments)
+    assert result.returncode == (0 if arguments else 2)
+    for command in ("demo", "train", "eval", "show", "check", "runs", "version"):
         assert command in result.stdout
     code = (
         "import sys\n"
         "from openenv_pipe.cli import main as cli\n"
-        "try:\n    cli.main(['--help'])\n"
+        f"try:\n    cli.main({arguments})\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'torch', 'transformers', 'vllm', 'hydra', 'numpy', 'pydantic'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=240)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=variables, check=True, timeout=240
+    )
+
+
+def test_alone_it_names_the_first_command(openenv_pipe):
+    printed = openenv_pipe().stdout
+    assert printed.partition("next:\n")[2].startswith("  openenv-pipe demo ")
 
 
 @pytest.mark.parametrize("command", ["train", "plugins"])

@@ -1,0 +1,69 @@
+"""What `openenv-pipe` alone, and the end of `demo`, name as the next commands."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from openenv_pipe.cli import main as cli
+from openenv_pipe.cli.next_commands import next_commands
+from openenv_pipe.system.process_id import ProcessId
+
+
+def write_run(folder, name, **record):
+    path = folder / "runs" / name / "run.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"purpose": "training", "lineage": None, **record}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("status", "command"),
+    [
+        ("running", "openenv-pipe train --resume runs/echo/0002"),  # its process is gone
+        ("interrupted", "openenv-pipe train --resume runs/echo/0002"),
+        ("failed", "openenv-pipe train --resume runs/echo/0002"),
+        ("finished", "openenv-pipe view runs/echo/0002"),
+    ],
+)
+def test_next_is_what_the_newest_training_run_needs(status, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = {"host": socket.gethostname(), "pid": 2**30, "started_s": 0.0}
+    os.utime(write_run(tmp_path, "echo/0001", status="finished"), (1, 1))
+    os.utime(write_run(tmp_path, "echo/0002", status=status, process=process), (2, 2))
+    write_run(tmp_path, "echo/0003", status="finished", purpose="evaluation")
+    write_run(tmp_path, "echo/0004", status="finished").write_text("no record")
+    newest, _, first, *_ = next_commands().splitlines()
+    assert newest.startswith("newest run: runs/echo/0002, ")
+    assert first.split("#")[0].strip() == command
+
+
+def test_next_of_a_run_that_goes_on_is_to_look_at_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = ProcessId.of_this_process().model_dump()
+    write_run(tmp_path, "echo/0001", status="running", process=process)
+    assert "view runs/echo/0001" in next_commands()
+    assert "--resume" not in next_commands()
+
+
+def test_demo_trains_sums_and_then_names_the_next_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trained = []
+
+    def train(overrides):
+        trained.append(overrides)
+        write_run(tmp_path, "sums/0001", status="finished")
+
+    monkeypatch.setattr(cli, "train", train)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["demo", "trainer.steps=2"])
+    assert trained == [["conf=sums", "trainer.steps=2"]]
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "12 to 25 minutes" in first and "openenv-pipe env new my_env" in last
+
+
+def test_demo_trains_no_other_experiment(capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli.main(["demo", "conf=echo"])
+    assert "openenv-pipe train conf=echo" in capsys.readouterr().err
