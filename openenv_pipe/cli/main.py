@@ -16,7 +16,7 @@ from traceback import format_exception
 from typing import Annotated, Any, Literal, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from openenv_pipe import __version__
 from openenv_pipe.cli import results
@@ -78,6 +78,19 @@ class _InOrder(TyperGroup):
         finally:  # Without arguments, the help is printed here.
             if is_alone:
                 print(next_commands())
+
+
+class _WithExample(TyperCommand):
+    """Where an argument is missing, the error has the first example of the help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            examples = (self.help or "").partition("\b\n")[2].splitlines()
+            if type(error).__name__ == "MissingParameter" and examples:
+                error.message = f"For example: {examples[0].strip()}"
+            raise
 
 
 app = typer.Typer(
@@ -254,23 +267,25 @@ for _command in (command for extra in extras() for command in extra.commands):
         app.command(_command.name)(_target)
 
 
-def _join_lines(group: typer.Typer) -> None:
-    """Join the lines of each paragraph of the commands' help, so that the terminal wraps it.
+def _explain(group: typer.Typer) -> None:
+    """Join the lines of each paragraph of the commands' help, so that the terminal wraps it, and
+    let errors show an example of it.
 
     typer keeps the line breaks of a docstring. The lines of a paragraph that begins with click's
     mark \\b, such as examples, stay apart.
     """
     for command in group.registered_commands:
+        command.cls = _WithExample
         paragraphs = (command.help or inspect.getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(
             each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs
         )
     for subgroup in group.registered_groups:
         if subgroup.typer_instance is not None:
-            _join_lines(subgroup.typer_instance)
+            _explain(subgroup.typer_instance)
 
 
-_join_lines(app)
+_explain(app)
 
 
 def _print_error(error: PipeError) -> None:

@@ -19,7 +19,7 @@ from openenv_pipe.config.rules import BrokenRulesError
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import Origins, find_line
-from openenv_pipe.registry import extras, load
+from openenv_pipe.registry import extras, if_command, load
 from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options, short_path
 from openenv_pipe.system.secrets import is_secret_name, redact
@@ -181,9 +181,12 @@ def explain_choice(group: str, seen: Any) -> str:
     if group == "trainer" and (advice := _other_name("loss", seen)):
         near = f"; {advice}"
     what = "experiment" if group == "conf" else "choice"
+    made = ""
+    if group in ("conf", "env"):
+        made = if_command("env", ", as `openenv-pipe env new NAME` does with a new environment")
     return (
         f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "
-        f"put your own into ./conf/{group}/<name>.yaml{unusable_plugins_note()}"
+        f"put your own into ./conf/{group}/<name>.yaml{made}{unusable_plugins_note()}"
     )
 
 

@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint, fork_origin
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.places import runs_folders
+from openenv_pipe.runs.places import MAKES_FIRST_RUN, runs_folders
 
 # The blocks that an evaluation uses, whose secrets it needs.
 PLAYED = ("env", "host", "reward", "judge", "agent", "model", "engine", "cluster", "beside")
@@ -140,8 +140,8 @@ def _newest(folders: Sequence[Path]) -> Path:
             continue
     if not found:
         raise RunFolderError(
-            f"there is no run in {' or '.join(map(str, folders))}; name a run's folder, or the "
-            "folder of all runs with --runs-dir"
+            f"there is no run in {' or '.join(map(str, folders))}; {MAKES_FIRST_RUN}; or name a "
+            "run's folder, or the folder of all runs with --runs-dir"
         )
     return max(found, key=_place_among_latest).path
 

@@ -18,6 +18,7 @@ from openenv_pipe.system.resources import short_path
 
 # conf/config.yaml takes the default of runs_dir from it, too.
 VARIABLE = "OPENENV_PIPE_RUNS_DIR"
+MAKES_FIRST_RUN = "`openenv-pipe demo` or `openenv-pipe train conf=wordle` makes the first run"
 
 
 def default_folder() -> Path:
@@ -45,8 +46,8 @@ def existing_folders(named: Path | None = None) -> list[Path]:
     found = [folder for folder in folders if folder.is_dir()]
     if not found:
         raise RunFolderError(
-            f"there is no folder {str(folders[0])!r}; `openenv-pipe train conf=wordle` makes the "
-            "first run, and --runs-dir DIR names another folder of runs"
+            f"there is no folder {str(folders[0])!r}; {MAKES_FIRST_RUN}, and --runs-dir DIR names "
+            "another folder of runs"
         )
     return found
 

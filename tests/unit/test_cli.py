@@ -67,11 +67,11 @@ def test_alone_it_names_the_first_command(openenv_pipe):
     assert printed.partition("next:\n")[2].startswith("  openenv-pipe demo ")
 
 
-@pytest.mark.parametrize("command", ["train", "plugins"])
+@pytest.mark.parametrize("command", ["train", "plugins", "env", "engine", "judge", "episodes"])
 def test_every_command_explains_itself(openenv_pipe, command):
     result = openenv_pipe(command, "--help")
     assert result.returncode == 0
-    assert f"openenv-pipe {command}" in result.stdout
+    assert f"\n openenv-pipe {command}" in result.stdout  # an example
 
 
 def test_help_is_wrapped_by_the_terminal_and_not_by_the_code(openenv_pipe):
@@ -105,6 +105,10 @@ def test_show_as_json_is_what_a_run_folder_keeps(openenv_pipe):
         (["train", "conf=wordle", "trainer.stpes=1"], "did you mean trainer.steps"),
         (["eval", "runs/wordle/0007"], "'runs/wordle/0007' is not a folder"),
         (["runs"], "openenv-pipe train conf=wordle"),
+        (["watch"], "`openenv-pipe demo`"),
+        (["show", "conf=nope"], "`openenv-pipe env new NAME`"),
+        (["env", "play", "nope"], "`openenv-pipe env find`"),
+        (["compare"], "openenv-pipe compare wordle/0003"),
         (["shw"], "Did you mean 'show'"),
     ],
 )

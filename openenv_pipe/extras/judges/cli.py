@@ -10,7 +10,12 @@ from openenv_pipe.cli.arguments import Form, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_subject
 from openenv_pipe.cli.progress import notify_user
 
-app = typer.Typer(help="Judges: measure how good one is.", no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Judges: measure how good one is.\n\n\b\n"
+    "openenv-pipe judge check latest reward=ruler judge=openai judge.model=gpt-5-mini\n"
+    "openenv-pipe judge check latest --min-auc 0.9\n",
+)
 
 Words = Annotated[
     list[str],

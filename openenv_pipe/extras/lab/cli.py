@@ -23,7 +23,13 @@ def complete_target(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and name != "base"]
 
 
-app = typer.Typer(help="Environments: find, write, play, check them.", no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Environments: find, write, play, check them.\n\n\b\n"
+    "openenv-pipe env find game\n"
+    "openenv-pipe env new my_env\n"
+    "openenv-pipe env check conf=wordle\n",
+)
 
 
 TargetName = Annotated[
@@ -270,4 +276,7 @@ def find(
             "`openenv catalog build` writes one for --catalog"
         )
     if not found:
-        raise FailureError(f"no environment has {word!r} in its name or description")
+        raise FailureError(
+            f"no environment has {word!r} in its name or description; `openenv-pipe env find` "
+            "lists all, and `openenv-pipe env new NAME` writes one"
+        )

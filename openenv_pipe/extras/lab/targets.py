@@ -85,7 +85,8 @@ def _overrides(name: str) -> list[str]:
         raise ConfigError(
             f"{name!r} is not an environment; there are {', '.join(blocks)}"
             f"{did_you_mean(name, blocks)}; or give conf=NAME, the folder of a package such as "
-            "./my_env, the URL of a server, or an image with its tag, such as my_env:latest"
+            "./my_env, the URL of a server, or an image with its tag, such as my_env:latest; "
+            "`openenv-pipe env find` lists environments, and `openenv-pipe env new NAME` writes one"
         )
     return [f"env={name}"]
 

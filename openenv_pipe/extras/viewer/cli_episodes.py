@@ -34,7 +34,10 @@ class _ShowsByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ShowsByDefault,
     no_args_is_help=True,
-    help="Show recorded episodes, chosen by step, task, status, reward or text.",
+    help="Show recorded episodes, chosen by step, task, status, reward or text.\n\n\b\n"
+    "openenv-pipe episodes latest --worst 3\n"
+    "openenv-pipe episodes latest --eval trained --no-success\n"
+    "openenv-pipe episodes export latest --format trl\n",
 )
 
 Run = Annotated[

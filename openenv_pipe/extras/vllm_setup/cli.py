@@ -8,7 +8,10 @@ from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import notify_user
 
 app = typer.Typer(
-    help="Engines: install what they need, and start their servers.", no_args_is_help=True
+    no_args_is_help=True,
+    help="Engines: install what they need, and start their servers.\n\n\b\n"
+    "openenv-pipe engine install vllm\n"
+    "openenv-pipe engine command conf=wordle_qwen3\n",
 )
 
 
