@@ -92,7 +92,7 @@ export function messages(content) {
     turn.messages.length ? null : h("p", { class: "text muted" }, "(no messages are recorded)"),
     turn.messages.map(({ role, text }) => {
       const shown = h("p", { class: "text" }, text || "(nothing)");
-      return said(role === "assistant" ? "model" : "env", role, role === "tools" ? h("details", {}, h("summary", {}, "What the model could call"), shown) : shown);
+      return said("", role, role === "tools" ? h("details", {}, h("summary", {}, "What the model could call"), shown) : shown);
     }),
     said("model", "Reply", h("p", { class: "text" }, turn.reply || "(nothing)")),
     turn.unusable ? said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)) : null)), ending(content)];

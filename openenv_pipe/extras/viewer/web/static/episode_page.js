@@ -22,11 +22,17 @@ function memberChips(key, entry, members, more) {
       `${each.member}`, h("b", { class: each.success ? "good" : null }, each.is_scored ? number(each.reward) : each.status))));
 }
 
-function headFacts(entry, content) {
+// The terms of a reward; none if its only one says the same.
+function termsOf({ reward, terms }, name = (term) => term) {
+  const found = Object.entries(terms);
+  return found.length === 1 && found[0][1] === reward ? [] : found.map(([term, value]) => [name(term), number(value)]);
+}
+
+function headFacts(entry) {
   return facts([
     ["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Success", entry.success ? "yes" : "no"],
     ["Advantage", entry.advantage === null ? null : number(entry.advantage, 2)],
-    ...Object.entries(content.reward_terms).map(([name, value]) => [`Term ${name}`, number(value)]),
+    ...termsOf(entry, (name) => `Term ${name}`),
     ["Turns", entry.num_turns], ["Tokens", count(entry.num_tokens)], ["Unusable replies", entry.num_unusable || null],
   ]);
 }
@@ -53,7 +59,7 @@ export async function episodePage(route, key) {
     trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`${placeName(entry)} · ${entry.member}`, address(route.path, parameters)]],
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, entry.task), statusMark(entry.status), h("span", { class: "muted" }, `${placeName(entry)}, seed ${found.task.seed}`),
       h("a", { href: taskAddress(key, entry), "data-key": "o" }, "this task over all steps"), h("a", { href: groupAddress(key, entry), "data-key": "g" }, "the group side by side")),
-    headFacts(entry, found),
+    headFacts(entry),
     found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
     memberChips(key, entry, found.members, keep),
     h("p", {}), await noteField(key, entry), h("nav", { class: "tabs", "aria-label": "View" }, mode("", "Conversation"), mode("messages", "Messages", VIEW_KEYS.messages), mode("tokens", "Tokens", VIEW_KEYS.tokens)),
@@ -70,7 +76,7 @@ export async function groupPage(route, key) {
   const columns = members.map(({ entry, ...content }) => h("section", { class: "member" },
     h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(key, entry) }, `Episode ${entry.member}`)), statusMark(entry.status)),
     facts([["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Advantage", number(entry.advantage, 2)], ["Success", entry.success ? "yes" : "no"],
-      ...Object.entries(entry.terms).map(([name, value]) => [name, number(value)])]),
+      ...termsOf(entry)]),
     isShared ? null : beginning(content), afterBeginning(content)));
   return {
     title: `Group ${first.group_id}`,
@@ -121,7 +127,7 @@ export async function samePage(route) {
     const other = found[1 - index], options = each.episodes.map((one) => [`${one.step}:${one.line}`, `${placeName(one)}, reward ${number(one.reward)}`]);
     return h("section", { class: "member" }, h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(each.key, each.entry) }, each.key)), statusMark(each.entry.status),
       choice(`${each.entry.step}:${each.entry.line}`, options, (value) => { location.hash = address(route.path, { ...parameters, [`episode_${index}`]: value }); }, "Episode")),
-    headFacts(each.entry, each), conversation(each, other.entry ? other : undefined));
+    headFacts(each.entry), conversation(each, other.entry ? other : undefined));
   });
   return {
     title: `Task ${parameters.task} twice`, trail: [[keys[0], address(`/run/${keys[0]}`)], [`${parameters.task} twice`, address(route.path, parameters)]],

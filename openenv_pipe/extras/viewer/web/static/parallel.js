@@ -32,7 +32,9 @@ function axisOf(title, values) {
 
 // found: the answer about a sweep. Dragging along an axis keeps the lines that cross it there.
 export function parallelCoordinates(found) {
-  const results = found.measures.filter((measure) => found.settings.some((each) => each.figures[measure]));
+  const valuesOf = (measure) => new Set(found.settings.map((each) => each.figures[measure]?.mean).filter((value) => value !== undefined));
+  const differing = found.measures.filter((measure) => valuesOf(measure).size > 1);
+  const results = differing.length ? differing : found.measures.filter((measure) => valuesOf(measure).size);
   if (found.settings.length < 2 || found.keys.length + results.length < 2) return null;
   const columns = [
     ...found.keys.map((key) => [found.labels[key] ?? key, (each) => each.values[key]]),
