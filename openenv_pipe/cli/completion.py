@@ -1,9 +1,34 @@
 """Shell completion of overrides and runs. It composes no configuration, to be quick."""
 
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+from openenv_pipe.cli.streams import is_live
+from openenv_pipe.system.files import cache_folder
 from openenv_pipe.system.resources import group_names, group_options
+
+# Where typer installs the completion of bash, zsh and fish, in the home folder.
+INSTALLED = (
+    ".bash_completions/openenv-pipe.sh",
+    ".zfunc/_openenv-pipe",
+    ".config/fish/completions/openenv-pipe.fish",
+)
+
+
+def offer_completion() -> None:
+    """Name `--install-completion` on stderr, once for each user, in a terminal and not in CI."""
+    if not is_live(sys.stderr) or not sys.stdout.isatty() or "CI" in os.environ:
+        return
+    # It was offered, or what says so cannot be written, or the user has no home folder.
+    with suppress(OSError, RuntimeError):
+        if any((Path.home() / name).exists() for name in INSTALLED):
+            return
+        offered = cache_folder() / "completion_offered"
+        offered.parent.mkdir(parents=True, exist_ok=True)
+        offered.touch(exist_ok=False)
+        print("openenv-pipe --install-completion lets Tab complete commands", file=sys.stderr)
 
 
 def complete_override(incomplete: str) -> list[str]:

@@ -28,7 +28,7 @@ from openenv_pipe.cli.arguments import (
     junit_suite,
     with_runs_dir,
 )
-from openenv_pipe.cli.completion import complete_bash_value, complete_run
+from openenv_pipe.cli.completion import complete_bash_value, complete_run, offer_completion
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.next_commands import DEMO_TAKES, next_commands
@@ -336,6 +336,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     junit_files.clear()  # of a command before this one in the same process
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return
+    if not {"--install-completion", "--show-completion"}.intersection(sys.argv):
+        offer_completion()
 
     def run_app() -> None:
         try:

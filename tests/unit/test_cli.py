@@ -14,7 +14,7 @@ import yaml
 from pydantic_core import SchemaError
 
 from openenv_pipe.cli import main as cli
-from openenv_pipe.cli.completion import complete_override
+from openenv_pipe.cli.completion import complete_override, offer_completion
 from openenv_pipe.cli.logs import configure_logging
 from openenv_pipe.errors import ConfigError, EngineMissingError, HostError
 from openenv_pipe.system import resources
@@ -239,6 +239,33 @@ def test_a_missing_engine_is_offered_on_a_terminal(monkeypatch, answer, code, bu
 
 
 # --- completion --------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("case", ["terminal", "pipe", "CI", "notebook", "installed", "read-only"])
+def test_completion_is_offered_once_in_a_terminal(case, tmp_path, monkeypatch):
+    for name in ("CI", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if case in ("CI", "notebook"):
+        monkeypatch.setenv({"CI": "CI", "notebook": "JPY_PARENT_PID"}[case], "1")
+    if case == "installed":
+        (tmp_path / ".zfunc").mkdir()
+        (tmp_path / ".zfunc/_openenv-pipe").touch()
+    if case == "read-only":
+        (tmp_path / "cache").touch()
+    errors = Terminal()
+    monkeypatch.setattr("sys.stderr", errors)
+    monkeypatch.setattr("sys.stdout", io.StringIO() if case == "pipe" else Terminal())
+    offer_completion()
+    offer_completion()
+    assert errors.getvalue().count("--install-completion") == (case == "terminal")
 
 
 def test_completion_offers_groups_with_choices_and_keys():
