@@ -218,6 +218,17 @@ def test_a_bar_keeps_its_episodes(place, page, request):
     expect(rows).to_have_count(24)
 
 
+def test_what_the_reward_says_already_is_not_shown_again(address, page):
+    found = """async (terms) => {
+      const { termsOf } = await import('/static/run_page.js');
+      return termsOf(1, terms).length;
+    }"""
+    page.goto(f"{address}#/run/smoke/0001")
+    page.locator("canvas").first.wait_for()
+    found = [page.evaluate(found, terms) for terms in ({"env": 1}, {"env": 2}, {"a": 1, "b": 0})]
+    assert found == [0, 1, 2]
+
+
 @pytest.mark.parametrize("place", ["address", "bundle"])
 def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
     where = "#/run/smoke/0001/episode?step=4&line=6"
@@ -236,7 +247,7 @@ def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
     tip = page.locator(".tip")
     tip.wait_for()
     assert "advantage1" in tip.text_content()
-    assert "trained onyes" in tip.text_content()
+    assert "loss mask1, of the model" in tip.text_content()
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])

@@ -2,7 +2,7 @@
 
 import { h, fill, address, sortable, statusMark, number, count, choice, field } from "./dom.js";
 import { ask, runPath } from "./api.js";
-import { runTabs, facts } from "./run_page.js";
+import { runTabs, facts, termsOf } from "./run_page.js";
 import { afterBeginning, beginning, conversation, messages } from "./conversation.js";
 import { scoring, tokenView } from "./tokens.js";
 import { noteField } from "./notes.js";
@@ -22,17 +22,11 @@ function memberChips(key, entry, members, more) {
       `${each.member}`, h("b", { class: each.success ? "good" : null }, each.is_scored ? number(each.reward) : each.status))));
 }
 
-// The terms of a reward; none if its only one says the same.
-function termsOf({ reward, terms }, name = (term) => term) {
-  const found = Object.entries(terms);
-  return found.length === 1 && found[0][1] === reward ? [] : found.map(([term, value]) => [name(term), number(value)]);
-}
-
 function headFacts(entry) {
   return facts([
     ["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Success", entry.success ? "yes" : "no"],
     ["Advantage", entry.advantage === null ? null : number(entry.advantage, 2)],
-    ...termsOf(entry, (name) => `Term ${name}`),
+    ...termsOf(entry.reward, entry.terms),
     ["Turns", entry.num_turns], ["Tokens", count(entry.num_tokens)], ["Unusable replies", entry.num_unusable || null],
   ]);
 }
@@ -76,7 +70,7 @@ export async function groupPage(route, key) {
   const columns = members.map(({ entry, ...content }) => h("section", { class: "member" },
     h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(key, entry) }, `Episode ${entry.member}`)), statusMark(entry.status)),
     facts([["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Advantage", number(entry.advantage, 2)], ["Success", entry.success ? "yes" : "no"],
-      ...termsOf(entry)]),
+      ...termsOf(entry.reward, entry.terms)]),
     isShared ? null : beginning(content), afterBeginning(content)));
   return {
     title: `Group ${first.group_id}`,

@@ -2,7 +2,7 @@
 
 import { h, fill, address, number, choice, field } from "./dom.js";
 import { ask, listen, oneAtATime, runPath, send } from "./api.js";
-import { runTabs, facts } from "./run_page.js";
+import { runTabs, facts, termsOf } from "./run_page.js";
 import { conversation, said } from "./conversation.js";
 
 const BUSY = { starting: "Starting", working: "Waiting for the model and the environment" };
@@ -17,7 +17,7 @@ function scriptedParts(replies, use) {
 function result(state) {
   const { episode } = state;
   return facts([["Reward", number(episode.reward)], ["Success", episode.success ? "yes" : "no"], ["Ended", episode.status],
-    ...Object.entries(episode.reward_terms).map(([name, value]) => [`Term ${name}`, number(value)])]);
+    ...termsOf(episode.reward, episode.reward_terms)]);
 }
 
 export async function playPage(route, key) {

@@ -17,6 +17,12 @@ export function facts(pairs) {
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
+// The facts of a reward's terms; none if its only one says the same.
+export function termsOf(reward, terms) {
+  const found = Object.entries(terms);
+  return found.length === 1 && found[0][1] === reward ? [] : found.map(([name, value]) => [`Term ${name}`, number(value)]);
+}
+
 function head(run) {
   return [
     h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run), tagChips(run),
@@ -74,6 +80,12 @@ function isConstant({ y }) {
   return values.length > 1 && values.every((value) => value === values[0]);
 }
 
+// Whether a metric is the reward by another name, as that of its only term is.
+function isTheReward(name, { values }) {
+  const reward = values["reward/mean"];
+  return name !== "reward/mean" && name.startsWith("reward/") && reward !== undefined && reward.every((value, index) => value === values[name][index]);
+}
+
 export function pointsOf(panel, data, over) {
   const measure = { "reward/mean": "reward", "success/rate": "success" }[panel.names[0]];
   const place = (step) => over ? data.values[over]?.find((_, index) => data.stages[index] === "grpo" && data.steps[index] === step) ?? null : step;
@@ -117,6 +129,7 @@ async function curvesTab(route, key, body) {
     for (const panel of data.panels) {
       const lines = linesOf(panel, data, over);
       if (!lines.some((line) => line.y.some((value) => value !== null))) continue;
+      if (lines.length === 1 && isTheReward(lines[0].metric, data)) continue;
       const name = `${panel.section}/${panel.title}`;
       if (!sections.has(panel.section)) {
         sections.set(panel.section, newSection());

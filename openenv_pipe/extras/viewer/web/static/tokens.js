@@ -29,7 +29,7 @@ function scaleOf(kind, tokens) {
     const known = tokens.advantage.filter((value) => value !== null), most = Math.max(0, ...known.map(Math.abs));
     return known.length ? ramp("var(--minus)", "var(--plus)", number(-most, 2), number(most, 2)) : h("span", { class: "muted small" }, "This episode was not trained on, so it has no advantage.");
   }
-  if (kind === "mask") return h("span", { class: "muted small" }, "Coloured tokens are trained on.");
+  if (kind === "mask") return h("span", { class: "muted small" }, "Coloured tokens are those of the model, from which training learns.");
   if (kind === "version") return h("span", { class: "muted small" }, `Versions of the weights: ${[...new Set(tokens.version.filter((value) => value !== null))].join(" | ") || NONE}`);
   return ramp("transparent", "var(--hot)", "0", "the largest");
 }
@@ -41,13 +41,13 @@ function shownText(text) {
 function tipOf(tokens, index) {
   const rows = [
     ["token", tokens.texts ? JSON.stringify(tokens.texts[index]) : NONE], ["id", tokens.ids[index]], ["position", index], ["turn", tokens.turn[index]],
-    ["trained on", tokens.mask[index] ? "yes" : tokens.logprob[index] === null ? "no, from the environment" : "no, of a turn that is not trained"],
+    ["loss mask", tokens.mask[index] ? "1, of the model" : tokens.logprob[index] === null ? "0, from the environment" : "0, of a turn that is not trained"],
     ["logprob", tokens.logprob[index] === null ? null : number(tokens.logprob[index], 4)],
     ["probability", tokens.logprob[index] === null ? null : number(Math.exp(tokens.logprob[index]), 4)],
     ["advantage", tokens.advantage[index] === null ? null : number(tokens.advantage[index], 4)],
     ["policy version", tokens.version[index]], ["entropy", tokens.entropy?.[index] == null ? null : number(tokens.entropy[index], 4)], ["mismatch", tokens.mismatch?.[index] == null ? null : number(tokens.mismatch[index], 4)],
     ["logprob, scored", tokens.scored?.[index] == null ? null : number(tokens.scored[index], 4)], ["KL from the start", tokens.kl?.[index] == null ? null : number(tokens.kl[index], 4)],
-    ...(tokens.top?.[index] ?? []).map(([text, share], rank) => [`${rank + 1}. ${tokens.texts ? JSON.stringify(text) : text}`, percent(share)]),
+    ...(tokens.top?.[index] ?? []).map(([text, share], rank) => [`${rank + 1}. ${tokens.texts ? JSON.stringify(text) : text}`, share < 0.0005 ? "< 0.1 %" : percent(share)]),
   ];
   return h("table", {}, rows.filter(([, value]) => value !== null).map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
 }
