@@ -21,7 +21,7 @@ PATIENCE_MS = 180_000
 def main() -> None:
     """Take every image, and print what is written."""
     parser = argparse.ArgumentParser(description="Take the images of the viewer in docs/images.")
-    parser.add_argument("run", help="a run of Wordle, with a checkpoint to play")
+    parser.add_argument("run", help="a finished run of conf=sums")
     parser.add_argument("sweep", help="a sweep")
     chosen = parser.parse_args()
     program = shutil.which("chromium")
@@ -40,52 +40,43 @@ def main() -> None:
 
 
 def take_run(browser: Browser, link: str) -> None:
-    """Take a run's curves, tasks, a group, the tokens of its best episode, a phone, and a game."""
-    with image(browser, "viewer_run", 1280, 800) as page:
+    """Take a run's curves, tasks, a group, the tokens of an episode, a phone, and a played task."""
+    with image(browser, "viewer_run", 1280, 925) as page:
         page.goto(f"{link}?smooth=0.6")
         page.locator("canvas").first.wait_for()
-    with image(browser, "viewer_tasks", 1280, 560) as page:
+    with image(browser, "viewer_tasks", 1280, 800) as page:
         page.goto(f"{link}/tasks?sort=success")
         page.locator(".heat").first.wait_for()
     # Early in training, the members of a group differ most; the best of them comes first.
-    best = f"{link}/episodes?order=advantage&way=down&last_step=20"
-    with image(browser, "viewer_group", 1280, 800) as page:
-        page.goto(best)
+    with image(browser, "viewer_group", 1280, 660) as page:
+        page.goto(f"{link}/episodes?order=advantage&way=down&last_step=20")
         page.locator("tbody a[href*='/group?']").first.click()
         page.locator(".member").first.wait_for()
-    with image(browser, "viewer_tokens", 1280, 640) as page:
+    # The weights that wrote the last evaluation are there, so that the scores are of them.
+    with image(browser, "viewer_tokens", 1280, 960) as page:
         page.emulate_media(color_scheme="dark")
-        page.goto(best)
+        page.goto(f"{link}/episodes?source=eval/trained&success=no&order=tokens&way=down")
         page.locator("tbody a[href*='/episode?']").first.click()
         page.get_by_role("link", name="Tokens", exact=True).click()
-        point_at_the_least_probable_token(page)
+        page.get_by_role("button", name="Show alternatives and KL").click()
+        page.get_by_text("at temperature").wait_for()
+        point_at_the_strongest_token(page)
     with image(browser, "viewer_phone", 400, 800) as page:
         page.goto(f"{link}/episodes?first_step=1&order=reward&way=down")
         page.locator(".histogram").wait_for()
-    with image(browser, "viewer_play", 1100, 1330) as page:
+    with image(browser, "viewer_play", 1100, 730) as page:
         page.goto(f"{link}/play?index=3")
-        play(page)
+        page.get_by_role("button", name="Start").click()
+        page.get_by_role("button", name="The model").click()
+        page.get_by_text("Reply by the model").wait_for()
 
 
-def point_at_the_least_probable_token(page: Page) -> None:
+def point_at_the_strongest_token(page: Page) -> None:
     """Show the numbers of the token with the strongest colour."""
     tokens = page.locator("[data-token]")
-    tokens.first.wait_for()
     heats = tokens.evaluate_all("all => all.map((each) => +each.style.getPropertyValue('--heat'))")
     tokens.nth(heats.index(max(heats))).hover()
     page.locator(".tip").wait_for()
-
-
-def play(page: Page) -> None:
-    """Play a turn with a scripted policy's reply and one by the model, up to the next choice."""
-    page.get_by_role("button", name="Start").click()
-    page.get_by_role("button", name="Take it").first.click()
-    page.get_by_role("button", name="I, with this text").click()
-    turns = page.locator("article.turn", has_text="Reply by")
-    turns.first.wait_for()
-    page.get_by_role("button", name="The model").click()
-    turns.nth(1).wait_for()
-    page.get_by_role("button", name="Take it").first.wait_for()
 
 
 @contextmanager
