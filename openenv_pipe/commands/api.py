@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, SupportsIndex, TypeVar
 
+from openenv_pipe.commands.notebook_progress import NotebookProgress
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, Interrupted, PipeError
 from openenv_pipe.runs.evals import env_of, label_in
@@ -63,8 +64,8 @@ def train(
     fork: a run, or its checkpoint as "RUN@40", "RUN@best" or "RUN@start", to start a new run from.
     trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
-    on_progress: receives each line of progress; default: `print` in a notebook, else the log, at
-    level INFO.
+    on_progress: receives each line of progress; default: in a notebook one output of the cell,
+    which changes in place, else the log, at level INFO.
     keys: none; keys of the configuration are written as texts.
     Raises ConfigError and RunFolderError for what the caller has to correct, before there is a run
     folder if it can be known by then, FailureError if the run fails, and KeyboardInterrupt if it
@@ -184,8 +185,8 @@ def step_number(name: str, value: SupportsIndex | None) -> int | None:
 def run_control(
     on_progress: Callable[[str], object] | None, callbacks: Sequence["Callback"] = ()
 ) -> "RunControl":
-    """Return the control of one run. Without `on_progress`, progress is printed in a notebook, and
-    goes to the log elsewhere.
+    """Return the control of one run. Without `on_progress`, progress is one output of a notebook's
+    cell, which changes in place, and goes to the log elsewhere.
 
     Raises ConfigError if an argument cannot be called.
     """
@@ -200,16 +201,14 @@ def run_control(
                 f"callbacks: {each!r:.80} is neither a function of a run and its metrics nor an "
                 "object with the method on_step"
             )
-    if on_progress is None and _in_notebook():
-        on_progress = print
     if on_progress is not None and not callable(on_progress):
         raise ConfigError(
             f"on_progress={on_progress!r:.80}: expected a function that takes a line, such as print"
         )
     control = RunControl(callbacks=callbacks, continued_by='train(resume="{folder}")')
     if on_progress is not None:
-        control = replace(control, progress=LineProgress(on_progress))
-    return control
+        return replace(control, progress=LineProgress(on_progress))
+    return replace(control, progress=NotebookProgress()) if _in_notebook() else control
 
 
 def _in_notebook() -> bool:

@@ -76,8 +76,12 @@ class LineProgress:
         self._pace = StagePace(name, total_steps)
 
     def advance(self, record: Mapping[str, Any]) -> None:
+        self.note(self._line_of_step(record))
+
+    def _line_of_step(self, record: Mapping[str, Any]) -> str:
+        """Count a step, and return its line."""
         self._pace.advance(record["step"])
-        self.note(" ".join([self._pace.title, *step_numbers(record), self._pace.left()]))
+        return " ".join([self._pace.title, *step_numbers(record), self._pace.left()])
 
     def note(self, text: str) -> None:
         self._emit(text)

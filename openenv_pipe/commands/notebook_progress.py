@@ -1,0 +1,67 @@
+"""Progress in a notebook: one output of the cell, which changes in place.
+
+It has the notes, the last steps, and what is done now. IPython, whose kernel runs there, is
+imported only then.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from openenv_pipe.system.progress import EpisodeCount, LineProgress
+from openenv_pipe.system.untrusted_text import for_people
+
+MAX_STEPS = 5  # the last ones that are shown
+MAX_NOTES = 50
+
+
+class NotebookProgress(LineProgress):
+    """Shows the lines of a run in a single display of the notebook's cell."""
+
+    def __init__(self) -> None:
+        super().__init__(self._add)
+        self._notes: deque[str] = deque(maxlen=MAX_NOTES)
+        self._steps: deque[str] = deque(maxlen=MAX_STEPS)
+        self._phases: list[str] = []  # each within the one before it
+        self._display: Any = None  # a DisplayHandle of IPython, once something is shown
+
+    @contextmanager
+    def phase(self, text: str, count: EpisodeCount | None = None) -> Iterator[None]:
+        self._phases.append(text)
+        self._show()
+        try:
+            yield
+        finally:
+            self._phases.pop()
+            is_all = not (self._phases or self._notes or self._steps)
+            self._show(f"{text}: done" if is_all else "")
+
+    def remind(self, text: str) -> None:
+        self._show(f"{text} ...")
+
+    def stage(self, name: str, total_steps: int) -> None:
+        super().stage(name, total_steps)
+        self._steps.clear()
+
+    def advance(self, record: Mapping[str, Any]) -> None:
+        self._steps.append(self._line_of_step(record))
+        self._show()
+
+    def _add(self, text: str) -> None:
+        self._notes.append(text)
+        self._show()
+
+    def _show(self, now: str = "") -> None:
+        """Show all anew. now: the last line; default: the innermost phase."""
+        from IPython.display import DisplayHandle
+
+        # Another thread may end the phase meanwhile.
+        now = now or "".join(f"{phase} ..." for phase in self._phases[-1:])
+        lines = [*self._notes, *self._steps, *([now] if now else [])]
+        shown = {"text/plain": "\n".join(map(for_people, lines))}
+        if self._display is None:
+            self._display = DisplayHandle()
+            self._display.display(shown, raw=True)
+        else:
+            self._display.update(shown, raw=True)
