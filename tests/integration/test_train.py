@@ -1,7 +1,11 @@
 """`train` and `eval` as a user starts them, with real servers, models and processes."""
 
 import json
+import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,42 @@ def test_eval_of_a_scripted_policy(tmp_path):
     assert "scripted" in out
     record = json.loads((tmp_path / "runs/smoke/0001/run.json").read_text())
     assert record["facts"]["env_code"] == code_digest(find_env("wordle"))
+
+
+FIRST_COMMANDS = f"""
+from openenv_pipe.cli.main import main
+fewer = ["trainer.steps=1", "trainer.warm_start.steps=1", "eval.num_tasks=2", *{SMALL}]
+for words in (
+    ["train", "conf=smoke", *fewer],
+    ["eval", "latest", "eval.num_tasks=2", *{SMALL}],
+    ["view", "latest", "--bundle", "pages"],
+    ["env", "new", "odd_letters"],
+    ["env", "check", "odd_letters", "--episodes", "20"],
+):
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert ended.code == 0, words
+"""
+
+
+def test_the_first_commands_print_no_warning_of_a_library(tmp_path):
+    """In a process of its own, with the filters of Python that a user has."""
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    variables.pop("PYTHONWARNINGS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_COMMANDS],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert "runs/smoke/0001" in printed and "odd_letters" in printed
+    assert re.findall(r".*(?:Warning\b|warnings?\.warn|\bWARN).*", printed) == []
 
 
 def test_an_adapter_is_trained_and_loaded_again(adapter_run):
