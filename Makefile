@@ -23,7 +23,7 @@ SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
-	@echo "make sums      the same with a language model: openenv-pipe train conf=sums"
+	@echo "make sums      the same with a language model: openenv-pipe demo"
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make check     check style and types, and run the fast tests: a minute"
 	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
@@ -40,7 +40,7 @@ train: $(USER_STAMP)
 	$(BIN)/openenv-pipe train conf=wordle
 
 sums: $(ENVS_STAMP)
-	$(BIN)/openenv-pipe train conf=sums
+	$(BIN)/openenv-pipe demo
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
