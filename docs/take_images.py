@@ -32,7 +32,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with viewer(chosen.run) as link:
             take_run(browser, link)
-        with viewer(chosen.sweep) as link, image(browser, "viewer_sweep", 1100, 730) as page:
+        with viewer(chosen.sweep) as link, image(browser, "viewer_sweep", 1100, 785) as page:
             page.emulate_media(color_scheme="dark")
             page.goto(link)
             page.locator(".parallel").wait_for()
