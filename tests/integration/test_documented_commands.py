@@ -1,5 +1,9 @@
 """Each command that README, docs, workflows and help show exists with its options, and composes if
-it is shown in a block. Nothing is trained here."""
+it is shown in a block.
+
+No command is run here: most would train for hours, or need a GPU, a cluster, a hosted model or
+another machine. Which ones are run elsewhere: "Commands on pages" of tests/README.md.
+"""
 
 import re
 import shlex
