@@ -291,7 +291,10 @@ def _advantages_of_row(row: Mapping[str, Any]) -> list[float] | None:
 def _check_types(episode: Episode) -> None:
     """Raise TypeError or ValueError if a value of the episode is not of its kind."""
     steps = [step for turn in episode.turns for step in turn.steps]
+    messages = [each for turn in episode.turns for each in turn.messages]
     texts = [turn.reply for turn in episode.turns]
+    texts += [text for each in messages for text in (each["role"], each["content"] or "")]
+    texts += [call for each in messages for call in each.get("calls", ())]
     texts += [
         episode.error or "",
         episode.output,

@@ -71,7 +71,7 @@ def message_text(message: Message) -> str:
     tools, _ = split_tools([message])
     if tools:
         return json.dumps(tools, indent=2, ensure_ascii=False)
-    return str(calls_in_text(message)["content"] if message.get("calls") else message["content"])
+    return str(calls_in_text(message)["content"] or "")
 
 
 def branch_notes(episode: Episode) -> list[str]:

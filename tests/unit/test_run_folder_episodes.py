@@ -117,6 +117,18 @@ def test_token_ids_are_numbers_of_tokens(path, number):
         read_episodes(path)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [{"x": 1}, "hi", {"role": "user", "content": 1}, {"role": "user", "content": "", "calls": 5}],
+)
+def test_messages_have_a_role_and_a_text(path, message):
+    (group,) = run_samples.groups(1, 1)
+    group.episodes[0].turns[0].messages = [message]
+    write_episodes(path, [group])
+    with pytest.raises(RunFolderError, match="damaged episode"):
+        read_episodes(path)
+
+
 def test_the_last_file_is_found_and_none_without_any(path, tmp_path):
     assert last_episodes_path(tmp_path) is None
     for step in (2, 12, 7):

@@ -27,7 +27,7 @@ def split_tools(recorded: Sequence[Message]) -> tuple[list[Tool], list[Message]]
     A message of a client that has this role, and no list of tools, is one like others.
     """
     if recorded and recorded[0]["role"] == "tools":
-        with suppress(ValueError):
+        with suppress(TypeError, ValueError):
             tools = json.loads(recorded[0]["content"])
             if isinstance(tools, list):
                 return tools, [*recorded[1:]]

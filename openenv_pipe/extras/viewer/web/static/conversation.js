@@ -2,14 +2,14 @@
 
 import { h, number, count } from "./dom.js";
 
-const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
+const WORDS = /\s+|[\p{L}\p{M}\p{N}_]+|[^\s\p{L}\p{M}\p{N}_]/gu;
 const MOST_PAIRS = 1_000_000; // of words that are compared; beyond it, all between the common beginning and end differs
 
-// The places of the words of a longest common subsequence, as pairs.
+// The indices of the words of a longest common subsequence, as pairs.
 function common(mine, its) {
   const found = [], width = its.length + 1;
   if (mine.length * its.length > MOST_PAIRS) return found;
-  const lengths = new Uint32Array((mine.length + 1) * width); // of what is common from two places on
+  const lengths = new Uint32Array((mine.length + 1) * width); // of what is common from two indices on
   for (let i = mine.length - 1; i >= 0; i--) {
     for (let j = its.length - 1; j >= 0; j--) {
       lengths[i * width + j] = mine[i] === its[j] ? lengths[(i + 1) * width + j + 1] + 1 : Math.max(lengths[(i + 1) * width + j], lengths[i * width + j + 1]);
@@ -60,7 +60,7 @@ export function fields(observation, before, other) {
   if (entries.length === 1) return words(entries[0][1], other && Object.keys(other).length === 1 ? Object.values(other)[0] : undefined);
   return h("dl", { class: "fields" }, entries.map(([name, text]) => {
     const isChanged = !other && before && before[name] !== text;
-    return [h("dt", {}, name), h("dd", { class: "text" }, other ? marked(text, other[name] ?? "") : h("span", { class: isChanged ? "changed" : null, title: isChanged ? "Changed by this turn" : null }, text))];
+    return [h("dt", {}, name), h("dd", { class: "text" }, other ? marked(text, Object.hasOwn(other, name) ? other[name] : "") : h("span", { class: isChanged ? "changed" : null, title: isChanged ? "Changed by this turn" : null }, text))];
   }));
 }
 

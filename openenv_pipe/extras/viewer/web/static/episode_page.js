@@ -36,7 +36,7 @@ export async function episodePage(route, key) {
   const found = await ask(`${runPath(key)}/episode`, parameters), { entry } = found;
   const { view = "" } = parameters, isTokens = view === "tokens", body = h("div", {}), keep = { view, colour: isTokens ? parameters.colour : null };
   // A view's key leads to it, and from it back to the conversation.
-  const mode = (name, title, key) => h("a", { "data-key": name === view ? null : key ?? VIEW_KEYS[view], href: address(route.path, { ...parameters, view: name }), "aria-current": name === view ? "page" : null }, title);
+  const mode = (name, title, shortcut) => h("a", { "data-key": name === view ? null : shortcut ?? VIEW_KEYS[view], href: address(route.path, { ...parameters, view: name }), "aria-current": name === view ? "page" : null }, title);
   if (isTokens) {
     const tokens = await ask(`${runPath(key)}/tokens`, { source: parameters.source, step: parameters.step, line: parameters.line });
     const shown = h("div", {}), draw = (found, kind) => fill(shown, tokenView({ ...tokens, ...found }, kind, (colour) => {

@@ -83,7 +83,7 @@ function isConstant({ y }) {
 // Whether a metric is the reward by another name, as that of its only term is.
 function isTheReward(name, { values }) {
   const reward = values["reward/mean"];
-  return name !== "reward/mean" && name.startsWith("reward/") && reward !== undefined && reward.every((value, index) => value === values[name][index]);
+  return !["reward/mean", "reward/std"].includes(name) && name.startsWith("reward/") && reward !== undefined && reward.every((value, index) => value === values[name][index]);
 }
 
 export function pointsOf(panel, data, over) {
