@@ -28,7 +28,7 @@ def offer_completion() -> None:
         offered = cache_folder() / "completion_offered"
         offered.parent.mkdir(parents=True, exist_ok=True)
         offered.touch(exist_ok=False)
-        print("openenv-pipe --install-completion lets Tab complete commands", file=sys.stderr)
+        print("enable tab completion: openenv-pipe --install-completion", file=sys.stderr)
 
 
 def complete_override(incomplete: str) -> list[str]:

@@ -203,11 +203,11 @@ def demo(overrides: Overrides) -> None:
     openenv-pipe demo
     openenv-pipe demo trainer.steps=20
     """
-    if other := next((each for each in overrides if each.startswith("conf=")), None):
-        raise ConfigError(f"demo trains conf=sums; enter openenv-pipe train {other}")
+    if other := next((each for each in overrides if each.lstrip("+").startswith("conf=")), None):
+        raise ConfigError(f"demo trains conf=sums; enter openenv-pipe train {other.lstrip('+')}")
     notify_user(
         "SmolLM2-135M learns one-digit sums by reward alone (openenv-pipe train conf=sums), in "
-        f"{DEMO_TAKES}; Ctrl-C saves the run and ends it"
+        f"{DEMO_TAKES}; Ctrl-C saves and stops"
     )
     train(["conf=sums", *overrides])
     notify_user(next_commands())

@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv_pipe.errors import PipeError
 from openenv_pipe.registry import if_command
-from openenv_pipe.runs.places import runs_folders
+from openenv_pipe.runs.places import FORMAT, runs_folders
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.untrusted_text import for_people
@@ -20,7 +20,7 @@ DEMO_TAKES = "12 to 25 minutes on two CPU cores"
 def next_commands() -> str:
     """Return the commands that follow, one a line: of the newest training run, or the first ones.
 
-    The newest is the one that began or ended last. A folder that cannot be read counts as none.
+    The newest is the one that began last. A folder that cannot be read counts as none.
     """
     newest = _newest_run()
     lines = [] if newest is None else [f"newest run: {newest[0]}, {newest[1]}"]
@@ -35,7 +35,7 @@ def _first() -> list[tuple[str, str]]:
     return [
         ("demo", f"trains a small language model, in {DEMO_TAKES}"),
         *_own_environment(),
-        (if_command("env", "env inspect ./my_env"), "or begins with one that exists"),
+        (if_command("env", "env find"), "lists environments that exist"),
     ]
 
 
@@ -43,15 +43,18 @@ def _after(path: str, status: str) -> list[tuple[str, str]]:
     run = shlex.quote(path)
     view = if_command("view", f"view {run}")
     if status == "running":
-        return [(view, "shows its curves and episodes, while it goes on"), ("runs", "lists all")]
+        return [(view, "shows its curves and episodes while it runs"), ("runs", "lists all")]
     if status == "finished":
         return [
             (view, "shows its curves, episodes and tokens"),
             (f"eval {run}@start {run}", "compares it with where it started, on the same tasks"),
             *_own_environment(),
         ]
-    once = f", once what {path}/report.md says is corrected" if status == "failed" else ""
-    return [(f"train --resume {run}", f"continues it{once}"), (view, "shows how far it got")]
+    shown = [(view, "shows how far it got")]
+    if status == "failed" and not any(Path(path, "checkpoints").glob("*_*")):
+        return shown  # It would fail again.
+    fixed = f", after you fix what {path}/report.md names" if status == "failed" else ""
+    return [(f"train --resume {run}", f"continues it{fixed}"), *shown]
 
 
 def _own_environment() -> list[tuple[str, str]]:
@@ -60,27 +63,28 @@ def _own_environment() -> list[tuple[str, str]]:
 
 def _newest_run() -> tuple[str, str] | None:
     """Return the folder and the status of the newest training run, as `RunFolder` has them."""
-    files: list[tuple[float, Path]] = []
-    for file in (each for folder in runs_folders() for each in folder.glob("*/[0-9]*/run.json")):
-        try:
-            files.append((file.stat().st_mtime, file))
-        except OSError:  # it is removed meanwhile
-            continue
-    for _, file in sorted(files, reverse=True):
+    try:
+        files = [file for folder in runs_folders() for file in folder.glob("*/[0-9]*/run.json")]
+    except (OSError, RuntimeError):  # a folder that cannot be searched, or a link to itself
+        return None
+    newest: tuple[str, Path, str] | None = None
+    for file in files:
         try:
             record = read_json(file)
-            if (status := _training_status(record)) is not None:
-                return short_path(file.parent), status
-        except (OSError, PipeError, AttributeError, ValueError):
+            status, created = _training_status(record), str(record["created"])
+        except (OSError, PipeError, AttributeError, KeyError, TypeError, ValueError):
             continue  # `openenv-pipe runs` shows it as unreadable
-    return None
+        if status is not None and (newest is None or created > newest[0]):
+            newest = created, file.parent, status
+    return None if newest is None else (short_path(newest[1]), newest[2])
 
 
 def _training_status(record: dict[str, Any]) -> str | None:
     """Return the status of a run that trains; None for evaluations and reproductions."""
     origin = record.get("lineage") or {}
     status = record.get("status")
-    if record.get("purpose") != "training" or origin.get("kind") == "reproduction":
+    is_training = record.get("purpose") == "training" and origin.get("kind") != "reproduction"
+    if not is_training or record.get("format") != FORMAT:
         return None
     if status == "running":
         from openenv_pipe.system.process_id import ProcessId

@@ -37,9 +37,8 @@ from openenv_pipe.runs.allocation import (
     write_config,
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
-from openenv_pipe.runs.places import instead_of_run, note_runs_folder
+from openenv_pipe.runs.places import FORMAT, instead_of_run, note_runs_folder
 from openenv_pipe.runs.record import (
-    FORMAT,
     AttemptRecord,
     EndStatus,
     Lineage,

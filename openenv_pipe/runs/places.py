@@ -16,6 +16,8 @@ from openenv_pipe.registry import if_command
 from openenv_pipe.runs.user_key import NoKeyError, key_path
 from openenv_pipe.system.resources import short_path
 
+# Of run folders; raised whenever the keys of config.json or the contents of another file change.
+FORMAT = 12
 # conf/config.yaml takes the default of runs_dir from it, too.
 VARIABLE = "OPENENV_PIPE_RUNS_DIR"
 MAKES_FIRST_RUN = "`openenv-pipe demo` or `openenv-pipe train conf=wordle` makes the first run"

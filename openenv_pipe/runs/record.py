@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, FailFast, Field, JsonValue
 
+from openenv_pipe.runs.places import FORMAT
 from openenv_pipe.runs.provenance import Checkout, Machine, Record, Texts
 from openenv_pipe.system.process_id import ProcessId
 
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]
-# Raised whenever the keys of config.json or the contents of another file change.
-FORMAT = 12
 MAX_ATTEMPTS = 10**6
 CHECKPOINT = r"^(step|warm_start)_\d{6,12}$"
 LineageKind = Literal["fork", "reproduction", "recording"]

@@ -17,6 +17,7 @@ from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.completion import complete_override, offer_completion
 from openenv_pipe.cli.logs import configure_logging
 from openenv_pipe.errors import ConfigError, EngineMissingError, HostError
+from openenv_pipe.runs.places import FORMAT
 from openenv_pipe.system import resources
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,10 @@ def openenv_pipe(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], []])
 def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe, arguments, tmp_path):
+    run = tmp_path / "runs/echo/0001/run.json"
+    run.parent.mkdir(parents=True)
+    record = {"format": FORMAT, "purpose": "training", "created": "", "status": "finished"}
+    run.write_text(json.dumps(record))
     result = openenv_pipe(*arguments)
     assert result.returncode == (0 if arguments else 2)
     for command in ("demo", "train", "eval", "show", "check", "runs", "version"):

@@ -1,20 +1,21 @@
 """What `openenv-pipe` alone, and the end of `demo`, name as the next commands."""
 
 import json
-import os
 import socket
 
 import pytest
 
 from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.next_commands import next_commands
+from openenv_pipe.runs.places import FORMAT
 from openenv_pipe.system.process_id import ProcessId
 
 
 def write_run(folder, name, **record):
     path = folder / "runs" / name / "run.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"purpose": "training", "lineage": None, **record}))
+    known = {"format": FORMAT, "purpose": "training", "lineage": None, "created": f"{name}"}
+    path.write_text(json.dumps({**known, **record}))
     return path
 
 
@@ -30,13 +31,28 @@ def write_run(folder, name, **record):
 def test_next_is_what_the_newest_training_run_needs(status, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     process = {"host": socket.gethostname(), "pid": 2**30, "started_s": 0.0}
-    os.utime(write_run(tmp_path, "echo/0001", status="finished"), (1, 1))
-    os.utime(write_run(tmp_path, "echo/0002", status=status, process=process), (2, 2))
+    write_run(tmp_path, "echo/0001", status="finished")
+    run = write_run(tmp_path, "echo/0002", status=status, process=process).parent
+    (run / "checkpoints/step_000001").mkdir(parents=True)
     write_run(tmp_path, "echo/0003", status="finished", purpose="evaluation")
     write_run(tmp_path, "echo/0004", status="finished").write_text("no record")
+    write_run(tmp_path, "echo/0005", status="finished", format=FORMAT - 1)
     newest, _, first, *_ = next_commands().splitlines()
     assert newest.startswith("newest run: runs/echo/0002, ")
     assert first.split("#")[0].strip() == command
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_is_only_looked_at(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path, "echo/0001", status="failed")
+    assert "view runs/echo/0001" in next_commands()
+    assert "--resume" not in next_commands()
+
+
+def test_a_folder_of_runs_that_cannot_be_read_has_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to("runs")
+    assert "openenv-pipe demo" in next_commands()
 
 
 def test_next_of_a_run_that_goes_on_is_to_look_at_it(tmp_path, monkeypatch):
@@ -63,7 +79,8 @@ def test_demo_trains_sums_and_then_names_the_next_commands(tmp_path, monkeypatch
     assert "12 to 25 minutes" in first and "openenv-pipe env new my_env" in last
 
 
-def test_demo_trains_no_other_experiment(capsys):
+@pytest.mark.parametrize("override", ["conf=echo", "+conf=echo"])
+def test_demo_trains_no_other_experiment(override, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
-        cli.main(["demo", "conf=echo"])
+        cli.main(["demo", override])
     assert "openenv-pipe train conf=echo" in capsys.readouterr().err

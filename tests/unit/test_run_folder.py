@@ -16,7 +16,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import RESUME, StageStep, checkpoint_path, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.record import FORMAT
+from openenv_pipe.runs.places import FORMAT
 from openenv_pipe.system import files
 
 TEN = StageStep("grpo", 10)

@@ -134,6 +134,7 @@ def check(
     Exit code 1 if something fails.
 
     \b
+    openenv-pipe env check my_env
     openenv-pipe env check wordle --policy wordle.policies:consistent
     openenv-pipe env check conf=wordle --format json
     openenv-pipe env check conf=wordle --junit env_check.xml

@@ -42,6 +42,7 @@ def reproduce(
     The new run goes to the folder of runs that the run names, or to --runs-dir.
 
     \b
+    openenv-pipe reproduce wordle/0007
     openenv-pipe reproduce runs/wordle/0007 --steps 2
     openenv-pipe reproduce latest --replay --allow code
     openenv-pipe reproduce wordle/0007 --record tests/recordings/wordle --steps 2
