@@ -214,7 +214,8 @@ def run_control(
 def _in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    # Colab's is a subclass.
+    return any(each.__name__ == "ZMQInteractiveShell" for each in type(shell).__mro__)
 
 
 def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:

@@ -20,20 +20,24 @@ class NotebookProgress(LineProgress):
     """Shows the lines of a run in a single display of the notebook's cell."""
 
     def __init__(self) -> None:
+        from IPython.display import DisplayHandle
+
         super().__init__(self._add)
         self._notes: deque[str] = deque(maxlen=MAX_NOTES)
         self._steps: deque[str] = deque(maxlen=MAX_STEPS)
-        self._phases: list[str] = []  # each within the one before it
-        self._display: Any = None  # a DisplayHandle of IPython, once something is shown
+        self._phases: dict[object, str] = {}  # in the order of their beginnings
+        self._display = DisplayHandle()
+        self._is_displayed = False
 
     @contextmanager
     def phase(self, text: str, count: EpisodeCount | None = None) -> Iterator[None]:
-        self._phases.append(text)
+        key = object()
+        self._phases[key] = text
         self._show()
         try:
             yield
         finally:
-            self._phases.pop()
+            del self._phases[key]
             is_all = not (self._phases or self._notes or self._steps)
             self._show(f"{text}: done" if is_all else "")
 
@@ -54,14 +58,10 @@ class NotebookProgress(LineProgress):
 
     def _show(self, now: str = "") -> None:
         """Show all anew. now: the last line; default: the innermost phase."""
-        from IPython.display import DisplayHandle
-
         # Another thread may end the phase meanwhile.
-        now = now or "".join(f"{phase} ..." for phase in self._phases[-1:])
+        now = now or "".join(f"{phase} ..." for phase in [*self._phases.values()][-1:])
         lines = [*self._notes, *self._steps, *([now] if now else [])]
         shown = {"text/plain": "\n".join(map(for_people, lines))}
-        if self._display is None:
-            self._display = DisplayHandle()
-            self._display.display(shown, raw=True)
-        else:
-            self._display.update(shown, raw=True)
+        show = self._display.update if self._is_displayed else self._display.display
+        self._is_displayed = True
+        show(shown, raw=True)
