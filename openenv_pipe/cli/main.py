@@ -59,7 +59,7 @@ ORDER = (
 # What `openenv-pipe` alone prints first: where to begin.
 HELP = (
     "From one YAML file to a trained, evaluated agent on any OpenEnv environment.\n\n\b\n"
-    "openenv-pipe demo                # trains a small language model, without a GPU\n"
+    "openenv-pipe demo                # trains a small language model; no GPU\n"
     "openenv-pipe train conf=echo     # trains a tiny one\n"
     + if_command("view", "openenv-pipe view                # shows curves, episodes and tokens\n")
     + if_command("env", "openenv-pipe env new my_env      # writes an environment to start from\n")
