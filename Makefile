@@ -65,7 +65,7 @@ WHEEL_PYTHONS ?= 3.11 3.13
 test-wheel: $(DEV_STAMP)
 	rm -rf dist
 	$(BIN)/uv build --quiet
-	for python in $(WHEEL_PYTHONS); do for versions in newest lowest; do \
+	set -e; for python in $(WHEEL_PYTHONS); do for versions in newest lowest; do \
 		PATH="$(CURDIR)/$(BIN):$$PATH" tests/wheel.sh dist/*.whl $$python $$versions; done; done
 
 vllm: $(DEV_STAMP)

@@ -289,7 +289,7 @@ def _advantages_of_row(row: Mapping[str, Any]) -> list[float] | None:
 
 
 def _check_types(episode: Episode) -> None:
-    """Raise TypeError or ValueError if a value of the episode is not of its kind."""
+    """Raise KeyError, TypeError or ValueError if a value of the episode is not of its kind."""
     steps = [step for turn in episode.turns for step in turn.steps]
     messages = [each for turn in episode.turns for each in turn.messages]
     texts = [turn.reply for turn in episode.turns]
