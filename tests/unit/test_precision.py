@@ -53,8 +53,8 @@ def test_experiments_and_models_follow_the_machine(machine, flags, expected):
     machine(flags)
     hub = compose(["conf=echo", "model=hub", "model.path=a/b", "device=cpu"]).config.model
     assert (hub.dtype, hub.autocast) == (expected, expected)
-    for experiment in ("sums", "wordle", "frozen_lake"):
-        assert compose([f"conf={experiment}", "device=cpu"]).config.model.autocast == expected
+    for choice in ("conf=sums", "conf=wordle", "conf=frozen_lake", "model=smollm2_135m"):
+        assert compose([choice, "device=cpu"]).config.model.autocast == expected
 
 
 def test_no_shipped_experiment_names_bfloat16_for_every_machine():
