@@ -25,7 +25,8 @@ from openenv_pipe.models.forward.gated_mlp import leave_out_unread_tokens, use_g
 from openenv_pipe.models.forward.logit_transform import measure_logit_transform
 from openenv_pipe.models.forward.logprobs import token_logprobs
 from openenv_pipe.models.forward.plain_forward import PlainForward, WholeForward
-from openenv_pipe.models.forward.products import embed, use_products
+from openenv_pipe.models.forward.products import embed, pad_row, use_products
+from openenv_pipe.models.forward.router_balance import has_routers
 from openenv_pipe.models.forward.row_forward import (
     RowForward,
     Sampler,
@@ -83,6 +84,8 @@ class Policy:
         # `check_forward` chooses how the model is trained and sampled, and says of each faster way
         # that it leaves out why.
         self.packs_rows = self.padding_reason is None
+        # The balance of a mixture's experts is that of the tokens of a batch alone.
+        self._pads_packed_rows = device.type == "cpu" and not has_routers(self.decoder)
         self.sampler = self.samplers[0]
         self.left_out: dict[str, str] = {}
         if self.sampler is Sampler.FAST:
@@ -251,14 +254,17 @@ class Policy:
             return self._padded_hidden(batch)
         no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # transformers uses 4-D masks as is
         length = max(len(sample.token_ids) for sample in batch.samples)
+        row = batch.token_ids, batch.positions
+        ids_T, positions_T = map(pad_row, row) if self._pads_packed_rows else row
         with self._precision(), self._checkpointing():
-            return self.decoder(
-                inputs_embeds=embed(self._embedding, batch.token_ids[None]),
+            hidden_1TH: torch.Tensor = self.decoder(
+                inputs_embeds=embed(self._embedding, ids_T[None]),
                 attention_mask=no_mask,
-                position_ids=batch.positions[None],
+                position_ids=positions_T[None],
                 use_cache=False,
                 packed_row=PackedRow(batch.nodes, self.device, length, batch.finished),
-            ).last_hidden_state[0]
+            ).last_hidden_state
+        return hidden_1TH[0, : len(batch.token_ids)]
 
     @contextlib.contextmanager
     def _checkpointing(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.models.forward.gated_mlp import GatedMlp, LastLayer, use_gated_mlps
-from openenv_pipe.models.forward.products import use_products
+from openenv_pipe.models.forward.products import pad_row, use_products
 
 KINDS = [(LlamaMLP, LlamaConfig), (Qwen2MLP, Qwen2Config), (Qwen3MLP, Qwen3Config)]
 HIDDEN, INTERMEDIATE = 32, 96
@@ -103,8 +103,8 @@ def test_autocast_is_left_to_transformers():
 def test_the_last_layer_computes_read_tokens_alone(monkeypatch):
     """Logprobs and gradients are those of a policy that computes all tokens."""
     batch = pack(random_samples(3), share=True)
-    num_read = len(batch.finished)
-    assert num_read < len(batch.token_ids)
+    num_read, num_padded = len(batch.finished), len(pad_row(batch.token_ids))
+    assert num_read < len(batch.token_ids) < num_padded
     computed = []
 
     def outputs(mlp, inputs):
@@ -114,7 +114,7 @@ def test_the_last_layer_computes_read_tokens_alone(monkeypatch):
     transformers_outputs = GatedMlp._outputs
     monkeypatch.setattr(GatedMlp, "_outputs", outputs)
     found = logprobs_and_gradients(tiny_policy(), batch)
-    assert computed == [len(batch.token_ids)] * (len(computed) - 1) + [num_read]
+    assert computed == [num_padded] * (len(computed) - 1) + [num_read]
     policy = tiny_policy()
     last = policy.decoder.layers[-1]
     assert isinstance(last, LastLayer)

@@ -9,6 +9,7 @@ import torch
 from openenv_pipe.models.forward.products import Linear as FastLinear
 from openenv_pipe.models.forward.products import (
     is_by_onednn,
+    pad_row,
     pad_rows,
     product,
     use_products,
@@ -77,6 +78,7 @@ def test_rows_are_padded_to_few_numbers():
         padded = pad_rows(torch.ones(1, num_rows, 2))
         assert padded.sum() == 2 * num_rows
         assert num_rows <= padded.shape[0] <= max(16, num_rows * 9 / 8)
+        assert len(pad_row(torch.ones(num_rows))) == padded.shape[0]
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")

@@ -70,8 +70,11 @@ def _linear(
 
 def padded(inputs: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Return the outputs [..., O] of a product of inputs [..., I], computed from `pad_rows`."""
-    shape = inputs.shape[:-1]
-    return multiply(pad_rows(inputs))[: shape.numel()].reshape(*shape, -1)
+    shape, rows_NI = inputs.shape[:-1], pad_rows(inputs)
+    outputs_NO = multiply(rows_NI)
+    if len(rows_NI) > shape.numel():  # a slice's gradient is a copy, also where it is the whole
+        outputs_NO = outputs_NO[: shape.numel()]
+    return outputs_NO.reshape(*shape, -1)
 
 
 def pad_rows(inputs: torch.Tensor) -> torch.Tensor:
@@ -81,10 +84,17 @@ def pad_rows(inputs: torch.Tensor) -> torch.Tensor:
     differ in their rows, so that a run grew at each step. At most an eighth is added, or 15 rows.
     """
     rows_NI = inputs.reshape(-1, inputs.shape[-1])
-    num_rows = rows_NI.shape[0]
-    step = max(16, 1 << max(num_rows.bit_length() - 4, 0))
-    num_added = -num_rows % step
+    num_added = _num_added(len(rows_NI))
     return torch.nn.functional.pad(rows_NI, (0, 0, 0, num_added)) if num_added else rows_NI
+
+
+def pad_row(values_T: torch.Tensor) -> torch.Tensor:
+    """Return a row of tokens with the zeros that `pad_rows` would otherwise add in each layer."""
+    return torch.nn.functional.pad(values_T, (0, _num_added(len(values_T))))
+
+
+def _num_added(num_rows: int) -> int:
+    return -num_rows % max(16, 1 << max(num_rows.bit_length() - 4, 0))
 
 
 class Linear(torch.nn.Linear):

@@ -20,11 +20,16 @@ KEY = "trainer.loss.router_aux_coef"
 
 def reject_without_routers(decoder: Any, coef: float) -> None:
     """Raise ConfigError if a loss is asked for that the model's authors do not have."""
-    if coef and not (_routers(decoder) and _has_this_loss(decoder)):
+    if coef and not (has_routers(decoder) and _has_this_loss(decoder)):
         raise ConfigError(
             f"{KEY}={coef:g}: {type(decoder).__name__} has no load-balancing loss in transformers; "
             f"set {KEY}=0"
         )
+
+
+def has_routers(decoder: Any) -> bool:
+    """Return whether transformers can record what the decoder's routers choose."""
+    return bool(_routers(decoder))
 
 
 @contextlib.contextmanager
