@@ -22,19 +22,20 @@ NUM_READ = 8
 
 
 def search_and_read(observations: Observations, rng: random.Random) -> str:
-    """Search for the names in the question, read the hits, and answer from the latest message.
+    """Search for the names in the question, and read the hits from the latest one on, until one of
+    them contains all the names and an answer.
 
-    It knows the forms of the questions, and uses only messages that contain all the names.
+    It knows the forms of the questions.
     """
     kind, keys = _understand(observations[0]["question"])
     texts = [_text(observation) for observation in observations[1:]]
     if not texts:
         return _call("search", query=" ".join(keys), limit=NUM_READ)
-    hits = re.findall(r"^(m\d+) \|", texts[0], re.MULTILINE)
-    if len(texts) <= len(hits):
-        return _call("read", message_id=hits[len(texts) - 1])
     fitting = [text for text in texts[1:] if all(key in plain(_body(text)) for key in keys)]
-    return _answer(kind, sorted(fitting, key=_date, reverse=True))
+    hits = sorted(re.findall(r"^(m\d+) \|", texts[0], re.MULTILINE))  # in order of time
+    if len(texts) > len(hits):
+        return _answer(kind, fitting)
+    return _found(kind, fitting) or _call("read", message_id=hits[-len(texts)])
 
 
 def first_hit(observations: Observations, rng: random.Random) -> str:
@@ -66,6 +67,10 @@ def _understand(question: str) -> tuple[Kind, list[str]]:
 
 
 def _answer(kind: Kind, messages: Sequence[str]) -> str:
+    return _found(kind, messages) or _call("answer", text="I don't know", message_ids=[])
+
+
+def _found(kind: Kind, messages: Sequence[str]) -> str | None:
     """Answer from the first message that has an answer of the kind."""
     for message in messages:
         found = found_in(_body(message), kind.answer, NAMES)
@@ -73,7 +78,7 @@ def _answer(kind: Kind, messages: Sequence[str]) -> str:
             value = found.pop()
             text = f"{value / 100:.2f}" if kind.answer == AMOUNT else str(value)
             return _call("answer", text=text, message_ids=[_message_id(message)])
-    return _call("answer", text="I don't know", message_ids=[])
+    return None
 
 
 def _call(name: str, **arguments: Any) -> str:
@@ -90,7 +95,3 @@ def _body(message: str) -> str:
 
 def _message_id(message: str) -> str:
     return message.partition("\n")[0].removeprefix("Id: ")
-
-
-def _date(message: str) -> str:
-    return message.partition("Date: ")[2][:16]
