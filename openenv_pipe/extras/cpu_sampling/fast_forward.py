@@ -12,7 +12,8 @@ heads, D head size, V vocabulary.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,7 @@ class FastForward:
         self._weights = weights
         self._rows = weights.new_store()
         self._prefixes = weights.new_store()
+        self._ids: list[list[int]] = []  # the tokens of each row
         self._prefix_of: list[int | None] = []  # of each row, the row of the other store
         self._prefix_lengths: list[int] = []  # in tokens, by the row of that store
         self._shared: dict[int, SharedPrefixes | None] = {}  # by the number of rows in a step
@@ -65,16 +67,20 @@ class FastForward:
     def reserve_rows(self, num_rows: int) -> None:
         self._rows.reserve(num_rows, 0)
         self._prefix_of += [None] * (num_rows - len(self._prefix_of))
+        self._ids += [[] for _ in range(num_rows - len(self._ids))]
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._rows.copy_rows(sources, targets)
-        copied = [self._prefix_of[row] for row in sources]
-        for row, prefix in zip(targets, copied, strict=True):
-            self._prefix_of[row] = prefix
+        copied = [(self._prefix_of[row], list(self._ids[row])) for row in sources]
+        for row, of_source in zip(targets, copied, strict=True):
+            self._prefix_of[row], self._ids[row] = of_source
         self._shared.clear()
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         num_rows = len(token_ids_R)
+        fed = zip(self._ids, positions_R.tolist(), token_ids_R.tolist(), strict=False)
+        for ids, position, token_id in fed:
+            ids[position:] = [token_id]
         own_R = positions_R - torch.tensor([self._prefix_length(row) for row in range(num_rows)])
         self._rows.reserve(num_rows, int(own_R.max()) + 1)
         if num_rows not in self._shared:
@@ -89,33 +95,39 @@ class FastForward:
     def feed(
         self, new_ids: Rows, starts: Sequence[int], images: Images = NO_IMAGES
     ) -> torch.Tensor:
-        """See `RowForward`. What several rows begin with is computed and stored once."""
+        """See `RowForward`. New tokens that follow the same ones in several rows are computed once.
+        At the start of a row they are also stored once; later, keys and values are copied."""
         assert not images, "this model reads text alone"
         self._shared.clear()
-        new_rows: dict[tuple[int, ...], list[int]] = {}
         for row, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):
             if start < self._prefix_length(row):
                 self._own_prefix(row, start)
-            if not start:
-                new_rows.setdefault(tuple(ids), []).append(row)
-        equal = {ids: rows for ids, rows in new_rows.items() if len(rows) > 1}
-        is_equal = {row for rows in equal.values() for row in rows}
-        others = [row for row in range(len(new_ids)) if row not in is_equal]
-        order, parts = [*others], []
-        if others:
-            pieces = [_Piece(row, new_ids[row], starts[row]) for row in others]
+            self._ids[row][start:] = ids
+        alike: dict[tuple[int, int | None, tuple[int, ...]], list[int]] = defaultdict(list)
+        for row, start in enumerate(starts):
+            alike[start, self._prefix_of[row], tuple(self._ids[row])].append(row)
+        whole = [rows for (start, *_), rows in alike.items() if not start and len(rows) > 1]
+        grown = [rows for (start, *_), rows in alike.items() if start or len(rows) == 1]
+        parts = []
+        if grown:
+            pieces = [_Piece(row, new_ids[row], starts[row]) for row, *_ in grown]
             parts.append(self._feed_rows(self._rows, pieces))
-        if equal:
-            logits = self._feed_rows(self._prefixes, self._share_prefixes(equal))
-            counts = torch.tensor([len(rows) for rows in equal.values()])
-            parts.append(logits.repeat_interleave(counts, dim=0))
-            order += [row for rows in equal.values() for row in rows]
-        return torch.cat(parts)[torch.tensor(order).argsort()]
+            for first, *others in grown:
+                stored = self._prefix_length(first)
+                new = slice(starts[first] - stored, len(self._ids[first]) - stored)
+                self._rows.copy_tokens(first, others, new)
+        if whole:
+            parts.append(self._feed_rows(self._prefixes, self._share_prefixes(whole)))
+        counts = torch.tensor([len(rows) for rows in (*grown, *whole)])
+        order = [row for rows in (*grown, *whole) for row in rows]
+        logits = torch.cat(parts).repeat_interleave(counts, dim=0)
+        return logits[torch.tensor(order).argsort()]
 
-    def _share_prefixes(self, equal: Mapping[tuple[int, ...], Sequence[int]]) -> list[_Piece]:
+    def _share_prefixes(self, alike: Iterable[Sequence[int]]) -> list[_Piece]:
         """Give one prefix to the rows that have the same tokens; return the prefixes to feed."""
         pieces = []
-        for ids, rows in equal.items():
+        for rows in alike:
+            ids = tuple(self._ids[rows[0]])
             used = set(self._prefix_of)
             free = next(number for number in itertools.count() if number not in used)
             self._prefix_lengths[free : free + 1] = [len(ids)]

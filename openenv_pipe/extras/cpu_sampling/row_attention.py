@@ -64,6 +64,13 @@ class RowStore:
             used = layer[:, :, : self.width]
             used[to_R] = used[from_R]
 
+    def copy_tokens(self, source: int, targets: Sequence[int], tokens: slice) -> None:
+        """Overwrite some tokens of the target rows with those of the source row."""
+        if targets:
+            to_R = torch.tensor(targets)
+            for layer in (*self.keys, *self.values):
+                layer[to_R, :, tokens] = layer[source, :, tokens]
+
     def copy_prefix(self, row: int, source: "RowStore", source_row: int, width: int) -> None:
         """Overwrite the first tokens of a row with those of a row of another store."""
         self.reserve(0, width)

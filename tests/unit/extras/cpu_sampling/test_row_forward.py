@@ -139,25 +139,42 @@ def test_rows_can_be_copied_and_exchanged(kind):
     grower.feed([1, 2, 3, 4])
 
 
-def test_rows_that_begin_with_equal_tokens_are_computed_once(monkeypatch):
+@pytest.fixture
+def computed(monkeypatch) -> list[list[list[int]]]:
+    """The new tokens that fast passes compute, by block and piece."""
+    blocks, feed_block = [], FastForward._feed_block
+
+    def recorded(forward, store, block):
+        blocks.append([list(piece.ids) for piece in block])
+        return feed_block(forward, store, block)
+
+    monkeypatch.setattr(FastForward, "_feed_block", recorded)
+    return blocks
+
+
+def test_rows_that_begin_with_equal_tokens_are_computed_once(computed):
     """The members of a group have equal prompts, and go on differently."""
-    policy = policy_of("fast")
-    blocks = []
-    feed_block = FastForward._feed_block
-    monkeypatch.setattr(
-        FastForward,
-        "_feed_block",
-        lambda self, store, block: blocks.append(block) or feed_block(self, store, block),
-    )
-    grower = Grower(policy, 5)
-    with torch.inference_mode():
-        prompts = [[5, 6, 7], [8, 9], [5, 6, 7], [8, 9], [8, 9]]
-        logits = grower.forward.feed(prompts, [0] * 5)
-    assert [[piece.ids for piece in block] for block in blocks] == [[(5, 6, 7), (8, 9)]]
-    grower.rows = prompts
-    grower._check(logits)
+    grower = Grower(policy_of("fast"), 5)
+    grower.begin([[5, 6, 7], [8, 9], [5, 6, 7], [8, 9], [8, 9]])
+    assert computed == [[[5, 6, 7], [8, 9]]]
     grower.feed([1, 2, 3, 4, 5])
     grower.step(5)
+
+
+@pytest.mark.parametrize("prompts", [[[5, 6, 7]] * 5, [[5, 6], [5, 7], [6], [7], [8]]])
+def test_rows_that_stay_equal_are_computed_once(computed, prompts):
+    """Members of a group that do the same see the same; until one of them does something else."""
+    grower = Grower(policy_of("fast"), 5)
+    grower.begin(prompts)
+    grower.copy_rows([0, 0], [2, 3])
+    grower.begin([[9, 10, 11], [12, 13], [9, 10, 11], [9, 10, 12], [9, 10, 11]])
+    others = [] if prompts[0] == prompts[4] else [[9, 10, 11]]
+    assert computed[-1] == [[9, 10, 11], [12, 13], [9, 10, 12], *others]
+    grower.step(5)
+    grower.cut([len(row) - 2 for row in grower.rows])
+    grower.begin([[14] * 12] * 5)
+    assert len(computed[-1]) == 2 + len(others)
+    grower.feed([1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
