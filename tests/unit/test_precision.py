@@ -53,8 +53,10 @@ def test_experiments_and_models_follow_the_machine(machine, flags, expected):
     machine(flags)
     hub = compose(["conf=echo", "model=hub", "model.path=a/b", "device=cpu"]).config.model
     assert (hub.dtype, hub.autocast) == (expected, expected)
-    for choice in ("conf=sums", "conf=wordle", "conf=frozen_lake", "model=smollm2_135m"):
-        assert compose([choice, "device=cpu"]).config.model.autocast == expected
+    for model in ([], ["model=smollm2_135m"]):
+        for experiment in ("sums", "wordle", "frozen_lake"):
+            config = compose([f"conf={experiment}", *model, "device=cpu"]).config
+            assert config.model.autocast == expected
 
 
 def test_no_shipped_experiment_names_bfloat16_for_every_machine():
