@@ -84,7 +84,7 @@ class Policy:
         # `check_forward` chooses how the model is trained and sampled, and says of each faster way
         # that it leaves out why.
         self.packs_rows = self.padding_reason is None
-        # The balance of a mixture's experts is that of the tokens of a batch alone.
+        # Not for mixtures of experts: the loss that balances them would count the padding.
         self._pads_packed_rows = device.type == "cpu" and not has_routers(self.decoder)
         self.sampler = self.samplers[0]
         self.left_out: dict[str, str] = {}

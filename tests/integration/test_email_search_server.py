@@ -170,6 +170,19 @@ def test_the_baselines_earn_what_the_readme_says(email_port):
     assert asyncio.run(total(policies.random_message)) < 0.05
 
 
+async def test_the_expert_answers_from_the_message_that_it_read_last(email_port):
+    num_answered = 0
+    async with Session(email_port) as session:
+        for index in range(30):
+            *before, _ = await play(session, policies.search_and_read, split="eval", index=index)
+            seen = [answer["observation"] for answer in before]
+            (made,) = PLAIN_READER.read(policies.search_and_read(seen, random.Random(0))).made_calls
+            for source in made.arguments["message_ids"]:
+                assert seen[-1]["result"]["data"].startswith(f"Id: {source}\n")
+                num_answered += 1
+    assert num_answered > 20
+
+
 def test_bad_reset_arguments_are_rejected_and_the_task_routes_count(email_port):
     async def scenario():
         async with Session(email_port) as session:
