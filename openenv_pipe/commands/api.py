@@ -159,13 +159,13 @@ def _reject_keywords(function: str, words: Sequence[RunName], keys: Mapping[str,
 def run_name(run: RunName) -> str:
     """Return a run as commands take it: its folder, or the word that was given for it.
 
-    Raises ConfigError for what is neither a run nor a string.
+    Raises ConfigError for what is not a Run, a string or a path.
     """
     if isinstance(run, Run):
         return str(run.path)
     if not isinstance(run, str | os.PathLike):
         raise ConfigError(
-            f"{run!r:.80} is neither a run nor a string; write overrides and runs as on the "
+            f"{run!r:.80} is not a Run, a string or a path; write overrides and runs as on the "
             'command line, such as "conf=wordle", "trainer.steps=10" or "wordle/0007"'
         )
     return os.fspath(run)

@@ -286,7 +286,7 @@ def _remove_terms(reward: Any, known: Collection[str]) -> None:
         # A file that removes the default reward does so beside any other one, too.
         if name not in known and name != "env":
             raise ConfigError(
-                f"reward.terms.{name}=null removes a term, and there is none of that name; "
+                f"reward.terms.{name}=null removes a term, but no term has that name; "
                 f"expected one of {', '.join(sorted(known))}{did_you_mean(name, [*known])}"
             )
         del terms[name]

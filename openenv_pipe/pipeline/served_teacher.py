@@ -20,7 +20,7 @@ from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_tokenizer
 from openenv_pipe.models.teacher import TeacherPlace, check_teacher, find_teachers
 from openenv_pipe.system.http import Access, HttpClient, bearer, fetch_object
-from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
+from openenv_pipe.system.http_retries import MAX_QUOTED, TransientError, post, repeated
 from openenv_pipe.system.untrusted_json import parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.types import Sample
@@ -125,7 +125,7 @@ class ServedTeacher:
             _, *rest = answer.choices[0].prompt_logprobs
             pairs = zip(rest, token_ids[1:], strict=True)
             found = [0.0, *((position or {})[token].logprob for position, token in pairs)]
-        except PassingError as why:
+        except TransientError as why:
             raise EngineError(
                 f"the teacher at {self.url} gave no answer in {MAX_RETRIES + 1} tries, the last "
                 f"time: {why}; see whether it still runs, then resume the run"
@@ -226,7 +226,7 @@ async def _read(key: str, url: str, path: str, form: type[Answer], body: Any = N
         raise ConfigError(f"{key}: {error}; if it needs a key, set {API_KEY}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{key}: the answer of {url}{path} has another form than vLLM's: {quoted(str(error))}"
+            f"{key}: the answer of {url}{path} is not in vLLM's format: {quoted(str(error))}"
         ) from error
 
 

@@ -21,7 +21,8 @@ METRIC_NAME = re.compile(r"[\w./ -]{1,80}", re.ASCII)  # others would not fit in
 def number_at(observation: Observation, path: str) -> float | None:
     """Return the number at a path, true as 1 and false as 0.
 
-    None if there is no such field, or if it is not a finite number of at most MAX_REWARD in size.
+    None if there is no such field, or if it is not a finite number of at most MAX_REWARD in
+    absolute value.
     """
     numbers = (_number(each) for each in _values_at(observation, path))
     return next((number for number in numbers if number is not None), None)

@@ -46,8 +46,8 @@ def check_writable(config: RunConfig) -> None:
     except OSError as error:
         raise ConfigError(
             f"no run folder can be made for runs_dir={config.runs_dir!r} and name="
-            f"{config.name!r}: {error}; set runs_dir to a folder that can be written to, and name "
-            "to one that a folder can have"
+            f"{config.name!r}: {error}; choose a writable runs_dir, and a name that is valid "
+            "for a folder"
         ) from error
 
 

@@ -87,14 +87,14 @@ def read_trained_tokens(path: Path) -> Mapping[tuple[str, int], RecordedTokens]:
             turns = row["turns"]
             if not all(type(turn) is int for turn in turns):
                 raise TypeError(f"turns is {turns!r:.80}")
-            num_turns += len(turns)
-            if num_turns > MAX_TURNS:
-                raise ValueError(f"more than {MAX_TURNS:,} turns")
             found[row["group"], row["member"]] = RecordedTokens(
                 turns=turns, entropy=_unpack(row["entropy"]), mismatch=_unpack(row["mismatch"])
             )
         except (LookupError, TypeError, ValueError, binascii.Error) as error:
             raise RunFolderError(f"{path}, line {number} is damaged: {error!r:.200}") from error
+        num_turns += len(turns)
+        if num_turns > MAX_TURNS:
+            raise RunFolderError(f"{path} is damaged: it has more than {MAX_TURNS:,} turns")
     return found
 
 

@@ -15,7 +15,7 @@ MAX_QUOTED = 300  # characters of an answer in an error
 Result = TypeVar("Result")
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """A failure after which a retry may succeed, `wait_s` later if the endpoint names a time."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
@@ -24,14 +24,14 @@ class PassingError(Exception):
 
 
 async def repeated(attempt: Callable[[], Awaitable[Result]], max_retries: int) -> Result:
-    """Return what the first attempt returns that does not raise PassingError.
+    """Return what the first attempt returns that does not raise TransientError.
 
-    Raises PassingError: that of the last attempt, after `max_retries` further ones.
+    Raises TransientError: that of the last attempt, after `max_retries` further ones.
     """
     for number in range(max_retries):
         try:
             return await attempt()
-        except PassingError as error:
+        except TransientError as error:
             await asyncio.sleep(error.wait_s or _backoff_s(number))
     return await attempt()
 
@@ -52,17 +52,17 @@ async def post(
         key: the configuration's key of the time limit, for the message; empty: it has none.
 
     Raises:
-        PassingError: there is no answer, or one with a status that may pass.
+        TransientError: there is no answer, or one with a status that may pass.
     """
     try:
         response = await client.request(
             "POST", path, timeout_s=timeout_s, body=body, max_bytes=max_bytes
         )
     except HttpError as error:
-        raise PassingError(f"{error} ({key}={timeout_s:g})" if key else str(error)) from error
+        raise TransientError(f"{error} ({key}={timeout_s:g})" if key else str(error)) from error
     if response.status in PASSING:
         told = f"status {response.status}, {quoted(response.content, MAX_QUOTED)}"
-        raise PassingError(told, _asked_wait_s(response))
+        raise TransientError(told, _asked_wait_s(response))
     return response
 
 

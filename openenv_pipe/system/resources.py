@@ -106,7 +106,9 @@ def load_callable(dotted: str) -> Callable[..., Any]:
             raise ConfigError(f"{dotted!r}: there is no {attribute!r} in {where}{near}")
         value = getattr(value, attribute)
     if not callable(value):
-        raise ConfigError(f"{dotted!r} is a {type(value).__name__}; expected a function or a class")
+        raise ConfigError(
+            f"{dotted!r} has the type {type(value).__name__}; expected a function or a class"
+        )
     return value
 
 

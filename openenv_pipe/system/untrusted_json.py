@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_DEPTH = 64  # levels of lists and objects
 MAX_VALUES = 200_000  # of a request
-MAX_INTEGER = 2**63  # in size, of a request
+MAX_INTEGER = 2**63  # in absolute value, of a request
 
 _decode = json.JSONDecoder().decode
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

@@ -16,9 +16,9 @@ MAX_SHOWN = 80  # characters of a value in a message
 def read_number(value: Any) -> float:
     """Return a number as a float: of Python, numpy or torch, a bool, a Decimal, or a fraction.
 
-    Raises ValueError if it is something else, not finite, or larger than MAX_REWARD in size.
+    Raises ValueError if it is something else, not finite, or above MAX_REWARD in absolute value.
     """
-    expected = f"expected a finite number of at most {MAX_REWARD:g} in size"
+    expected = f"expected a finite number of at most {MAX_REWARD:g} in absolute value"
     if not is_one_number(value):
         raise ValueError(f"{shown(value)} ({type(value).__name__}); {expected}")
     item = value.tolist() if is_array(value) else value

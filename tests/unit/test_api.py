@@ -344,7 +344,7 @@ def test_keys_as_keywords_are_rejected_with_the_call_to_write(function, words, k
 @pytest.mark.parametrize(
     ("words", "named", "message"),
     [
-        ([{"conf": "echo"}], {}, "neither a run nor a string"),
+        ([{"conf": "echo"}], {}, "not a Run, a string or a path"),
         (["conf=echo"], {"callbacks": lambda run, metrics: None}, "expected a list"),
         (["conf=echo"], {"callbacks": [1]}, "1 is neither a function"),
         (["conf=echo"], {"on_progress": True}, "expected a function that takes a line"),

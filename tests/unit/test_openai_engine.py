@@ -254,8 +254,8 @@ def completion(message: Any, **choice: Any) -> Any:
 UNUSABLE = {
     "half a JSON": (b'{"choices": [{"mess', "not JSON"),
     "a deep JSON": (b"[" * 100_000, "not JSON"),
-    "no object": ([1], "of another form, at the answer"),
-    "an error": ({"error": {"message": "overloaded"}}, "an error with status 200.*overloaded"),
+    "no object": ([1], "no chat completion, at the answer"),
+    "an error": ({"error": {"message": "overloaded"}}, "status 200 with an error.*overloaded"),
     "an error beside a choice": ({**completion({"content": "x"}), "error": "no"}, "status 200"),
     "no choices": ({}, "at choices"),
     "choices of none": ({"choices": []}, "at choices"),

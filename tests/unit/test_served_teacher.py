@@ -129,7 +129,7 @@ def test_an_answer_about_other_tokens_is_rejected(completion):
         ),
         ({"data": [{"id": "a"}]}, 200, "#b", "names no model of the server, which has a"),
         ({"data": [{"id": "a", "max_model_len": 64}]}, 200, "", "larger --max-model-len"),
-        ({"data": []}, 200, "", "another form than vLLM's"),
+        ({"data": []}, 200, "", "not in vLLM's format"),
         ({}, 401, "", f"status 401.*set {API_KEY}"),
     ],
 )

@@ -30,7 +30,7 @@ class ClusterBlock(Block):
 
     @property
     def num_restarts(self) -> int:
-        """How often a run that lost a process of the learner goes on from its last checkpoint."""
+        """How many times, at most, a run that lost a learner process restarts from a checkpoint."""
         return 0
 
 

@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRejectedError
 from openenv_pipe.system.http import MAX_BYTES, HttpClient, bearer
-from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
+from openenv_pipe.system.http_retries import MAX_QUOTED, TransientError, post, repeated
 from openenv_pipe.system.response_cache import ResponseCache
 from openenv_pipe.system.untrusted_json import parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
@@ -95,7 +95,7 @@ class ChatClient:
             EngineError: there was no answer in `max_retries` further tries.
         """
         if self._cache and (known := self._cache.read(self.url, body)) is not None:
-            with suppress(PassingError):  # a file that somebody has changed
+            with suppress(TransientError):  # a file that somebody has changed
                 return _checked(known)
         async with self._slots:
             response = await self._ask(body, num_tokens)
@@ -107,7 +107,7 @@ class ChatClient:
         max_retries = self._config.max_retries
         try:
             return await repeated(partial(self._post, body, num_tokens), max_retries)
-        except PassingError as why:
+        except TransientError as why:
             raise EngineError(
                 f"{self.url} gave no answer in {max_retries + 1} tries, the last time: {why}; see "
                 f"the provider's status, or raise {self._block}.max_retries"
@@ -130,7 +130,7 @@ class ChatClient:
         try:
             answer = parse_untrusted(content)
         except ValueError as error:
-            raise PassingError(
+            raise TransientError(
                 f"an answer that is not JSON ({error}): {quoted(content, MAX_QUOTED)}"
             ) from error
         return _checked(answer)
@@ -150,19 +150,19 @@ class ChatClient:
 
 
 def _checked(answer: Any) -> dict[str, Any]:
-    """Return the answer. Raises PassingError if it is not a whole completion with a message."""
+    """Return the answer. Raises TransientError if it is not a whole completion with a message."""
     seen = quoted(repr(answer), MAX_QUOTED)
     if isinstance(answer, dict) and answer.get("error"):
-        raise PassingError(f"an error with status 200: {seen}")
+        raise TransientError(f"status 200 with an error in its body: {seen}")
     try:
         choice = _Completion.model_validate(answer).choices[0]
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the answer"
-        raise PassingError(
-            f"an answer of another form, at {where}: {first['msg']}: {seen}"
+        raise TransientError(
+            f"an answer that is no chat completion, at {where}: {first['msg']}: {seen}"
         ) from None
     if choice.finish_reason in _GIVEN_UP:
-        raise PassingError(f"a reply that ended with finish_reason {choice.finish_reason}")
+        raise TransientError(f"a reply that ended with finish_reason {choice.finish_reason}")
     assert isinstance(answer, dict)
     return answer

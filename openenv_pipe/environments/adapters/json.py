@@ -28,7 +28,7 @@ MAX_EXAMPLE = 200  # characters
 
 
 class JsonAdapter:
-    """Replies with a JSON object as actions; the last object of a reply counts.
+    """Reads an action from the last JSON object in a reply.
 
     Templates see the observation's fields and `action_schema`, the schema in a short form.
     """

@@ -40,7 +40,7 @@ class StepResult:
     """The environment's answer to `reset` or `step`."""
 
     observation: dict[str, Any]
-    reward: float | None  # at most MAX_REWARD in size; None if the environment gave none
+    reward: float | None  # at most MAX_REWARD in absolute value; None if the environment gave none
     done: bool
 
 
@@ -167,5 +167,5 @@ def _number(reward: Any, url: str) -> float:
         return float(reward)
     raise SessionError(
         f"{url}: reward is {quoted(str(reward))}, expected null or a number of at most "
-        f"{MAX_REWARD:g} in size; fix the environment"
+        f"{MAX_REWARD:g} in absolute value; fix the environment"
     )

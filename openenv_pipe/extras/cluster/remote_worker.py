@@ -170,7 +170,7 @@ class RemoteWorker:
 
         play: an identifier that was not used before.
 
-        Raises WorkerLostError if the worker is lost before that, else the error that ends the run.
+        Raises WorkerLostError if the worker is lost first, or the error that ends the run.
         """
         end = asyncio.get_running_loop().create_future()
         self._plays[play] = _Play(replies=replies, end=end)

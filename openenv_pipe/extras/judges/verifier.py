@@ -28,7 +28,7 @@ from openenv_pipe.system.http import Access, HttpClient
 from openenv_pipe.system.http_retries import (
     MAX_QUOTED,
     SETTINGS_STATUSES,
-    PassingError,
+    TransientError,
     post,
     repeated,
 )
@@ -155,7 +155,7 @@ class HttpSource:
         retries = self._config.max_retries
         try:
             return {"answer": await repeated(partial(self._post, body), retries)}
-        except PassingError as why:
+        except TransientError as why:
             failure = f"{self._config.url} gave no answer in {retries + 1} tries: {why}"
         except FailedVerifierError as why:
             failure = str(why)
@@ -184,7 +184,7 @@ class HttpSource:
             return parse_untrusted(content)
         except ValueError as error:
             told = quoted(content, MAX_QUOTED)
-            raise PassingError(f"an answer that is not JSON: {told}") from error
+            raise TransientError(f"an answer that is not JSON: {told}") from error
 
 
 class FunctionSource:

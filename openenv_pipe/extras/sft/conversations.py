@@ -122,7 +122,7 @@ def turns_of(
         completion = written_completion(chat, text, max_tokens)
         num_tokens = len(history.prompt_ids) + len(completion.token_ids)
         if completion.finish is Finish.LENGTH or num_tokens > max_tokens:
-            raise BadRowError(f"it has more tokens than env.max_episode_tokens={max_tokens}")
+            raise BadRowError(f"longer than env.max_episode_tokens={max_tokens} tokens")
         if chat.ends.ids.intersection(completion.token_ids[:-1]):
             raise BadRowError(f"a reply contains the token that ends a turn: {text!r:.60}")
         turns.append(

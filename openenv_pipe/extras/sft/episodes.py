@@ -123,7 +123,7 @@ def _chosen(groups: Sequence[Group], source: SelectedEpisodes, setup: SourceSetu
         if usable:
             kept.append(replace(group, id=f"warm start/{len(kept)}", episodes=usable))
     num_kept = sum(len(group.episodes) for group in kept)
-    reasons = "".join(f"\n  {count} of them: {text}" for text, count in problems.items())
+    reasons = "".join(f"\n  {count} left out: {text}" for text, count in problems.items())
     if not kept:
         raise ConfigError(
             f"{KEY}: none of {num_episodes} episodes can be imitated with only="
@@ -137,15 +137,15 @@ def _chosen(groups: Sequence[Group], source: SelectedEpisodes, setup: SourceSetu
 def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn]:
     turns = episode.turns
     if not turns:
-        raise BadRowError("it has no turn")
+        raise BadRowError("no turns")
     conversation = _conversation_of(turns)
     if _is_in_format(turns, conversation, chat):
         if episode.num_branch_tokens > max_tokens:
-            raise BadRowError(f"it has more tokens than env.max_episode_tokens={max_tokens}")
+            raise BadRowError(f"longer than env.max_episode_tokens={max_tokens} tokens")
         return turns
     if conversation is None:
         raise BadRowError(
-            "its token ids are of another model, and its messages are not recorded, or several "
+            "the token ids are of another model, and the messages are not recorded, or several "
             "turns continue one"
         )
     num_first = len(split_tools(turns[0].messages)[1])

@@ -41,10 +41,10 @@ def view(
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
-    """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
+    """Show live and finished runs in the browser: curves, episodes, tokens.
 
-    Prints a link with a token, which the pages need, and serves until Ctrl-C. Loads nothing from
-    elsewhere.
+    Prints a link with an access token, and serves until Ctrl-C; with --bundle, writes static pages
+    instead. The pages load nothing from other hosts.
 
     \b
     openenv-pipe view

@@ -51,7 +51,7 @@ class ScoredTokens:
 
 
 class ScoringPolicy:
-    """A policy beside the one that training began with."""
+    """Scores sampled tokens by a checkpoint, with its KL from the policy before training."""
 
     def __init__(self, config: RunConfig, scored: Path | None, start: Path | None) -> None:
         """scored, start: checkpoints; None: the untrained weights. Raises ConfigError."""

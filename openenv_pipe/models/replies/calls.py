@@ -308,7 +308,7 @@ def _type_of(value: Any) -> str:
 
 
 def cast(text: str, types: tuple[str, ...]) -> Any:
-    """Return the value of the first type that a text can have; the text itself if there is none.
+    """Parse a text as the first of `types` that fits, null before all others; else return the text.
 
     A text that looks like a number stays text if the schema says so, or says nothing.
     """

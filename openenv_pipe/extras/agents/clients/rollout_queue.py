@@ -349,8 +349,8 @@ def read_report(body: Any) -> Report:
     reward, metrics, error = body.get("reward"), body.get("metrics") or {}, body.get("error")
     if reward is not None and not is_number(reward, MAX_REWARD):
         raise ValueError(
-            f"reward is {reward!r:.40}; expected a number of at most {MAX_REWARD:g} in size, or "
-            "null to ask for judging"
+            f"reward is {reward!r:.40}; expected a number of at most {MAX_REWARD:g} in absolute "
+            "value, or null to ask for judging"
         )
     if (
         not isinstance(metrics, dict)

@@ -90,7 +90,7 @@ def read_verdict(data: bytes) -> TrialResult:
     return TrialResult(
         reward=None,
         problem=f"the verifier wrote {seen}, expected a number named {REWARD}, "
-        f"of at most {MAX_REWARD:g} in size",
+        f"of at most {MAX_REWARD:g} in absolute value",
     )
 
 

@@ -98,8 +98,9 @@ def held_out_line(
     }
     more = f" of {num_train}" if len(train) < num_train else ""
     text = (
-        f"{num_begun} of {len(held_out)} eval tasks begin as one of {len(train)}{more} training "
-        f"tasks does, and {num_same} also go on so, played by {player}"
+        f"{num_begun} of {len(held_out)} eval tasks have the first observation of one of "
+        f"{len(train)}{more} training tasks, and {num_same} the same whole episode, "
+        f"played by {player}"
     )
     if not num_same:
         return Line(NAME, Result.OK, text, measured)

@@ -224,13 +224,13 @@ def told_line(plays: Sequence[PlayedEpisode], player: str) -> Line | None:
                 text = (
                     f"observation.{field} has the `{path}` of {player} before it is replied, in "
                     f"{share:.0%} of {len(values)} replies (by chance {by_chance:.0%}): unless "
-                    "the task is to copy it, the observation tells the answer"
+                    "the task is to copy it, the observation gives the answer away"
                 )
                 measured = {"share": share, "by_chance": by_chance}
                 return Line(EXPERT_NAME, Result.WARN, text, measured)
     if not num_searched:
         return None
-    text = f"{num_searched} replies of {player}: no field of the observations before tells them"
+    text = f"{num_searched} replies of {player}: no field of an earlier observation reveals them"
     return Line(EXPERT_NAME, Result.OK, text)
 
 

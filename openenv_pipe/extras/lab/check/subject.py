@@ -105,7 +105,7 @@ class EnvironmentUnderTest:
         return play
 
     async def play_alike(self, tasks: Sequence[Task], chooser: Chooser) -> list[PlayedEpisode]:
-        """Play tasks in one session with a chooser that draws the same numbers in each.
+        """Play tasks in one session with a chooser that draws the same numbers in each task.
 
         Raises SessionError.
         """
@@ -113,7 +113,10 @@ class EnvironmentUnderTest:
             return [await self.play_task(session, task, chooser) for task in tasks]
 
     async def play_task(self, session: Session, task: Task, chooser: Chooser) -> PlayedEpisode:
-        """Play one task; the chooser draws the same numbers in each. Raises SessionError."""
+        """Play one task. The chooser's random numbers are the same for every task.
+
+        Raises SessionError.
+        """
         play = PlayedEpisode(task=task)
         await play_to_end(session, play, chooser, self.env, random.Random(0))
         return play

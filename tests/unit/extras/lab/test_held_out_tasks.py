@@ -23,8 +23,8 @@ def test_eval_tasks_that_are_training_tasks_are_counted():
     line = held_out_line(apart, others, "env.baselines.expert", num_train=30)
     assert (line.result, line.measured["same"]) == (Result.WARN, 2)
     assert line.text.startswith(
-        "2 of 3 eval tasks begin as one of 3 of 30 training tasks does, and 2 also go on so, "
-        "played by env.baselines.expert: 2 eval tasks repeat training tasks"
+        "2 of 3 eval tasks have the first observation of one of 3 of 30 training tasks, and 2 the "
+        "same whole episode, played by env.baselines.expert: 2 eval tasks repeat training tasks"
     )
     assert held_out_line(apart, others[:1], "me", num_train=3).result is Result.OK
     others[1].failure = StepRejectedError("EXECUTION_ERROR", "it raised")

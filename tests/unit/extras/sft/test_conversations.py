@@ -177,7 +177,7 @@ async def test_bad_rows_are_left_out_and_named_by_line(tmp_path):
     read = "imitating 2 of 9 conversations, 2 replies in all, each 48 times; 7 left out"
     assert note.startswith(f"{read}\n")
     assert f"{source.path}, line 3: it has no list `messages`" in note
-    assert "line 5: it has more tokens than env.max_episode_tokens=120" in note
+    assert "line 5: longer than env.max_episode_tokens=120 tokens" in note
     assert note.endswith("and 2 more")
     written(tmp_path / "rows.jsonl", [{"messages": row} for row in ROWS[:3]])
     await groups_of(source, tiny_policy().chat, notes)

@@ -110,7 +110,7 @@ async def test_token_ids_of_another_model_are_not_taken(tmp_path):
     notes = []
     found = await imitated(tmp_path, [group("step 1/0", (1.0, True, [other])), own], notes)
     assert replies(found) == [["a"]]
-    assert "1 of them: its token ids are of another model" in notes[0]
+    assert "1 left out: the token ids are of another model" in notes[0]
 
 
 async def test_turns_that_branch_are_no_conversation_for_another_model(tmp_path):
@@ -136,7 +136,7 @@ async def test_episodes_that_are_too_long_are_left_out(tmp_path):
     long = group("step 1/0", (1.0, True, [own_turn(2000 * "x")]))
     notes = []
     await imitated(tmp_path, [long, group("step 2/0", (1.0, True, [own_turn("a")]))], notes)
-    assert "1 of them: it has more tokens than env.max_episode_tokens=" in notes[0]
+    assert "1 left out: longer than env.max_episode_tokens=" in notes[0]
 
 
 @pytest.mark.parametrize(
