@@ -1,8 +1,8 @@
-"""Deliver a run's steps and evaluations to one tracker, in a thread of its own: no run waits.
+"""Deliver a run's steps and evaluations to one tracker, in a thread of its own: no step waits.
 
-A call that fails is repeated after a growing delay. The run is told once, and again when the
-tracker works. What has been delivered is noted in `trackers/NAME.json` of the run folder, with the
-tool's id of the run: a resumed run continues there, and sends nothing a second time.
+A call that fails is repeated after a growing delay. The run is told of the first failure, and when
+the tracker works again. What has been delivered is noted in `trackers/NAME.json` of the run folder,
+with the tool's id of the run: a resumed run continues there, and sends nothing a second time.
 """
 
 import threading
@@ -48,7 +48,7 @@ class State(BaseModel):
 
 
 def read_state(folder: Path, name: str) -> State | None:
-    """Return what a run folder says about a tracker; None if it says nothing sound."""
+    """Return the state of a tracker in a run folder; None if it is missing or damaged."""
     try:
         return State.model_validate(read_json(folder / FOLDER / f"{name}.json"))
     except (RunFolderError, ValidationError):
@@ -60,6 +60,7 @@ class _Waiting:
     """A step or an evaluation that has not been delivered."""
 
     item: TrackedStep | TrackedEvaluation
+    num_attempts: int = 0  # that failed
 
     @property
     def num_episodes(self) -> int:
@@ -80,9 +81,9 @@ class Delivery:
         self._state = read_state(run.folder, name) or State(run_id=None, num_records=0)
         self._is_open = False
         self._num_lost = 0
-        self._num_failures = 0  # of the current call
+        self._num_failures = 0  # since the last call that succeeded
         self._pending: deque[_Waiting] = deque()
-        self._with_episodes: deque[_Waiting] = deque()  # those of them that still have theirs
+        self._with_episodes: deque[_Waiting] = deque()  # those of `_pending` with episodes
         self._end: tuple[EndStatus, Mapping[str, float]] | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
@@ -124,7 +125,7 @@ class Delivery:
         self._thread.join(limit_s)
         if self._thread.is_alive():
             self._notify(
-                f"tracker {self._name} has not taken everything within {END_LIMIT_S:g} s; "
+                f"tracker {self._name} did not accept everything within {END_LIMIT_S:g} s; "
                 "metrics.jsonl and episodes/ have it all"
             )
 
@@ -197,7 +198,7 @@ class Delivery:
             write_json(path, state.model_dump(mode="json"))
 
     def _drop(self, first: _Waiting) -> None:
-        """Remove what was at the head, unless too many came meanwhile."""
+        """Remove `first` from the head, unless an overflow has removed it meanwhile."""
         with self._changed:
             if self._pending and self._pending[0] is first:
                 self._remove_first()
@@ -214,6 +215,9 @@ class Delivery:
                 f"tracker {self._name} failed ({type(error).__name__}: {quoted(str(error), 300)}); "
                 "the run goes on, and the call is repeated"
             )
-        if self._is_open and self._num_failures >= MAX_ATTEMPTS and self._pending:
-            self._drop(self._pending[0])
-            self._num_lost += 1
+        if self._is_open and self._pending:
+            first = self._pending[0]
+            first.num_attempts += 1
+            if first.num_attempts >= MAX_ATTEMPTS:
+                self._drop(first)
+                self._num_lost += 1

@@ -215,6 +215,21 @@ def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
     assert [name for name, _ in calls] == ["open", "log", "close"]
 
 
+def test_each_step_has_attempts_of_its_own(tmp_path):
+    """An outage that ends after the first step is given up costs no other step."""
+    calls, told = Calls(), Calls()
+    config, folder = tracked(tmp_path, bad={"calls": calls, "run_id": "it"})
+    trackers = Trackers(config, folder, told.append)
+    wait_for(lambda: calls)
+    tracker = trackers._deliveries[0]._tracker
+    tracker.fail = 2 * delivery.MAX_ATTEMPTS - 1
+    for step in (1, 2, 3):
+        trackers.log(record(step))
+    wait_for(lambda: tracker.fail == 0)
+    trackers.close("finished", {})
+    assert steps_of(calls) == [2, 3]
+
+
 def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path, monkeypatch):
     monkeypatch.setattr(delivery, "MAX_PENDING_EPISODES", 9)
     calls, hold = Calls(), threading.Event()
@@ -238,7 +253,7 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatc
     trackers.log(record(1))
     trackers.close("finished", {})
     hold.set()
-    assert told[0].startswith("tracker dead has not taken everything within")
+    assert told[0].startswith("tracker dead did not accept everything within")
 
 
 def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
