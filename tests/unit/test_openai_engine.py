@@ -256,6 +256,7 @@ UNUSABLE = {
     "a deep JSON": (b"[" * 100_000, "not JSON"),
     "no object": ([1], "no chat completion, at the answer"),
     "an error": ({"error": {"message": "overloaded"}}, "status 200 with an error.*overloaded"),
+    "a reason that is not text": (completion({"refusal": {"a": 1}}), "should be a valid string"),
     "an error beside a choice": ({**completion({"content": "x"}), "error": "no"}, "status 200"),
     "no choices": ({}, "at choices"),
     "choices of none": ({"choices": []}, "at choices"),

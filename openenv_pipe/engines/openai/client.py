@@ -19,7 +19,7 @@ from openenv_pipe.system.untrusted_json import parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
 
 _PATH = "/chat/completions"
-_GIVEN_UP = ("error", "abort")  # finish reasons of endpoints that have not finished
+_GIVEN_UP = ("error", "abort")  # finish reasons of replies that were not finished
 _MAX_USAGE = 10**9  # tokens of one request; a larger number is not believed
 
 
@@ -41,7 +41,7 @@ class _ToolCall(_Part):
 
 class _Message(_Part):
     content: str | None = None
-    rejection: str | None = None
+    rejection: Annotated[str | None, Field(alias="refusal")] = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -88,7 +88,7 @@ class ChatClient:
         """Return the endpoint's JSON for this body: it has a choice with a message.
 
         Args:
-            num_tokens: what the request may cost at most, for the limit of tokens per minute.
+            num_tokens: the most that the request may use, for the limit of tokens per minute.
 
         Raises:
             RequestRejectedError: the endpoint rejects the request, and would reject it again.
@@ -137,7 +137,7 @@ class ChatClient:
 
     def _reject(self, status: int, content: bytes) -> NoReturn:
         if status in (401, 403):
-            expected = f"set {self._block}.api_key, best as ${{oc.env:OPENAI_API_KEY}}"
+            expected = f"set {self._block}.api_key, preferably as ${{oc.env:OPENAI_API_KEY}}"
         elif status in (301, 302, 307, 308, 404):
             expected = f"see {self._block}.base_url and {self._block}.model={self._config.model}"
         else:
