@@ -43,12 +43,12 @@ TOKEN_VARIABLE = "OPENENV_PIPE_TOKEN"
 ASK_S = 20.0  # how long the server waits for an episode in one request
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 RETRY_S = 1.0  # between two tries
-WARN_S = 10.0  # without an episode, after which a client logs a warning
+WARN_S = 10.0  # a client without an episode for so long logs a warning
 WARN_EVERY_S = 60.0
 NO_TOKEN = 401
 TRAINING_ENDED = 410
-LATER = (429, 502, 503, 504)  # status codes after which an episode may come
-TIMEOUT = httpx.Timeout(60.0, read=900.0)  # of one request; a call may wait for others
+LATER = (429, 502, 503, 504)  # status codes after which an episode may still come
+TIMEOUT = httpx.Timeout(60.0, read=900.0)  # of one request; a model call may wait for others
 
 
 class ClientError(FailureError):
@@ -81,18 +81,18 @@ class AsyncRollout:
 
     def __init__(self, http: httpx.AsyncClient, opened: Mapping[str, Any]) -> None:
         self._http = http
-        self.url = str(http.base_url).rstrip("/")  # of Anthropic's and Google's clients
-        self.base_url = f"{self.url}/v1"  # of OpenAI's clients
-        self.api_key: str = opened["key"]  # of this rollout alone
+        self.url = str(http.base_url).rstrip("/")  # for Anthropic's and Google's clients
+        self.base_url = f"{self.url}/v1"  # for OpenAI's clients
+        self.api_key: str = opened["key"]  # valid for this rollout only
         self.model = MODEL
-        self.env_url = f"{self.url}/openenv/{self.api_key}"  # of OpenEnv's clients
+        self.env_url = f"{self.url}/openenv/{self.api_key}"  # for OpenEnv's clients
         self.task: dict[str, Any] = opened["task"]  # its id, first messages, observation and tools
-        self.group: str = opened["group"]  # the episodes that this one is compared with
+        self.group: str = opened["group"]  # the id of its group, within which it is compared
         self.group_size: int = opened["group_size"]
         self.status: str | None = None  # how it ended, after `finish` or `fail`
 
     async def chat(self, messages: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
-        """Ask the model by a chat completion, and return its message.
+        """Request a chat completion from the model, and return its message.
 
         Raises ClientError if there is no answer.
         """
@@ -115,22 +115,22 @@ class AsyncRollout:
     ) -> str:
         """End the episode, and return its status.
 
-        reward: added to what the environment's steps gave; None: nothing is added, and the terms of
-            the run decide, such as its judge.
+        reward: added to the rewards of the environment's steps; None: nothing is added, and the
+            run's reward terms decide, such as a judge.
         metrics: further numbers to record, by name.
 
-        Numbers may be those of numpy and torch, truth values, Decimals and fractions.
+        Numbers may be scalars of numpy and torch, bools, Decimals and Fractions.
 
         Raises:
             RolloutEndedError: the episode is over already.
-            ClientError: the server rejects the report, or something is no finite number.
+            ClientError: the server rejects the report, or a value is not a finite number.
         """
         numbers = {name: _number(name, value) for name, value in (metrics or {}).items()}
         own = None if reward is None else _number("reward", reward)
         return await self._end({"reward": own, "metrics": numbers})
 
     async def fail(self, error: str) -> str:
-        """End an episode that could not be played, which then is not trained on."""
+        """End an episode that could not be played; it is not trained on."""
         return await self._end({"error": error})
 
     async def _end(self, report: Mapping[str, Any]) -> str:
@@ -148,16 +148,16 @@ class AsyncClient:
     """Opens episodes of a training server, any number at once. Enter it before use."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """url: of the server; /v1, as OpenAI's clients have it, may be at its end.
+        """url: the server's; it may end in /v1, as for OpenAI's clients.
 
-        token: of the server; None: that in the environment variable OPENENV_PIPE_TOKEN.
+        token: the server's; None: the value of the environment variable OPENENV_PIPE_TOKEN.
         """
         url = url.rstrip("/").removesuffix("/v1")
         self._token = token or os.environ.get(TOKEN_VARIABLE)
         self._run: str | None = None  # the id of the run whose episodes it plays
-        self._next_warning = 0.0  # the earliest time of one, by time.monotonic
+        self._next_warning = 0.0  # the earliest time of the next warning, by time.monotonic
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        is_near = urlsplit(url).hostname in LOOPBACK  # which no proxy can reach
+        is_near = urlsplit(url).hostname in LOOPBACK  # no proxy can reach it
         self._http = httpx.AsyncClient(
             base_url=url, timeout=TIMEOUT, limits=limits, trust_env=not is_near
         )
@@ -178,18 +178,18 @@ class AsyncClient:
     async def rollout(
         self, task: Mapping[str, Any] | None = None, *, timeout_s: float = 600.0
     ) -> AsyncIterator[AsyncRollout]:
-        """Open an episode for the block. A block that ends without `finish` or `fail` loses it.
+        """Open an episode for the block; it is lost unless the block calls `finish` or `fail`.
 
-        An exception in the block is reported to the server, and raised again. If the server has
-        ended the episode before, or has itself ended, the exception follows from that: the block
-        then ends with a warning, and the next `rollout` waits for an episode or a server.
+        An exception in the block is reported to the server and raised again. If the server or the
+        episode had ended before, the exception is taken for a consequence: it is only logged as a
+        warning, and the next `rollout` waits for an episode or a server.
 
-        task: one of your own, the keywords of a reset; equal tasks are one group. None: the run's.
+        task: your own, as keywords of a reset; equal tasks form one group. None: one of the run's.
         timeout_s: how long to wait for an episode, or for a server that does not answer.
 
         Raises:
             TrainingEndedError: there are no more episodes.
-            ClientError: the server rejects the request, or there is none within `timeout_s`.
+            ClientError: the server rejects the request, or no episode opens within `timeout_s`.
         """
         began = time.monotonic()
         latest = began + timeout_s
@@ -207,7 +207,7 @@ class AsyncClient:
     async def _ask(
         self, task: Mapping[str, Any] | None, latest: float, connection: AsyncExitStack
     ) -> AsyncRollout | str:
-        """Ask for an episode once, or return why there is none now.
+        """Ask for an episode once; return it, or why there is none now.
 
         connection: receives what closes the connection of the episode, which stays open.
 
@@ -243,7 +243,7 @@ class AsyncClient:
         return problem
 
     def _warn(self, problem: str, began: float, latest: float) -> None:
-        """Log why there is no episode, if that lasts; not once for each that waits."""
+        """Log why there has long been no episode; one warning is for all that wait."""
         now = time.monotonic()
         if now < max(began + WARN_S, self._next_warning):
             return
@@ -292,10 +292,10 @@ class Rollout:
 
 
 class Client:
-    """As `AsyncClient`, for programs without an event loop. Several threads may use one."""
+    """As `AsyncClient`, for programs without an event loop. Threads may share a client."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
-        """As of `AsyncClient`."""
+        """The arguments are those of `AsyncClient`."""
         self._client = AsyncClient(url, token)
         self._open = ExitStack()
 
@@ -349,7 +349,7 @@ async def _post(
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a number as JSON holds it. Raises ClientError if it is none, or not finite."""
+    """Return a number as a float for JSON. Raises ClientError if it is not a finite number."""
     item = value.item() if getattr(value, "shape", None) == () else value
     if isinstance(item, Real | Decimal):
         with suppress(ValueError, OverflowError):  # a signalling NaN, 10 ** 400
@@ -360,7 +360,7 @@ def _number(name: str, value: Any) -> float:
 
 
 async def _report(rollout: AsyncRollout, error: Exception) -> bool:
-    """Tell the server why an episode fails; return False if it has ended the episode before."""
+    """Tell the server why an episode failed; return False if the episode or server has ended."""
     try:
         await rollout.fail(f"{type(error).__name__}: {error}")
     except (RolloutEndedError, _NoAnswerError):

@@ -1,4 +1,4 @@
-"""The types of blocks that the core has, listed in the way in which an extra lists its own."""
+"""The block types of the core, listed as an extra lists its own."""
 
 from openenv_pipe.registry import BlockType, Extra
 
@@ -23,7 +23,7 @@ BASES = {
 def _type(
     block: str, name: str, config: str, build: str, check: str = "", trial: str = ""
 ) -> BlockType:
-    """Make an entry whose targets leave out what all of them begin with."""
+    """Make an entry from targets without the prefix that all of them share."""
     return BlockType(
         block=block,
         type=name,

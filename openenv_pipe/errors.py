@@ -3,7 +3,7 @@
 PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
 │   ├── ConfigError          a wrong key, value, group or file of the configuration
-│   │   ├── EngineMissingError   the engine is not installed; on a terminal, cli/ offers to do it
+│   │   ├── EngineMissingError   the engine is missing; on a terminal, cli/ offers to install it
 │   │   └── RequestRejectedError  an endpoint rejects a request as it is
 │   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
 ├── FailureError         a part of the pipeline failed: exit 1, with the log to read
@@ -19,7 +19,7 @@ PipeError
     ├── SessionTimeoutError  no answer within the message's time limit
     └── SessionClosedError   the connection was closed
 
-`Interrupted` is the KeyboardInterrupt of the Python API, and no PipeError.
+`Interrupted` is the KeyboardInterrupt of the Python API, and not a PipeError.
 
 A message says what was wrong, the value seen, the value expected, and the next action.
 Bugs of the package are AssertionErrors and other exceptions, which keep their traceback.
@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
 
-MAX_TAIL_BYTES = 2**16  # of a log, in which its last lines are looked for
+MAX_TAIL_BYTES = 2**16  # the end of a log that is searched for its last lines
 NUM_LINES = 12  # of a log, in a message
 MAX_LINE = 200  # characters of a line of a log
 MARGIN = "  | "  # before each of its lines
@@ -46,7 +46,7 @@ class PipeError(Exception):
     whole_text: Path | None = None  # the file with the whole message, where it is shown cut
 
     def _render_traceback_(self) -> list[str]:
-        """Return what notebooks show: the message, for no line of this package is at fault."""
+        """Return what notebooks show: the message only, as no line of this package is at fault."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -89,9 +89,9 @@ class RunFolderError(UserError):
 
 
 class FailureError(PipeError):
-    """A part of the pipeline failed. `log` is the file to read, its last lines are shown.
+    """A part of the pipeline failed. The message shows the last lines of the file `log`.
 
-    An exception in the last one, with which a program has ended, comes first.
+    If the very last line is an exception, such as the one that ended a program, it comes first.
     """
 
     def __init__(self, message: str, log: Path | None = None, num_lines: int = NUM_LINES) -> None:
@@ -127,7 +127,7 @@ class JudgeError(FailureError):
 
 
 class OutOfMemoryError(FailureError):
-    """The machine or its GPU has no memory left. The advice fits the stage where that happened."""
+    """The machine or its GPU has no memory left. The advice depends on the stage of the run."""
 
 
 class TrainingError(FailureError):
@@ -163,7 +163,7 @@ class SessionClosedError(SessionError):
 
 
 def raise_first(group: BaseExceptionGroup) -> NoReturn:
-    """Raise the first error of a TaskGroup's, with the cause and context that it has itself.
+    """Raise the first error of a TaskGroup's exception group, with its own cause and context.
 
     The others are added as notes, so that a traceback shows them too.
     """
@@ -189,7 +189,7 @@ def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
 def last_lines(log: Path, num_lines: int = NUM_LINES) -> str:
     """Return the end of a log file, indented; empty if the file cannot be read.
 
-    Python's own frames are left out of tracebacks.
+    Frames of Python's frozen modules are left out of tracebacks.
     """
     try:
         with log.open("rb") as file:

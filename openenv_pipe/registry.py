@@ -1,6 +1,6 @@
-"""What the extras bring: each folder of `openenv_pipe/extras/` has a constant `EXTRA` that says it.
+"""What the extras bring, as the constant `EXTRA` of each folder of `openenv_pipe/extras/` says.
 
-An extra names its parts as "module:name", so nothing of it is imported before it is used.
+An extra names its parts as "module:name", so no part is imported before it is used.
 """
 
 import pkgutil
@@ -19,8 +19,8 @@ from openenv_pipe.errors import ConfigError
 class Command:
     """A command of `openenv-pipe`.
 
-    The command line imports the target's module whenever it starts, so that module imports what
-    takes long inside of its functions.
+    The command line imports the target's module whenever it starts, so that module imports slow
+    modules inside its functions.
     """
 
     name: str
@@ -31,8 +31,8 @@ class Command:
 class BlockType:
     """A type of a block of the configuration.
 
-    What `build` and `check` are called with depends on the block; the function that builds the
-    block's part says it, such as `trackers.build.build_tracker`.
+    The arguments of `build` and `check` depend on the block: see the function that builds its
+    part, such as `trackers.build.build_tracker`.
     """
 
     block: str  # its key, such as "host"
@@ -43,19 +43,19 @@ class BlockType:
     build: str  # "module:name" of what makes the part that the block configures
     check: str = ""  # "module:name" of what a run calls before it begins, if there is any
     trial: str = ""  # "module:name" of what `openenv-pipe check` tries beyond that
-    open: str = ""  # "module:name" of what gives a term of the reward, if it has to be closed
+    open: str = ""  # "module:name" of what opens a term of the reward that has to be closed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extra:
-    """What one extra brings. The hooks, which are texts, are "module:name"; "" stands for none."""
+    """What one extra brings. The hooks of type str are "module:name"; "" stands for none."""
 
     name: str  # that of its folder
     commands: tuple[Command, ...] = ()
     blocks: tuple[BlockType, ...] = ()
-    functions: tuple[str, ...] = ()  # "module:name" of those that the package itself has
-    # A run awaits it before it has a folder, with its RunConfig and with what shows a note, to get
-    # what takes minutes once and serves later runs.
+    functions: tuple[str, ...] = ()  # "module:name" of those for the Python API
+    # A run awaits it before it has a folder, with its RunConfig and a function that shows a note.
+    # It gets what takes minutes once and serves later runs.
     prepare: str = ""
     made_model: str = ""  # returns the `models.hub.MadeModel` of a HubModelConfig, or None
     report: str = ""  # writes the report of a `runs.folder.RunFolder`; returns its path
@@ -67,7 +67,7 @@ class Extra:
     multirun: str = ""  # `train -m` calls it with the options of `train`.
     fast_sampling: str = ""  # a subclass of `models.forward.row_forward.FastSampling`
     vision: str = ""  # a subclass of `models.vision.Vision`: vision-language models
-    other_names: str = ""  # returns what stands for a key that does not exist: its name and value
+    other_names: str = ""  # returns advice for an unknown key, from its name and value, or None
     rules: str = ""  # further rules of `config.rules`
     unused: str = ""  # further rules of `config.unused_keys`
 
@@ -86,7 +86,7 @@ def functions() -> dict[str, str]:
 
 
 def if_command(name: str, text: str) -> str:
-    """Return the text, which names a command of an extra; "" where no extra brings the command."""
+    """Return the text if an extra brings the command that it names, else ""."""
     return text if any(name == each.name for extra in extras() for each in extra.commands) else ""
 
 

@@ -12,7 +12,7 @@ A worked example, Wordle with the tiny tokenizer and two turns:
     turns[1].prompt_ids      <|user|> . g . . y <|assistant|>     only what is new
     turns[1].completion_ids  s h e e t <|end|>
 
-The sample of that episode is the four lists in a row; its loss mask is True on completions only.
+The sample of that episode is the four lists joined; its loss mask is True on completions only.
 
 The turns of an episode are a graph: a turn continues its `parent` if the parent's whole context and
 completion are a prefix of the turn's prompt, token for token, and otherwise begins a root with its
@@ -32,7 +32,7 @@ Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
 Message = Mapping[str, Any]  # "role", "content", perhaps "name", "images", "calls"
 IMAGE_IDS = 2**52  # token ids from here on are those of images (`Image.token_id`)
-IMAGE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
+IMAGE_DIGITS = 13  # hexadecimal, of a digest: token ids stay below 2**53, which JSON keeps exact
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Images = Mapping[int, "Image"]  # by their token ids
 NO_IMAGES: Images = MappingProxyType({})
@@ -58,9 +58,9 @@ class Image(dict[str, Any]):
 
     @property
     def token_id(self) -> int:
-        """The number in place of the image's placeholder tokens in prompts of models that see it.
+        """The id in place of each placeholder token of the image, in prompts of models that see it.
 
-        Above every vocabulary, and from the digest: equal exactly if the model reads the same.
+        It is above every vocabulary. It comes from the digest, so equal images have equal ids.
         """
         return IMAGE_IDS + int(self["image"].removeprefix("images/")[:IMAGE_DIGITS], 16)
 
@@ -81,14 +81,14 @@ class Status(StrEnum):
     # Of programs (agent=program):
     TIME_LIMIT = "time_limit"  # it worked for agent.timeout_s, and was stopped
     OUTPUT_LIMIT = "output_limit"  # it wrote agent.max_output_mb, and was stopped
-    NO_CALLS = "no_calls"  # it ended without an answered call of the model
-    PROGRAM_FAILED = "program_failed"  # it ended with another exit code than 0
+    NO_CALLS = "no_calls"  # it ended without an answered call to the model
+    PROGRAM_FAILED = "program_failed"  # it ended with an exit code other than 0
     PROGRAM_KILLED = "program_killed"  # a signal ended it
     NO_REWARD = "no_reward"  # the verifier of its Harbor task gave no reward
     # Of clients (agent=client):
     CLIENT_FAILED = "client_failed"  # it reported a failure, or never called the model
     CLIENT_LOST = "client_lost"  # it left before it reported the end
-    CLIENT_LATE = "client_late"  # agent.group_timeout_s of the group was over
+    CLIENT_LATE = "client_late"  # agent.group_timeout_s of the group ran out
 
     @property
     def is_failure(self) -> bool:
@@ -118,7 +118,7 @@ class TurnRole(StrEnum):
 
     AGENT = "agent"
     RETRY = "retry"  # sampled and discarded: another turn in its place was continued
-    AUXILIARY = "auxiliary"  # beside the task, without the agent's tools: a call for a title
+    AUXILIARY = "auxiliary"  # a call aside from the task without the agent's tools, as for a title
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ class Task:
     split: str
     index: int
     seed: int  # the environment's seed, the same for every member of a group
-    reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
+    reset: Mapping[str, Any] = field(default_factory=dict)  # keywords besides the seed
     labels: Mapping[str, str] = field(default_factory=dict)  # {"topic": "algebra"}: not for reset
     env: str = ""  # the environment's name in `beside`; empty: the one of `env`
 
@@ -167,13 +167,13 @@ class Usage:
 
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """One prompt, one completion, and the steps that it asked for: one, or several tool calls.
+    """One prompt, one completion, and the steps that the completion asked for, such as tool calls.
 
     A turn of an engine that takes messages has `messages` and `usage`; its lists of ids and
     logprobs are empty, and it cannot be trained on.
     """
 
-    # What is new since the parent; of a root the whole prompt.
+    # What is new since the parent; for a root, the whole prompt.
     prompt_ids: list[int] = field(repr=False)
     # Exactly as sampled, the end token included if there was one.
     completion_ids: list[int] = field(repr=False)
@@ -186,7 +186,7 @@ class Turn:
     role: TurnRole = TurnRole.AGENT
     steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
     unusable: str | None = None  # why the reply, or the rest of it, could not be used
-    # What the model was shown anew in this turn.
+    # The messages that were new to the model in this turn.
     messages: list[Message] = field(default_factory=list)
     usage: Usage | None = None  # None: the ids are known
     # Unix times in seconds, for traces: when the reply was asked for, when it came, and when each
@@ -203,7 +203,7 @@ class Turn:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if a limit ended the reply. One that may have a single token is whole with it."""
+        """True if a limit ended the reply. A reply of a single token counts as whole."""
         return self.finish is Finish.LENGTH and self.num_completion_tokens > 1
 
     @property
@@ -222,7 +222,7 @@ class Judgement:
     """What a judge said of an episode, for one reward term."""
 
     explanation: str
-    num_calls: int = 0  # one about several episodes is counted at the first of them
+    num_calls: int = 0  # a call about several episodes is counted at the first of them
     num_tokens: int = 0  # of prompts and answers, likewise
     cost: float = 0.0  # in the unit of the judge's prices
     # Of a term that shows several episodes in random orders, a value for each order:
@@ -253,8 +253,8 @@ class Episode:
     notes: list[str] = field(default_factory=list)  # what a program asked for and did not get
     duration_s: float = 0.0
     started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files
-    others: list["Episode"] = field(default_factory=list)  # of its game, until all have groups
-    after_a_move: bool = field(default=False, compare=False)  # of another player; not stored
+    others: list["Episode"] = field(default_factory=list)  # of its game, until grouped
+    after_a_move: bool = field(default=False, compare=False)  # another player moved; not stored
 
     @property
     def observations(self) -> list[Observation]:
@@ -353,18 +353,19 @@ class Sample:
     loss_mask: list[bool]  # True where the model chose the token, and no earlier sample has it
     logprobs: list[float]  # the sampler's; 0.0 where the mask is False
     advantages: list[float]  # 0.0 where the mask is False
-    environment_mask: list[bool] = field(default_factory=list)  # True: follows a reply, likewise
+    # True where the environment answered a reply with the token, and no earlier sample has it.
+    environment_mask: list[bool] = field(default_factory=list)
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
     images: Images = field(default_factory=dict)  # those in token_ids
     env: str = ""  # that of the task
-    hinted: "Sample | None" = None  # the same replies behind a prompt with a hint
+    hinted: "Sample | None" = None  # the same replies after a prompt with a hint
     reference_logprobs: list[float] | None = None  # those of a teacher on a server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedTokens:
-    """What the learner has computed of a sample's N trained tokens, in their order."""
+    """What the learner has computed for a sample's N trained tokens, in their order."""
 
     entropy: "np.ndarray"  # [N] float16
     # [N] float16: the trainer's logprob when the step began, minus the sampler's; NaN: not computed

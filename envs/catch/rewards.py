@@ -11,7 +11,7 @@ from typing import Any
 def closer(episode: Any) -> list[float]:
     """Return by how many columns each turn moved the paddle closer to the ball: 1.0, 0.0 or -1.0.
 
-    The sum over a game depends only on its first and last position, so that only catching has the
+    The sum over a game depends only on its first and last position, so only catching has the
     highest sum: potential-based shaping, as in Ng, Harada and Russell (1999).
     """
     values = []

@@ -22,10 +22,9 @@ NUM_READ = 8
 
 
 def search_and_read(observations: Observations, rng: random.Random) -> str:
-    """Search for the names in the question, and read the hits from the latest one on, until one of
-    them contains all the names and an answer.
+    """Search for the names in the question, and read the hits from the latest one on.
 
-    It knows the forms of the questions.
+    It answers from the first hit with all the names and an answer. It knows the question templates.
     """
     kind, keys = _understand(observations[0]["question"])
     texts = [_text(observation) for observation in observations[1:]]

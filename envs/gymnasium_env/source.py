@@ -21,7 +21,7 @@ class Source:
 
     env_id: as `gymnasium.make` takes it; of `module:id`, the module is imported first.
     keywords: a JSON object of keywords of `gymnasium.make`.
-    folder: where that module is looked for, beside the installed ones.
+    folder: where that module is looked for, in addition to the installed ones.
 
     Raises ValueError for what Gymnasium cannot make, SpaceError for spaces that have no text.
     """

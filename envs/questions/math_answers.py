@@ -1,4 +1,4 @@
-"""Whether two mathematical expressions are equal, by math-verify, which `workers` calls."""
+"""Whether two mathematical expressions are equal, by math-verify; `workers` calls this."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

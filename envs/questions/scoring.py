@@ -1,4 +1,4 @@
-"""How answers are scored: the rows' own, and what each way of scoring reads of a row.
+"""How answers are scored, and what each way of scoring reads in a row.
 
 A row is what `reset` is given: `question`, `answer` and further columns. The answer stays here, on
 the server.
@@ -41,13 +41,13 @@ class Score(Protocol):
     def __call__(self, answer: str, row: Row) -> float: ...
 
     def check(self, row: Row) -> None:
-        """Raise RowError if the row lacks what is compared with."""
+        """Raise RowError if the row lacks what an answer is compared with."""
 
 
 def make_score(how: str, *, folder: str, limit_s: float) -> Score:
     """Return the way of scoring called `how`: one of WAYS, `math`, or `module:function`.
 
-    folder: where the module of a function is looked for, beside the installed ones.
+    folder: where the module of a function is looked for, in addition to the installed ones.
     limit_s: of one answer, for `math` and functions.
 
     Raises ValueError for another name, or another limit than a positive one.
@@ -175,7 +175,7 @@ def _own_choice(row: Row) -> str:
 
 
 def choice_in(text: str, row: Row) -> str | None:
-    """Return the letter that a text chooses: alone, by the choice's text, or its last letter.
+    """Return the letter that a text chooses: alone, by the choice's text, or as its last letter.
 
     The choice's text may have its letter before it, as the question shows it.
     """

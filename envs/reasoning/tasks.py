@@ -22,7 +22,7 @@ DEFAULT_TASK = "leg_counting"
 DEFAULT_SIZE = 1000
 MAX_SIZE = 2**20
 MAX_ANSWER_LENGTH = 10_000
-DRAWS = 50  # for each question that a split with `holdout` wants, before it has no more
+DRAWS = 50  # for each question of a split with `holdout`; after them it counts as exhausted
 # The library adds a question's index to the seed; these seeds differ by more than any split's size.
 SPLIT_SEEDS = {"train": 0, "eval": 2**31}
 # The scorers of these tasks run the player's text as Python, by `eval` or by sympy's parser.
@@ -148,9 +148,9 @@ def _as_text(config: object) -> str:
 
 @lru_cache(maxsize=128)
 def _held_out(task: str, size: int, config: str, holdout: float) -> dict[str, list[int]]:
-    """Return by split where its different questions are, at most `size` of each.
+    """Return the indices of each split's different questions, at most `size` of them.
 
-    A hash of its text assigns a question to a split.
+    A hash of a question's text assigns it to a split.
     """
     dataset = _load(task, "train", size, config)
     seen: set[str] = set()

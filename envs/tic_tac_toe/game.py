@@ -12,7 +12,7 @@ class Game:
     """The state of a game. `winner` is empty until somebody has won."""
 
     def __init__(self, chance: random.Random, random_moves: int = 0) -> None:
-        """random_moves: how many moves at most chance draws first, of those that win nothing."""
+        """random_moves: the most moves that chance draws first, none of which wins."""
         self.board = EMPTY
         self.turn = PLAYERS[0]
         self.winner = ""

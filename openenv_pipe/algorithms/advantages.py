@@ -25,7 +25,7 @@ class GroupAdvantages:
     """A group and the advantages of its episodes: one value for each turn."""
 
     group: Group
-    compared: Sequence[Episode]  # those that are in baselines, divisors and means of the loss
+    compared: Sequence[Episode]  # those that count in baselines, divisors and means of the loss
     by_member: Mapping[int, list[float]]  # by the episode's number; empty: nothing to learn from
     masked: frozenset[int] = frozenset()  # the numbers of those compared that have no loss
 
@@ -36,7 +36,7 @@ class GroupAdvantages:
 
     @property
     def has_signal(self) -> bool:
-        """True if a trained turn has another advantage than 0, so that it teaches something."""
+        """True if a trained turn has an advantage other than 0, which is a learning signal."""
         return any(
             self.by_member[episode.member][index] != 0.0
             for episode in self.trained
@@ -49,16 +49,16 @@ class GroupAdvantages:
         return None if episode.member in self.masked else self.by_member.get(episode.member)
 
     def without_truncated(self) -> "GroupAdvantages":
-        """Mask the episodes that a limit of tokens cut off (DAPO, arXiv:2503.14476; TRL's
-        mask_truncated_completions). They remain in baselines, divisors and the loss's mean over
-        episodes.
+        """Mask the episodes that a token limit cut off; baselines, divisors and means keep them.
+
+        As in DAPO (arXiv:2503.14476) and with TRL's mask_truncated_completions.
         """
         cut_off = frozenset(each.member for each in self.compared if _is_cut_off(each))
         return dataclasses.replace(self, masked=cut_off)
 
 
 def _is_cut_off(episode: Episode) -> bool:
-    """Whether a limit of tokens, not the agent, ended its last reply or the episode."""
+    """Whether a token limit ended the agent's last reply or the episode."""
     last = episode.agent_turns[-1:]
     return episode.status is Status.TOKEN_LIMIT or any(turn.is_cut_off for turn in last)
 
@@ -71,25 +71,25 @@ def step_advantages(
     An advantage is (reward - baseline) / scale, the same for each turn of the episode.
 
     baseline  group: the mean of its group (GRPO, Shao et al. 2024, arXiv:2402.03300)
-              leave_one_out: of the group's others (RLOO, arXiv:2402.14740)
-              batch: of all episodes of the step (REINFORCE++, arXiv:2501.03262)
-    scale     group: the group's (GRPO)
+              leave_one_out: the mean of the group's others (RLOO, arXiv:2402.14740)
+              batch: the mean of all episodes of the step (REINFORCE++, arXiv:2501.03262)
+    scale     group: the group's standard deviation (GRPO)
               batch: that of all advantages of the step (REINFORCE++)
-              mean: no deviation, but the group's mean (MaxRL, Tajwar et al. 2026,
-              arXiv:2602.02710), which needs rewards of at least 0: for successes, the gradient is
-              that of the log of the success rate, to the order of the group's size
-              none (Dr. GRPO, arXiv:2503.20783, and RLOO)
+              mean: the group's mean (MaxRL, Tajwar et al. 2026, arXiv:2602.02710), which needs
+              rewards of at least 0: with rewards of 0 and 1, the gradient is that of the log of
+              the success rate, to the order of the group's size
+              none: 1 (Dr. GRPO, arXiv:2503.20783, and RLOO)
 
-    With per-turn rewards each turn is judged by itself: its value is the discounted sum of its
-    own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
-    over the episodes that reached the same turn; the divisor the root mean square. All of this is
-    about trained turns: a retry or an auxiliary call is not a turn here, and has the advantage 0.
+    With per-turn rewards each turn is judged by itself: its value is the discounted sum of its own
+    and later per-turn rewards, plus the episode's part of the reward; its baseline is the mean over
+    the episodes that reached the same turn, and the divisor is the root mean square. Only trained
+    turns count here: a retry or an auxiliary call is not a turn, and has the advantage 0.
 
     Raises ConfigError for a negative reward with scale `mean`.
 
-    Failed episodes and those without a trained turn count nowhere. A group without any spread has
-    no signal, and neither has one with fewer than two episodes that count, unless it is compared
-    with all others.
+    Failed episodes and those without a trained turn count nowhere. Unless the baseline is `batch`,
+    a zero-variance group has no learning signal, and neither has a group with fewer than two
+    episodes that count.
     """
     alone = 1 if baseline == "batch" else 2
     counted = [[episode for episode in group.scored if trained_turns(episode)] for group in groups]
@@ -126,7 +126,7 @@ def gdpo_advantages(
     that terms whose values differ little count as much as others. Their weighted sums are centred
     and scaled over the step. Which episodes count is as in `step_advantages`.
 
-    weights: of the terms that count, by name. An episode without a value for one does without it.
+    weights: of the terms that count, by name. A term that an episode has no value for adds nothing.
     """
     counted = [[episode for episode in group.scored if trained_turns(episode)] for group in groups]
     compared = [episodes if len(episodes) >= 2 else [] for episodes in counted]
@@ -174,7 +174,7 @@ def _by_member(episodes: Sequence[Episode], advantages_G: Values) -> dict[int, l
 
 
 def _by_turn(episode: Episode, values: Sequence[float]) -> list[float]:
-    """Return a value for each turn: a single value is that of all trained turns."""
+    """Return a value for each turn; a single value holds for all trained turns."""
     found, trained = [0.0] * len(episode.turns), trained_turns(episode)
     of_turns = values if len(values) == len(trained) else list(values) * len(trained)
     for index, value in zip(trained, of_turns, strict=True):

@@ -20,8 +20,8 @@ def agreement_of(groups: Iterable[Group], term: str) -> dict[str, list[float]]:
     rank_correlation  Spearman's, of the judge's values and the environment's rewards
     auc               share of the pairs with different rewards in which the judge prefers the
                       better episode; a tie of the judge counts half. 0.5: no better than chance
-    length_bias       the rank correlation of values and lengths of what the model wrote, beyond
-                      that of rewards and lengths. Above 0: the judge prefers long episodes
+    length_bias       the rank correlation of values with lengths of what the model wrote, minus
+                      that of rewards with lengths. Above 0: the judge prefers long episodes
     position_bias     what showing an episode last instead of first in the prompt adds to its score
 
     The first two exist in groups whose rewards differ. A measure without any value is left out.

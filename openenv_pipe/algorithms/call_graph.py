@@ -75,8 +75,10 @@ def assign_roles(turns: Sequence[Turn], has_tools: Sequence[bool]) -> None:
 
 
 def _siblings(turns: Sequence[Turn], children: Children) -> list[list[int]]:
-    """Return groups of turns with equal prompts. Other turns that continue the same one are no
-    repetitions: a sub-agent may have answered at once, and a template may have dropped a thought.
+    """Return groups of turns that continue the same turn with equal prompts.
+
+    With other prompts, they are no repetitions: a sub-agent may have answered at once, and a
+    template may have dropped a thought.
     """
     groups = []
     for found in children.values():

@@ -16,7 +16,7 @@ GroupValues = Sequence[Sequence[float]]  # a list for each scored episode, a num
 
 
 class CustomAdvantages(Protocol):
-    """Advantages as `trainer.advantage: {type: python}` names them."""
+    """The function that `trainer.advantage: {type: python}` names."""
 
     def __call__(self, groups: Sequence[Group], **options: Any) -> Sequence[GroupValues | None]:
         """Return, for each group, a list for each episode of `group.scored`, in that order.
@@ -37,7 +37,7 @@ class UserAdvantages:
         self._code = UserCode(self._name)
 
     def __call__(self, groups: Sequence[Group]) -> list[GroupAdvantages]:
-        """Call the function, while this thread waits, and check what it returns.
+        """Call the function while this thread waits, and check what it returns.
 
         Raises ConfigError: it has failed, or numbers are missing, too many, or not finite.
         """

@@ -29,7 +29,7 @@ def split_by_budget(
 
     Returns the indices of each batch's samples. A sample longer than the budget gets its own batch,
     because leaving it out would bias the run towards short episodes. Samples of similar length, or
-    with `share` of equal prefix, share a batch. All `num_ranks` get as many
+    with `share` of equal prefix, share a batch. All `num_ranks` ranks get the same number of
     batches, if there are enough samples.
     """
     if not samples:
@@ -47,7 +47,7 @@ def split_by_budget(
 
 
 def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -> list[list[int]]:
-    """Cut the rows into the fewest runs within budget and ranks; minimise the largest run."""
+    """Cut the rows into as few parts as budget and ranks allow; minimise the largest part."""
 
     def cut(limit: int) -> list[list[int]]:
         parts: list[list[int]] = []

@@ -87,7 +87,7 @@ class _Builder:
                 self.nodes[task].subtree_end = self._length
                 continue
             first, last, depth, parent = task
-            # Rows are sorted: the prefix that the first and the last share, all between share.
+            # Rows are sorted: all of them share the prefix that the first and the last share.
             until = min([*self._next[first : last - 1], len(self._rows[first])])
             number = self._open(first, last, depth, until, parent)
             stack.append(number)
@@ -108,7 +108,7 @@ class _Builder:
         return number
 
     def _push_branches(self, stack: Stack, first: int, last: int, depth: int, parent: int) -> None:
-        """Push one task per run of rows with equal token at `depth`; the first run ends on top."""
+        """Push a task per stretch of rows with an equal token at `depth`, the first one on top."""
         starts = [row for row in range(first, last) if row == first or self._next[row - 1] <= depth]
         for start, end in reversed(list(pairwise([*starts, last]))):
             stack.append((start, end, depth, parent))

@@ -19,7 +19,7 @@ from openenv_pipe.types import (
     path_to,
 )
 
-PROMPT_SHARE = 16  # tokens with prompts, for each one that the model chose
+PROMPT_SHARE = 16  # at most so many tokens in all for each wanted token that the model chose
 
 
 def build_samples(
@@ -40,8 +40,9 @@ def build_samples(
 
 
 def few_samples(groups: Sequence[Group], num_tokens: int) -> list[Sample]:
-    """Build samples without advantages from as many groups as possible, until they have
-    `num_tokens` that the model chose, or `PROMPT_SHARE` times as many with prompts.
+    """Build samples without advantages, from as many groups as possible.
+
+    They end at `num_tokens` that the model chose, or `PROMPT_SHARE` times as many in all.
     """
     scored = [(group.id, episode) for group in groups for episode in group.scored]
     samples: list[Sample] = []
@@ -135,7 +136,7 @@ def _sample(
         sample.loss_mask += [False] * given + [is_trained] * chosen
         is_answer = position > 0 and index not in trained
         answers = [is_answer] * given
-        # Behind a reply that a limit cut off, the end of the turn is not the environment's.
+        # After a reply that a limit cut off, the first token ends the turn: not the environment's.
         if is_answer and given and episode.turns[path[position - 1]].finish is Finish.LENGTH:
             answers[0] = False
         sample.environment_mask += answers + [False] * chosen
@@ -149,12 +150,12 @@ def _images_in(token_ids: Sequence[int], episode: Episode) -> Images:
     """Return the images that stand in a sample's token ids. Raises TrainingError."""
     wanted = {token_id for token_id in token_ids if token_id >= IMAGE_IDS}
     if not wanted:
-        return {}  # which, unlike NO_IMAGES, can be sent to other ranks
+        return {}  # unlike NO_IMAGES, it can be sent to other ranks
     seen = {each.token_id: each for each in _find_images(episode.observations)}
     if missing := wanted - seen.keys():
         raise TrainingError(
             f"{len(missing)} images of the prompts of {episode.task.id} are in none of its "
-            "observations; an adapter of yours may only show images of observations"
+            "observations; a custom adapter may only show images of observations"
         )
     return {token_id: seen[token_id] for token_id in sorted(wanted)}
 

@@ -9,7 +9,7 @@ from openenv_pipe.cli.completion import complete_override, complete_run
 from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.errors import UserError
 
-# The file that this command is to write, with the command's context; there is one at most.
+# The --junit file that this command is to write, with the command's context; at most one.
 junit_files: dict[Path, typer.Context] = {}
 
 
@@ -28,8 +28,8 @@ def reject_existing(context: typer.Context, path: Path | None) -> Path | None:
 def junit_suite(path: Path) -> str:
     """Return the name of the test suite of a --junit file: the command, and what it is about.
 
-    These are the environments and runs that the user names, as in `env check my_env`, without
-    overrides, which may have secrets.
+    It is about the environments and runs that the user names, as in `env check my_env`. Overrides
+    other than conf=NAME are left out, because they may have secrets.
     """
     if path not in junit_files:
         return path.stem

@@ -21,7 +21,7 @@ def offer_completion() -> None:
     """Name `--install-completion` on stderr, once for each user, in a terminal and not in CI."""
     if not is_live(sys.stderr) or not sys.stdout.isatty() or "CI" in os.environ:
         return
-    # It was offered, or what says so cannot be written, or the user has no home folder.
+    # Errors: it was offered before, the mark of that cannot be written, or there is no home folder.
     with suppress(OSError, RuntimeError):
         if any((Path.home() / name).exists() for name in INSTALLED):
             return

@@ -1,4 +1,4 @@
-"""Consoles for tables and colours: text of others neither acts on a terminal nor is markup."""
+"""Consoles for tables and colours: untrusted text neither acts on the terminal nor is markup."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""What a command hands to a run: its progress, its stop by signals, and its own words.
+"""What a command hands to a run: progress, a stop request made by signals, and its command line.
 
-Of Ctrl-C, SIGTERM and SIGHUP the first saves and ends the work, and a second ends it at once. A
-closed terminal sends SIGHUP, perhaps several times, which never counts as a second signal.
+The first Ctrl-C, SIGTERM or SIGHUP saves and ends the work, and a second signal ends it at once. A
+closed terminal sends SIGHUP, perhaps several times, so SIGHUP never counts as a second signal.
 """
 
 import asyncio
@@ -83,8 +83,8 @@ class SignalStop(StopRequest):
     def _count(self, number: int, _: FrameType | None) -> None:
         """End the process at the second signal, even while the event loop is busy.
 
-        Only the current step is lost then: files are written whole or not at all, and guardian
-        processes end the servers.
+        Only steps after the last checkpoint are lost then: files are written whole or not at all,
+        and guardian processes end the servers.
         """
         self._num_signals += 1
         if self._num_signals > 1 and number != signal.SIGHUP:

@@ -28,7 +28,7 @@ def configure_logging(verbosity: int, form: LogFormat) -> None:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at that moment: a live progress line replaces it for a while."""
+    """Writes to the current sys.stderr, which a live progress line replaces for a while."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -39,7 +39,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 
 class _TextFormatter(logging.Formatter):
-    """Lines whose messages may have any origin; of an exception all of the traceback is shown."""
+    """Lines with messages of any origin; an exception is shown with its whole traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return for_people(super().formatMessage(record))
@@ -49,7 +49,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; times are UTC."""
+    """One JSON object per line; times are UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

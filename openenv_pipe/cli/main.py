@@ -42,7 +42,7 @@ from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
 
 INTERRUPTED = 130  # the exit code
-# Errors about files that are not errors of this program.
+# Errors about files that the machine causes, not this program.
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
@@ -81,7 +81,7 @@ class _InOrder(TyperGroup):
 
 
 class _WithExample(TyperCommand):
-    """Where an argument is missing, the error has the first example of the help."""
+    """Shows the first example of the help in the error about a missing argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -306,7 +306,7 @@ def _list_error(error: PipeError) -> None:
 def _print_traceback(error: Exception) -> int:
     """Print the whole traceback of an error that is a bug, without secrets; return the exit code.
 
-    Running out of memory is none, and has advice instead.
+    Running out of memory is not a bug, and gets advice instead.
     """
     if (readable := as_out_of_memory(error)) is not None:
         _print_error(readable)
@@ -316,7 +316,7 @@ def _print_traceback(error: Exception) -> int:
 
 
 def _install_now(missing: EngineMissingError) -> bool:
-    """Ask on a terminal whether to install the engine; return True if it is installed then."""
+    """Ask on a terminal whether to install the engine; return whether it has been installed."""
     has_command = any(group.name == "engine" for group in app.registered_groups)
     if not (has_command and sys.stdin.isatty() and sys.stderr.isatty()):
         return False
@@ -371,7 +371,7 @@ def exit_code_of(command: Callable[[], None]) -> int:
         _print_error(FailureError(f"cannot read or write {what}: {error.strerror}"))
         return FailureError.exit_code
     except Exception as error:
-        # pydantic makes an error of its own of Ctrl-C, if that comes while it builds a validator.
+        # pydantic turns Ctrl-C into an error of its own, if it comes while a validator is built.
         is_interrupt = type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error)
         return INTERRUPTED if is_interrupt else _print_traceback(error)
     return 0

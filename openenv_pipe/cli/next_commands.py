@@ -18,7 +18,7 @@ DEMO_TAKES = "12 to 25 minutes on two CPU cores"
 
 
 def next_commands() -> str:
-    """Return the commands that follow, one a line: of the newest training run, or the first ones.
+    """Return the next commands, one per line: for the newest training run, or the first ones.
 
     The newest is the one that began last. A folder that cannot be read counts as none.
     """

@@ -31,7 +31,7 @@ def notify_user(text: str, stream: TextIO | None = None) -> None:
 
 
 def build_progress(stream: TextIO | None = None) -> Progress:
-    """A live line if `stream` (default: stderr) is a terminal that can, otherwise plain lines."""
+    """Return a live line if `stream` (default: stderr) can show one, otherwise plain lines."""
     stream = stream or sys.stderr
     if is_live(stream):
         return LiveProgress(stream)

@@ -39,8 +39,8 @@ def runs(
 ) -> None:
     """List the runs, with their status, results and tags.
 
-    The reward is the mean over the last step's training episodes; `eval` stands before that of an
-    evaluation of a model that no run has trained. Long causes are cut; report.md has all of one.
+    The reward is the mean over the last step's training episodes; `eval` precedes the reward of an
+    evaluated model that no run has trained. Long causes are cut off; report.md has the whole text.
 
     \b
     openenv-pipe runs
@@ -64,7 +64,7 @@ def tag(
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Give a run tags, by which `runs --tag` and `view` find it, and print those that it has.
+    """Add or remove tags of a run, by which `runs --tag` and `view` find it, and print its tags.
 
     \b
     openenv-pipe tag runs/wordle/0007 baseline

@@ -1,7 +1,7 @@
-"""stdout and stderr that never end the work: a dead reader, a closed stream, a narrow encoding.
+"""stdout and stderr that survive a dead reader, a closed stream and a narrow encoding.
 
-A run lasts for hours, and who reads its output may be gone: `| head`, a terminal that was closed,
-an ssh connection that broke. What nobody can read any more is dropped.
+A run lasts for hours, and the reader of its output may be gone: `| head`, a terminal that was
+closed, an ssh connection that broke. What nobody can read any more is dropped.
 """
 
 import errno
@@ -10,16 +10,16 @@ import os
 import sys
 from typing import Any, TextIO
 
-# Errors of writing which mean that the reader is gone. With others, such as a full disk, output
-# that somebody asked for would be lost.
+# Write errors which mean that the reader is gone. Others, such as a full disk, are raised, because
+# output that somebody asked for would be lost.
 READER_IS_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.ESHUTDOWN)
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor to write to, of which `is_lost` becomes True once nobody reads it."""
+    """A descriptor to write to, whose `is_lost` becomes True once nobody reads it."""
 
     def __init__(self, descriptor: int, *, drops_all: bool) -> None:
-        """drops_all: drop what cannot be written for any reason, as progress may be."""
+        """drops_all: drop what cannot be written, for whatever reason, as is right for progress."""
         super().__init__(descriptor, "wb", closefd=False)
         self.is_lost = False
         self._drops_all = drops_all
@@ -36,7 +36,7 @@ class _Descriptor(io.FileIO):
 
 
 def keep_streams() -> None:
-    """Put such streams in the place of this process's own stdout and stderr.
+    """Replace this process's own stdout and stderr by such streams.
 
     Streams that others have put there already, as notebooks and test runners do, stay.
     """
@@ -50,12 +50,12 @@ def keep_streams() -> None:
 
 
 def is_read(stream: TextIO) -> bool:
-    """False once the reader of a stream of `keep_streams` is gone."""
+    """Return False once the reader of a stream of `keep_streams` is gone."""
     return not getattr(getattr(getattr(stream, "buffer", None), "raw", None), "is_lost", False)
 
 
 def is_live(stream: TextIO) -> bool:
-    """True for a terminal on which a line can change in place.
+    """Return whether a stream is a terminal on which a line can change in place.
 
     A notebook's kernel gives its commands a terminal, and keeps each change as a line of output.
     """
@@ -64,7 +64,7 @@ def is_live(stream: TextIO) -> bool:
 
 
 def _outliving(stream: TextIO | None, descriptor: int, *, drops_all: bool) -> TextIO:
-    """Return a stream like the given one; what its encoding lacks is written as \\u2013."""
+    """Return a stream like the given one that writes what its encoding lacks as in \\u2013."""
     if stream is not None:
         stream.flush()
     raw = _Descriptor(descriptor, drops_all=drops_all)
@@ -77,7 +77,7 @@ def _outliving(stream: TextIO | None, descriptor: int, *, drops_all: bool) -> Te
 
 
 def _open_standard_descriptors() -> None:
-    """Open closed ones to nothing: otherwise a file would get their number, and their output."""
+    """Open closed ones to /dev/null; else a file could get their number, and so their output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -60,17 +60,17 @@ def train(
 ) -> Run:
     """Train until the run ends: `train("conf=wordle", "trainer.steps=10")`.
 
-    resume: a run to continue, of whose configuration only a few keys may change.
+    resume: a run to continue; only a few keys of its configuration may change.
     fork: a run, or its checkpoint as "RUN@40", "RUN@best" or "RUN@start", to start a new run from.
-    trust: run what that run's folder names, also if another user made it or it was changed.
+    trust: run what that run's folder names, even if another user made the folder or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
     on_progress: receives each line of progress; default: in a notebook one output of the cell,
     which changes in place, else the log, at level INFO.
     keys: none; keys of the configuration are written as texts.
-    Raises ConfigError and RunFolderError for what the caller has to correct, before there is a run
-    folder if it can be known by then, FailureError if the run fails, and KeyboardInterrupt if it
-    was interrupted, whose message is the call that continues it. The run folder, once there is one,
-    says why.
+    Raises ConfigError and RunFolderError for what the caller has to correct, if possible before
+    there is a run folder; FailureError if the run fails; and, if it was interrupted,
+    KeyboardInterrupt, whose message is the call that continues it. The run folder, once there is
+    one, says why.
     """
     _reject_keywords("train", overrides, keys)
     if resume is not None and fork is not None:
@@ -105,11 +105,11 @@ def evaluate(
 
     subjects: runs, or checkpoints as "RUN@40", "RUN@best" and "RUN@start", and overrides such as
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
-    trust: run what the runs' folders name, also if another user made them or they were changed.
+    trust: run what the runs' folders name, even if another user made them or they were changed.
     on_progress, keys: as in `train`.
     Returns the new reports by the subjects' names: the text that was given, or a run's id, or its
-    folder if two have one id. Their `differences` to the first are paired by task. The reports are
-    kept in the run folders.
+    folder if two have the same id. Their `differences` to the first are paired by task. The reports
+    are kept in the run folders.
     Raises ConfigError, RunFolderError and FailureError.
     """
     _reject_keywords("evaluate", subjects, keys)
@@ -119,7 +119,7 @@ def evaluate(
     control = run_control(on_progress)
     words = [run_name(subject) for subject in subjects]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
-    taken = Counter(run.id for run in runs)  # runs of two machines may have one id
+    taken = Counter(run.id for run in runs)  # runs of two machines may have the same id
     ids = {str(run.path): run.id for run in runs if taken[run.id] == 1}
     result = in_thread(
         lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
@@ -221,10 +221,10 @@ def _in_notebook() -> bool:
 def in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
     """Do the work in a new thread and wait, because the caller's may run an event loop.
 
-    It begins with the user's modules as they are now.
+    The work uses the user's modules as they are now.
 
-    Raises KeyboardInterrupt, without the traceback of the threads, after the work where it was
-    interrupted, also if it came too late to stop anything.
+    Raises KeyboardInterrupt, without the traceback of the threads, after the work, if it was
+    interrupted, even too late to stop anything.
     """
     try:
         with current_modules():
@@ -254,7 +254,7 @@ def _done_in_thread(work: Callable[[], Result], control: "RunControl") -> Result
                 is_interrupted = True
                 try:
                     _stop(control)
-                except KeyboardInterrupt:  # a second one, before the first has been told of
+                except KeyboardInterrupt:  # a second one, while the first is reported
                     _stop(control)
             except PipeError as error:
                 error.args = (redact(str(error)),)  # a notebook is a file too

@@ -40,14 +40,14 @@ from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, sp
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import long_phase
 
-FUNCTIONS = ("callables.", "env_functions.")  # in the names of facts: of functions by target
+FUNCTIONS = ("callables.", "env_functions.")  # begin the names of facts about functions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
     """The result of an evaluation, and how to show it."""
 
-    own: list[Row]  # the new reports of what was named
+    own: list[Row]  # the new reports of what the user named
     played: list[Row]  # the same, and those of the baselines
     shown: list[Row]  # the same or, for a single run, all reports that it has
     config: RunConfig  # of the first subject
@@ -121,9 +121,9 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
 
 
 def objection_to(subject: SelectedModel, word: str) -> str | None:
-    """Return why the model is not the one at the end of the training that the user has named.
+    """Return why the model is not the final one of the run that the user has named; None if it is.
 
-    Whoever names a checkpoint gets that one.
+    Nothing is wrong with a checkpoint that the user names.
     """
     folder = subject.folder
     if "@" in word:
@@ -137,13 +137,13 @@ def objection_to(subject: SelectedModel, word: str) -> str | None:
 
 
 def _report_anew(path: Path, control: RunControl) -> None:
-    """Write the report of a run with its new evaluations. A run that goes on does so itself."""
+    """Rewrite a run's report with its new evaluations. A run that still goes on does so itself."""
     try:
         folder = RunFolder.open(path)
         if folder.status != "running":
             write_report(folder)
     except (PipeError, OSError) as error:
-        control.progress.note(f"eval: {path / 'report.md'} is not written anew: {error}")
+        control.progress.note(f"eval: {path / 'report.md'} was not rewritten: {error}")
 
 
 def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
@@ -172,7 +172,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
 
 
 def _told_apart(rows: list[Row]) -> list[Row]:
-    """Name rows whose runs have the same id, as those of two machines may, as the user has."""
+    """Name rows by the user's words if their runs have the same id, as runs of two machines may."""
     names = [row.name for row in rows]
     return [
         replace(row, name=f"{row.word} {row.report.label}") if names.count(row.name) > 1 else row
@@ -181,8 +181,8 @@ def _told_apart(rows: list[Row]) -> list[Row]:
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
-    """Give all subjects the tasks, the reward, the evaluation and the environment's variables of
-    the first."""
+    """Give all subjects the first one's tasks, reward, evaluation settings and variables of the
+    environment."""
     first = subjects[0]
     return [first, *(_measured_as(first, subject) for subject in subjects[1:])]
 
@@ -211,7 +211,7 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
         each["eval"], each["reward"] = given["eval"], given["reward"]
         each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
         each["env"]["success_reward"] = given["env"]["success_reward"]
-        # They may say how an environment scores.
+        # Variables may determine how an environment scores.
         each["env"]["variables"] = given["env"]["variables"]
     return replace(other, config=RunConfig.model_validate(values))
 
@@ -233,7 +233,7 @@ def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
 def changed_code(recorded: Mapping[str, JsonValue], config: RunConfig) -> dict[str, str]:
     """Return which files of environments and rewards are no longer those of the run.
 
-    recorded: the facts of the run. Functions that it did not use are settings, and no changed code.
+    recorded: the facts of the run. Functions that it did not use count as settings, not as code.
     """
     blocks = [block for each in config.environments.values() for block in (each.env, each.reward)]
     scoring = {f"callables.{name}" for block in blocks for name in targets_of(block)}

@@ -49,14 +49,14 @@ class Stopwatch:
 def failed(name: str, error: PipeError) -> Line:
     """Make the line of a check that raised an error.
 
-    The path of the log is removed, because the log is deleted by then; the message has its end.
+    The path of the log is removed, because the log is deleted by then; the message quotes its end.
     """
     log = error.log if isinstance(error, FailureError) else None
     return Line(name, Result.FAIL, str(error).replace(f" (log: {log})", ""))
 
 
 def has_failed(lines: Sequence[Line]) -> bool:
-    """True if any line has failed, which decides the exit code."""
+    """Return whether any line has failed, which decides the exit code."""
     return any(line.result is Result.FAIL for line in lines)
 
 

@@ -52,7 +52,7 @@ def find_shape(model: ModelConfig) -> Shape | None:
 
 
 def memory_line(config: RunConfig, shape: Shape, teachers: Sequence[Shape] = ()) -> Line:
-    """Return the check of memory, for the phase of the run with the least to spare."""
+    """Return the check of memory, for the phase of the run with the least memory to spare."""
     place, available = _available_memory(config.device)
     needed = memory_bytes(shape, config, in_one_memory=place == "machine", teachers=teachers)
     if place == "machine":

@@ -1,7 +1,7 @@
 """Progress in a notebook: one output of the cell, which changes in place.
 
-It has the notes, the last steps, and what is done now. IPython, whose kernel runs there, is
-imported only then.
+It shows the notes, the last steps, and the current phase. IPython, which a notebook's kernel has,
+is imported only when it is used.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class NotebookProgress(LineProgress):
         super().__init__(self._add)
         self._notes: deque[str] = deque(maxlen=MAX_NOTES)
         self._steps: deque[str] = deque(maxlen=MAX_STEPS)
-        self._phases: dict[object, str] = {}  # in the order of their beginnings
+        self._phases: dict[object, str] = {}  # in the order in which they began
         self._display = DisplayHandle()
         self._is_displayed = False
 
@@ -57,7 +57,7 @@ class NotebookProgress(LineProgress):
         self._show()
 
     def _show(self, now: str = "") -> None:
-        """Show all anew. now: the last line; default: the innermost phase."""
+        """Show all lines again. now: the last line; default: the innermost phase."""
         # Another thread may end the phase meanwhile.
         now = now or "".join(f"{phase} ..." for phase in [*self._phases.values()][-1:])
         lines = [*self._notes, *self._steps, *([now] if now else [])]

@@ -1,4 +1,4 @@
-"""Recorded episodes of training, as they were before they had a reward, to be scored again."""
+"""Recorded training episodes, as they were before they had a reward, to be scored again."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    """Return the steps of GRPO whose episodes are recorded. Raises RunFolderError without any."""
+    """Return the GRPO steps whose episodes are recorded. Raises RunFolderError if none are."""
     names = [path.name for path in all_episodes_paths(folder.path)]
     steps = [int(found[1]) for name in names if (found := STEP_FILE.fullmatch(name))]
     if not any(steps):
@@ -51,7 +51,7 @@ def recorded_groups(folder: RunFolder, step: int) -> list[Group]:
 
 
 def without_rewards(group: Group) -> Group:
-    """Return a copy of the group whose episodes are as they were when they had been played."""
+    """Return a copy of the group with its episodes as they were played, before they were scored."""
     return replace(group, episodes=[_unscored(episode) for episode in group.episodes])
 
 

@@ -32,7 +32,7 @@ class PlayedEpisode:
     actions: list[Action] = field(default_factory=list)  # without rejected ones
     rejections: list[StepRejectedError] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)  # one per result
-    states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if requested
+    states: list[dict[str, Any]] = field(default_factory=list)  # before each turn, if requested
     failure: StepRejectedError | None = (
         None  # the rejection that ended the episode; in `rejections` too
     )
@@ -106,7 +106,7 @@ class RecordedPlayer(Player):
         self._record = play
 
     async def play_in(self, session: EpisodeSession) -> Status:
-        """See `Player.play_in`. A rejected step that fails the episode is in the record."""
+        """See `Player.play_in`. A rejected step that fails the episode is recorded, not raised."""
         try:
             return await super().play_in(session)
         except StepRejectedError:

@@ -71,7 +71,7 @@ def _numbers(option: str, texts: Sequence[str], example: str) -> dict[str, float
 
 
 def measured_of(rows: Sequence[Row]) -> dict[str, Measured]:
-    """Return what evaluations have measured by name, for the first environment of each run."""
+    """Return, by name, what evaluations have measured in the first environment of each run."""
     found = {}
     for row in rows:
         if not env_of(row.report.label):
@@ -85,7 +85,7 @@ def measured_of(rows: Sequence[Row]) -> dict[str, Measured]:
 
 
 def too_few_scored(report: EvalReport | ReportDifference) -> str | None:
-    """Return on how few of its tasks a report is, if these are too few for a decision."""
+    """Return on how few of its tasks a report is based, if these are too few for a decision."""
     is_partly_scored = report.num_scored_tasks < report.num_tasks
     if not is_partly_scored or report.success is None or report.success.low is not None:
         return None
@@ -118,9 +118,9 @@ def compare_with_first(
 ) -> list[Line]:
     """Return a line for each evaluation after the first, on the tasks that both have.
 
-    It fails if its mean is lower by more than is allowed and the paired interval excludes 0, so
-    that the loss is no chance; and if it cannot be compared or decides nothing. It is a warning if
-    the interval includes a larger loss than is allowed.
+    A line fails if the mean is lower by more than is allowed and the paired interval excludes 0, so
+    that the loss is not due to chance; or if the two cannot be compared or decide nothing. It is a
+    warning if the interval includes a larger loss than is allowed.
 
     margins: how much lower a mean may be, by metric
     """
@@ -143,10 +143,10 @@ def compare_with_first(
 def _judged(
     found: ReportDifference, change: Interval | None, margin: float, objection: str | None
 ) -> tuple[Result, str]:
-    """Judge one difference; it is a warning if too few tasks could show a larger loss."""
+    """Judge one difference; it is a warning if too few tasks exclude a loss that is too large."""
     if change is None:
         return Result.FAIL, "was not measured in both"
-    text = f"{change:+.3f}, may be {-margin:g}"
+    text = f"{change:+.3f}, where {0 - margin:g} is allowed"
     if objection := objection or too_few_scored(found):
         return Result.FAIL, f"{text}, but {objection}"
     if change.low is None or change.high is None:
@@ -161,8 +161,8 @@ def _judged(
 
 
 def _tasks_for(half_width: float, margin: float, num_tasks: int) -> str:
-    """Say how many tasks give an interval of `margin` to each side; its width falls with the root
-    of their number."""
+    """Say how many tasks give an interval of `margin` to each side; its width falls with the square
+    root of their number."""
     if margin == 0 or (num := num_tasks * (half_width / margin) ** 2) > MANY_TASKS:
         return MORE_TASKS
     digit = 10 ** (len(str(math.ceil(num))) - 2) if num > 10 else 1

@@ -1,1 +1,1 @@
-"""Configuration: YAML has the values, `schema` the types and ranges, `compose` combines them."""
+"""Configuration: values are in YAML, types and ranges in `schema`; `compose` combines both."""

@@ -1,4 +1,4 @@
-"""The blocks of environments in `beside`: how keys change them, and which files set theirs."""
+"""The blocks of environments in `beside`: how keys change them, and where each key is set."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ BESIDE_BLOCKS = {"env", "host", "reward", "judge", "eval"}  # of the experiment 
 
 
 def forget_replaced(beside: dict[str, Any], keys: Iterable[str]) -> None:
-    """Forget all but the weight of saved environments that get another experiment by these keys."""
+    """Keep only the weight of saved environments whose experiment one of these keys replaces."""
     for key in keys:
         name = key.removeprefix("beside.").removesuffix(".conf")
         if key == f"beside.{name}.conf" and name in beside:
@@ -16,7 +16,7 @@ def forget_replaced(beside: dict[str, Any], keys: Iterable[str]) -> None:
 
 
 def merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Set the given keys. A mapping changes keys of one, unless it chooses another type."""
+    """Set the given keys. A mapping is merged into the old one, unless it chooses another type."""
     for key, value in given.items():
         old: Any = values.get(key)
         both = isinstance(old, dict) and isinstance(value, Mapping)

@@ -74,7 +74,7 @@ def compose(overrides: Sequence[str]) -> Composed:
 def compose_env(overrides: Sequence[str]) -> ServingConfig:
     """Compose only the blocks `env` and `host`, without an experiment.
 
-    Without a named model, prompts are those for models that understand language.
+    Unless a model is chosen, prompts are those for models that understand language.
 
     Raises ConfigError: An override, a YAML file or a value is wrong.
     """
@@ -99,7 +99,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Change keys or whole blocks of a saved configuration.
 
     Only groups that are named are read from `conf/`; everything else stays as saved. A correction
-    or a `trainer.max_mismatch` that is the default of the saved engine becomes that of the new one.
+    or `trainer.max_mismatch` that equals the saved engine's default becomes the new engine's.
 
     Raises ConfigError: An override or a value is wrong.
     """
@@ -112,7 +112,8 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":
                 raise ConfigError(
-                    f"{shown_override(override.input_line)} cannot be done to a saved run"
+                    f"{shown_override(override.input_line)} cannot be applied to a "
+                    "saved run; expected KEY=VALUE or BLOCK=NAME"
                 )
             block = block_of(override)
             if "/" in override.key_or_group and block not in groups:
@@ -148,7 +149,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 def parse_overrides(
     overrides: Sequence[str], loader: "ConfigLoaderImpl | None" = None
 ) -> list["Override"]:
-    """Parse the lines by Hydra's grammar; globs look into the loader's groups."""
+    """Parse the lines by Hydra's grammar; globs stand for choices of the loader's groups."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -171,7 +172,7 @@ def parse_overrides(
 
 
 def _parse(overrides: Sequence[str]) -> list["Override"]:
-    """Parse the overrides of one run. Raises ConfigError for several values or Hydra's keys."""
+    """Parse the overrides of one run. Raises ConfigError for those of sweeps and of Hydra."""
     parsed = parse_overrides(overrides)
     for override in parsed:
         if override.is_sweep_override():
@@ -203,7 +204,7 @@ def block_of(override: "Override") -> str:
 
 
 def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
-    """Return the override for Hydra: it sets a key whether or not the key exists.
+    """Return the line for Hydra: a key gets `++`, which sets it whether or not it exists.
 
     So keys of free mappings need no `+`, and the schema reports all unknown keys at once.
     """
@@ -251,8 +252,8 @@ def _values(
 ) -> dict[str, Any]:
     """Return what `load_values` describes.
 
-    change: of all values, before they are resolved. origins: those of the files, if they are known;
-    gets those of keys in `beside`.
+    change: applied to all values before interpolations are resolved. origins: those of the files,
+    if they are known; the origins of keys in `beside` are added to them.
     """
     from omegaconf import OmegaConf, flag_override
 
@@ -283,7 +284,7 @@ def _remove_terms(reward: Any, known: Collection[str]) -> None:
     if not isinstance(terms, dict):  # The schema rejects it.
         return
     for name in [name for name, term in terms.items() if term is None]:
-        # A file that removes the default reward does so beside any other one, too.
+        # `env: null` in a file removes the default reward, which another reward may not have.
         if name not in known and name != "env":
             raise ConfigError(
                 f"reward.terms.{name}=null removes a term, but no term has that name; "
@@ -295,9 +296,9 @@ def _remove_terms(reward: Any, known: Collection[str]) -> None:
 def _with_experiments(
     loader: "ConfigLoaderImpl", values: dict[str, Any], origins: Origins
 ) -> dict[str, Any]:
-    """Return the values with the blocks of the experiments that `beside.NAME.conf` names.
+    """Return the values with the blocks of each experiment that a `beside.NAME.conf` names.
 
-    Raises ConfigError if one is not there, or names no experiment.
+    Raises ConfigError if a `conf` is missing, or names no experiment.
     """
     beside: Any = values.get("beside")
     for name, given in beside.items() if isinstance(beside, dict) else ():
@@ -345,7 +346,7 @@ def _experiment_blocks(
 
 
 def _literal(value: Any) -> Any:
-    """A saved value as OmegaConf takes it: text with `${` in it is not an interpolation."""
+    """Escape a saved value for OmegaConf, so that `${` in a text begins no interpolation."""
     if isinstance(value, Mapping):
         return {key: _literal(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 Hydra is used as a library to find files, follow defaults lists and parse overrides. It never
 changes the working directory, writes output folders or configures logging. Only this module and
-those that parse overrides import it. Its loader is private: no public door gives the file that
+those that parse overrides import it. Its loader is private: no public function gives the file that
 each value is from, or lets a file be checked before it is read.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
-# Files as Hydra has read them, by name, path and content: tests and sweeps compose many times.
+# A cache of files as Hydra read them, by name, path and content: sweeps and tests compose often.
 _known_files: dict[tuple[str, Path, str], Any] = {}
 MAX_KNOWN_FILES = 500
 
@@ -54,7 +54,7 @@ def open_loader() -> "ConfigLoaderImpl":
     loader = ConfigLoaderImpl(search_path)
 
     class CheckedFiles(CachingConfigRepository):
-        """Reads each file once, after `check_file`; a known one is copied."""
+        """Reads each file once, after `check_file`; later reads are copies."""
 
         def load_config(self, config_path: str) -> Any:
             return _read_file(config_path, super().load_config)
@@ -65,7 +65,7 @@ def open_loader() -> "ConfigLoaderImpl":
 
 
 def _read_file(name: str, read: Callable[[str], Any]) -> Any:
-    """Read a file, such as `env/wordle`, by Hydra. Raises ConfigError, which names the file."""
+    """Read a file, such as `env/wordle`, by Hydra. Raises a ConfigError that names the file."""
     from hydra.errors import HydraException
 
     path = find_file(name)
@@ -77,7 +77,7 @@ def _read_file(name: str, read: Callable[[str], Any]) -> Any:
         return copy.deepcopy(known)
     try:
         found = read(name)
-    except (HydraException, ValueError) as error:  # a header or a defaults list of another form
+    except (HydraException, ValueError) as error:  # a malformed header or defaults list
         raise ConfigError(visible(f"{path}: {str(error).splitlines()[0]}")) from error
     if is_experiment and found is not None:
         found.header["package"] = "_global_"  # Hydra finds it in the first line only.
@@ -99,24 +99,24 @@ class ComposedFiles:
             repo=self._repository,
             config_name=PRIMARY,
             overrides_list=parsed,
-            prepend_hydra=False,  # Hydra's own settings are half of the work.
+            prepend_hydra=False,  # Hydra's own settings would double the work.
             skip_missing=False,
         )
         self.defaults, self._changes = found.defaults, found.config_overrides
 
     def read(self, name: str) -> Any:
-        """Return a file as Hydra has read it, such as `env/wordle`, which `merged` modifies."""
+        """Return a file, such as `env/wordle`, as Hydra has read it; `merged` modifies it."""
         return self._repository.load_config(name)
 
     def merged(self) -> Any:
-        """Return the OmegaConf tree of all of them."""
+        """Return the OmegaConf tree of all files, with the overrides applied."""
         tree = self.loader._compose_config_from_defaults_list(self.defaults, self._repository)
         self.loader._apply_overrides_to_config(self._changes, tree)
         return tree
 
 
 def find_origins(files: ComposedFiles, overrides: Sequence["Override"] = ()) -> Origins:
-    """Return the last file or override that sets a key, by dotted key.
+    """Return, by dotted key, the last file or override that sets the key.
 
     overrides: those that set keys, and not whole groups.
     """

@@ -28,9 +28,9 @@ SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=N
 MAX_VALUE_LENGTH = 80
 MAX_KEY_LENGTH = 200
 MAX_SHOWN = 20  # problems of one configuration
-SWITCHES = ("steps", "coef", "rank")  # keys of blocks of which 0 switches the block off
+SWITCHES = ("steps", "coef", "rank")  # keys whose value 0 switches their block off
 PRIVATE_BLOCKS = ("headers", "variables")
-# Names of keys that do not exist, and may be misspelt names of secrets.
+# Matches unknown keys that may be misspelt names of secrets.
 LIKE_A_SECRET = re.compile(r".*(?:key|kei|token|secret|passw|auth|cred).*", re.IGNORECASE)
 
 
@@ -123,7 +123,7 @@ def _unknown_key(
     if advice := _other_name(leaf, value):
         return f"there is no such key; {advice}"
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
-    # A key beside it is likelier than one elsewhere, with which it shares the path.
+    # A similar key of the same block is likelier meant than a similar path elsewhere.
     block_path = key[: -len(leaf)]
     beside = [other for other in known if other.rpartition(".")[0] == block_path[:-1]]
     leaves = [other.rpartition(".")[2] for other in beside]
@@ -151,7 +151,7 @@ def _set_by(key: str, origins: Origins) -> str:
 
 
 def _other_name(name: str, value: Any) -> str | None:
-    """Return what an extra knows of a key that does not exist."""
+    """Return an extra's advice about a key that does not exist; None if no extra has any."""
     found = (load(extra.other_names)(name, value) for extra in extras() if extra.other_names)
     return next(filter(None, found), None)
 

@@ -1,7 +1,7 @@
 """Learning rates that fit a model: random weights, or pretrained ones in full or by LoRA, by size.
 
 The rate that teaches random weights within a hundred steps destroys pretrained ones within ten, and
-adapters need a larger one than the weights below them. A rate in YAML or on the command line wins.
+LoRA needs a larger one than full training does. A rate in YAML or on the command line wins.
 """
 
 import re
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `compose`'s.
     from openenv_pipe.config.schema import ModelConfig, OptimizerConfig, RunConfig
 
-# Parameters as names have them: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it, Mixtral-8x7B.
+# The number of parameters in a name: SmolLM2-135M, Qwen3-1.7B, gemma-3-1b-it, Mixtral-8x7B.
 SIZE = re.compile(r"(?<![\d.a-zA-Z])(?:(\d+)x)?(\d+(?:\.\d+)?)([MmBb])(?![a-zA-Z])")
-# Above this many times the fitting rate, a run is warned of.
+# A rate above this many times the default one gets a warning.
 RISKY = 10.0
 RISKY_MUON = 2e-4  # Muon's updates have the same size whatever the gradients
 
@@ -30,9 +30,9 @@ class Fit:
 
 
 RANDOM = Fit("random weights", 1e-3, 1e-3)
-# By the largest number of billions of parameters. With SmolLM2-135M, 1e-5 in full was measured to
-# learn sums within 30 steps, and 1e-4 by LoRA to learn nothing in 21; the others are those that
-# examples of other trainers use.
+# For models of at most so many billion parameters. With SmolLM2-135M, 1e-5 in full was measured to
+# learn sums within 30 steps, and 1e-4 by LoRA to learn nothing in 21; the other rates are those of
+# other trainers' examples.
 FULL = {
     0.5: Fit("pretrained weights in full", 1e-5, 5e-5),
     2.0: Fit("pretrained weights in full", 3e-6, 2e-5),
@@ -100,7 +100,7 @@ def _stages(config: "RunConfig", fit: Fit) -> Iterator[tuple[str, "OptimizerConf
 
 
 def _fit(model: Mapping[str, Any]) -> Fit:
-    # A model that is not a block yet is rejected later, by the schema.
+    # The schema rejects a model that is not a block, later.
     if not isinstance(model, Mapping) or model.get("type") != "hub":
         return RANDOM
     rates = LORA if (model.get("lora") or {}).get("rank") else FULL
@@ -109,9 +109,9 @@ def _fit(model: Mapping[str, Any]) -> Fit:
 
 
 def _size(path: str) -> float | None:
-    """Return the billions of parameters that the name of a model has; None if it has none.
+    """Return the billions of parameters that a model's name states; None if it states none.
 
-    Of several sizes the largest counts, because `1M` in Qwen2.5-7B-Instruct-1M is of the context.
+    Of several sizes the largest counts: `1M` in Qwen2.5-7B-Instruct-1M is a context length.
     """
     found = SIZE.findall(path.rstrip("/").rpartition("/")[2])
     sizes = [

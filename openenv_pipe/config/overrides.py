@@ -1,4 +1,4 @@
-"""Overrides of the command line that programs write."""
+"""Command-line overrides that code writes."""
 
 
 def override_with_text(key: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The precision of matrix products that a machine is fast in: bfloat16 where it has instructions
+"""The precision in which a machine computes matrix products fast: bfloat16 if it has instructions
 for it, else float32.
 
 A processor without them computes bfloat16 in loops: one with AVX2 alone was measured to reach 1.2
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `c
 CPU_INFO = Path("/proc/cpuinfo")
 # Instructions of x86 for bfloat16, by their names in Linux.
 INSTRUCTIONS = {"amx_bf16", "avx512_bf16"}
-# The devices that the drivers of NVIDIA and AMD make.
+# The device files that the drivers of NVIDIA and AMD create.
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
@@ -27,7 +27,7 @@ def fast_precision(device: str) -> str:
 def warn_of_precision(config: "RunConfig") -> str | None:
     """Return that matrix products are slow in the run's precision; None if they are not.
 
-    It is that of a key which was set, or of a run from another machine.
+    A slow precision is from a key that somebody set, or from a run of another machine.
     """
     if config.model.autocast == "float32" or fast_precision(config.device) == "bfloat16":
         return None
@@ -46,7 +46,7 @@ def _uses_gpu(device: str) -> bool:
 def _has_instructions() -> bool:
     try:
         text = CPU_INFO.read_text()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return False
     return any(
         not INSTRUCTIONS.isdisjoint(line.split())

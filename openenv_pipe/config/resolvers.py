@@ -21,7 +21,7 @@ def default_max_mismatch(engine: Mapping[str, Any], model: Mapping[str, Any]) ->
     return capabilities.default_max_mismatch(str(precision)) if capabilities else 0.4
 
 
-# By their names in YAML.
+# In YAML, each has the name of its function.
 RESOLVERS = (
     default_correction,
     default_max_mismatch,

@@ -1,6 +1,6 @@
 """Keep secrets out of the files of runs, and put them back when a configuration is read.
 
-All files have `<hidden: HF_TOKEN>` in the place of a secret (`system/secrets.py`); when a
+All files have `<hidden: HF_TOKEN>` in place of a secret (`system/secrets.py`); when a
 configuration is read back, the environment variable of that name is inserted again.
 """
 
@@ -23,8 +23,8 @@ from openenv_pipe.system.secrets import (
 )
 
 SCHEME = r"(?:(?:Bearer|Basic)\s+)?"
-# These values only say where the secret is, or that there is none; a variable with a default would
-# contain the secret.
+# These values only say where the secret is, or that there is none. A variable with a default is not
+# among them, because the default may be the secret.
 NO_SECRET = (
     rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
     r"|null(?![^\s,}\]])"
@@ -37,7 +37,7 @@ ASSIGNMENT = re.compile(
 )
 
 
-# Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS, by how they begin.
+# Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS, by their prefixes.
 TOKEN = re.compile(
     r"\b(?:(?:gh[opsu]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}|AKIA[0-9A-Z]{16}\b)"
 )
@@ -67,7 +67,7 @@ def _hide_in_urls(text: str) -> str:
 
 
 def assigned_secrets(text: str, secrets: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return names and values of what `hide_assignments` hides because of the name alone."""
+    """Return names and values of the secrets that `hide_assignments` hides beside known ones."""
     text = hide_secrets(text, secrets)
     found = [(each["name"], each[each.lastgroup or 0]) for each in ASSIGNMENT.finditer(text)]
     return found + list(url_secrets(ASSIGNMENT.sub(_hide_value, text)))
@@ -76,7 +76,7 @@ def assigned_secrets(text: str, secrets: Mapping[str, str]) -> list[tuple[str, s
 def shown_override(override: str | None) -> str:
     """Return an override for an error message: in quotes, and without secrets.
 
-    Of a secret key all of the value is hidden, because a secret may have any character in it.
+    The whole value of a secret key is hidden, because a secret may contain any character.
     """
     override = override or ""
     key, equals, _ = override.partition("=")
@@ -88,7 +88,7 @@ def shown_override(override: str | None) -> str:
 def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
     """Copy a configuration's dump without the values of secret keys and known secrets.
 
-    A mark stays as it is: of a saved configuration, a command restores only what it uses.
+    A mark stays as it is, because a command restores only the saved secrets that it uses.
     """
     if isinstance(value, Mapping):
         return {name: hide_in_config(item, secrets, name) for name, item in value.items()}
@@ -111,8 +111,8 @@ def _variable_with(secret: str) -> str | None:
 def restore_in_config(value: Any, *, needs_all: bool = True) -> Any:
     """Undo `hide_in_config`.
 
-    Raises RunFolderError: An environment variable with a hidden value is not set. Without
-    `needs_all`, its mark stays.
+    Raises RunFolderError: The environment variable of a hidden value is not set. Without
+    `needs_all`, the mark stays instead.
     """
     if isinstance(value, Mapping):
         items = value.items()
@@ -188,7 +188,7 @@ def _hide_value(assignment: re.Match[str]) -> str:
 
 
 def _if_in_environment(mark: re.Match[str]) -> str:
-    # Beside variables, a mark names the credentials within one that is a URL.
+    # A mark may also name the credentials within a variable that is a URL.
     values = {name: value for value, name in environment_secrets().items()} | dict(os.environ)
     return values.get(mark.group(1), mark.group())
 

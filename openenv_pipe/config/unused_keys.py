@@ -1,4 +1,4 @@
-"""Find keys that somebody has set, and that the values of other keys leave without an effect.
+"""Find keys that somebody has set, but that have no effect because of other keys' values.
 
 Whether keys contradict each other is checked in the schema. This is about keys that are valid and
 do nothing, such as the estimator of a KL term whose coefficient is 0.
@@ -73,7 +73,7 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[IneffectiveKeys]:
 
 
 def _clip_is_idle(config: RunConfig) -> bool:
-    """Return whether each token is trained once, by the policy that its ratio is taken to."""
+    """Return whether all ratios are 1: the old logprobs are those of the weights being updated."""
     trainer = config.trainer
     if trainer.total_updates_per_step > 1:
         return False
@@ -231,7 +231,7 @@ RULES = (
         ),
         because=("engine.launch",),
         applies=lambda config: _vllm(config, attached=True),
-        advice="the run starts no server; start the server itself with it",
+        advice="the run starts no server; set it where the server is started",
     ),
     IneffectiveKeys(
         keys=("judge",),
@@ -242,7 +242,7 @@ RULES = (
 )
 
 
-# Of an environment in `beside`, whatever its experiment says.
+# For environments in `beside`, whatever their experiments say.
 WITH_THE_FIRST = IneffectiveKeys(
     keys=_keys("eval.during", "every", "stop"),
     because=(),
@@ -262,8 +262,8 @@ def unused_keys(composed: Composed) -> list[str]:
 
 
 def _kept_terms(composed: Composed) -> list[str]:
-    """Name the terms that an experiment's file sets, and that stay beside a reward chosen by an
-    override, as all that a file sets."""
+    """Name the terms that an experiment's file sets, if an override chooses a reward: they stay,
+    as everything that a file sets does."""
     chosen = next((each for each in composed.overrides if each.startswith("reward=")), None)
     kept = [
         (name, origin)
@@ -292,7 +292,7 @@ def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[st
     """Return a sentence for each key that somebody has set and that has no effect.
 
     A key of an experiment that an override has switched off on purpose does not count, and neither
-    do the keys of shipped groups, which list all that their blocks have.
+    do the keys of shipped groups, which list all keys of their blocks.
 
     origins: by dotted key, the file or the override that sets it
     """
@@ -319,7 +319,7 @@ def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[st
 
 
 def _environments(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the run of each environment alone, whose evaluations are as often as the first's."""
+    """Return the run of each environment alone, with the evaluation schedule of the first."""
     during = config.eval.during
     found = {"": config}
     for name, each in config.environments.items():
@@ -331,7 +331,7 @@ def _environments(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _in_environment(key: str, names: Collection[str]) -> tuple[str, str]:
-    """Return the environment in `beside` that a key is of, and the key in a run of it alone."""
+    """Return the environment in `beside` that a key belongs to, and the key in its own run."""
     block, _, rest = key.partition(".")
     name, _, own = rest.partition(".")
     if block != "beside" or name not in names:
@@ -342,7 +342,7 @@ def _in_environment(key: str, names: Collection[str]) -> tuple[str, str]:
 
 
 def _in_run(key: str, name: str) -> str:
-    """Return the key of the run for that of the environment's own run."""
+    """Return the run's key for a key of an environment's own run."""
     own = key.removeprefix("trainer.") if _is_below(key, ("trainer.advantage",)) else key
     is_shared = _is_below(key, ("eval.during.every", "eval.during.stop"))
     is_own = name and not is_shared and own.split(".")[0] in {*BESIDE_BLOCKS, "advantage"}

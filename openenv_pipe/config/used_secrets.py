@@ -1,4 +1,4 @@
-"""Put those secrets back into a saved configuration that a command uses."""
+"""Restore, in a saved configuration, the secrets that a command uses."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,11 +8,11 @@ from openenv_pipe.config.secrets import restore_in_config
 
 
 def restore_used(config: RunConfig, blocks: Collection[str] | None) -> dict[str, Any]:
-    """Return the values of a configuration whose secrets are hidden, with those that are used.
+    """Return the values of a configuration whose secrets are hidden, with the used ones restored.
 
     Others keep their marks, also those of a judge that no term of the reward asks.
 
-    blocks: those that are used; None: all.
+    blocks: those whose secrets are used; None: all.
 
     Raises RunFolderError if a secret is not in the environment.
     """

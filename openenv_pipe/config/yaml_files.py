@@ -1,7 +1,7 @@
 """Find a YAML file of `conf/`, check it before Hydra reads it, and find the line of a key.
 
-Hydra and OmegaConf follow values by recursion, so too deep values would end in a RecursionError
-that names no file.
+Hydra and OmegaConf follow values by recursion, so values nested too deep would end in a
+RecursionError that names no file.
 """
 
 import codecs
@@ -32,7 +32,7 @@ def find_file(name: str) -> Path | None:
 def check_file(path: Path, *, is_experiment: bool) -> str:
     """Return a file's text, after a check of its size, encoding, kind and nesting.
 
-    What is not YAML at all is left to the reader, which names the line.
+    Text that is not YAML at all is left to the reader, which names the line.
 
     Raises ConfigError: the file cannot be used; the message names it.
     """
@@ -59,7 +59,7 @@ def check_file(path: Path, *, is_experiment: bool) -> str:
 def find_line(path: Path, key: str) -> int | None:
     """Return the line on which a file sets a dotted key; None if it cannot be found.
 
-    The key may begin with the block that the file is of, which the file does not repeat.
+    The key may begin with the file's own block, which the file does not repeat.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=Loader)
@@ -120,7 +120,7 @@ def _is_mapping(text: str) -> bool:
         YAMLError: it is not YAML.
     """
     root = None
-    open_anchors: list[str | None] = []  # of the values that are not closed
+    open_anchors: list[str | None] = []  # of the collections that are still open
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.NodeEvent) and root is None:
             root = event
@@ -130,7 +130,7 @@ def _is_mapping(text: str) -> bool:
             case yaml.CollectionEndEvent():
                 open_anchors.pop()
             case yaml.AliasEvent() if event.anchor in open_anchors:
-                raise ValueError(f"*{event.anchor} is inside of what it repeats")
+                raise ValueError(f"*{event.anchor} is inside what it repeats")
         if len(open_anchors) > MAX_DEPTH:
             raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
     is_empty = isinstance(root, yaml.ScalarEvent) and root.value in EMPTY

@@ -56,16 +56,16 @@ class TokenRequest(GenerationRequest):
     """A request to an engine that takes token ids."""
 
     prompt_ids: Sequence[int]  # the whole prompt
-    # To an exact engine: how many requests the episode makes at once, this one included.
+    # For an exact engine: how many requests the episode makes at once, this one included.
     num_concurrent: int = 1
-    # Completion tokens that the episode has sampled with `seed` before: token k of this completion
+    # Completion tokens that the episode has already sampled with `seed`: token k of this completion
     # is token num_sampled + k of the seed.
     num_sampled: int = 0
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
     images: Images = field(default_factory=dict)  # at least those in prompt_ids
-    weights: str = ""  # whose they are: the policy's, or a frozen policy's that the engine has
-    # Below 1, and above 0, only the local engine uses them: for evaluation, and never in training.
+    weights: str = ""  # empty: the policy's; else the name of a frozen policy of the engine
+    # Only the local engine uses top_p below 1 and top_k above 0, in evaluation, never in training.
     top_p: float = 1.0
     top_k: int = 0
 
@@ -128,7 +128,7 @@ class TextReply:
 
 
 class RelayingEngine(Protocol):
-    """What an engine of hosted models has beside `Engine`, for programs that call its model."""
+    """What an engine of hosted models has besides `Engine`, for programs that call its model."""
 
     async def relay(self, request: RelayedRequest) -> TextReply:
         """Answer the program's messages, which are sent as they are. The reply has a `message`.
@@ -144,7 +144,7 @@ class EngineSetup:
     """The argument from which an engine of `type: python` is made."""
 
     config: RunConfig
-    policy: "Policy | None"  # what is trained; None: the capabilities say takes="messages"
+    policy: "Policy | None"  # what is trained; None if the capabilities have takes="messages"
     executor: Executor  # of one thread, the only one that may touch the policy
     logs: Path  # the folder for log files
 
@@ -231,7 +231,7 @@ def turn_seed(episode_seed: int, turn: int) -> int:
 
 
 def cut_text(text: str, max_tokens: int) -> str:
-    """Return the text, or the beginning and the end of one of more than about `max_tokens`.
+    """Return the text; of one with more than about `max_tokens`, the beginning and the end.
 
     Tokens are estimated as in `estimate_tokens`; a note says how many characters were left out.
     """

@@ -1,4 +1,4 @@
-"""Check what an engine of a user's own returns, before anything is stored or trained on."""
+"""Check what a user's own engine returns, before anything is stored or trained on."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from openenv_pipe.types import Finish
 
 
 class CheckedEngine:
-    """An engine whose replies are what its requests ask for. Its other methods are the engine's."""
+    """Wraps a user's engine, and checks its replies; other methods are the engine's own."""
 
     def __init__(self, engine: Engine, name: str, vocabulary_size: int | None) -> None:
         """name: for messages. vocabulary_size: token ids are below it; None: any are accepted."""
@@ -21,7 +21,7 @@ class CheckedEngine:
         return getattr(self._engine, attribute)
 
     async def generate(self, request: Any) -> Any:
-        """Return the engine's reply. Raises ConfigError if it is not one to the request."""
+        """Return the engine's reply. Raises ConfigError if it does not fit the request."""
         reply = await self._engine.generate(request)
         if isinstance(request, TokenRequest):
             problem = self._problem_of(reply, request.max_tokens)
@@ -34,7 +34,7 @@ class CheckedEngine:
         return reply
 
     def _problem_of(self, reply: Any, max_tokens: int) -> str | None:
-        """Say what is wrong with a completion. Logprobs that are not finite end a training step."""
+        """Return what is wrong with a completion; the learner rejects non-finite logprobs."""
         if not isinstance(reply, Completion):
             return "expected a Completion"
         ids, logprobs, versions = reply.token_ids, reply.logprobs, reply.policy_versions

@@ -11,7 +11,7 @@ from openenv_pipe.models.forward.row_forward import RowForward
 
 
 class EagerEngine(LocalEngine):
-    """Samples for those who wait, in one batch, while the next ones gather.
+    """Samples one batch for the requests that wait, while the next ones gather.
 
     Which requests meet in a batch depends on time, and so does the rounding of logprobs. Keys and
     values are not cached from one completion of an episode to the next: each computes its prompt.

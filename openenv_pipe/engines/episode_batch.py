@@ -1,7 +1,7 @@
 """Requests to the engine `local` that are sampled in one batch.
 
-Shape letters: R requests of a call, of which the first A are not done; T tokens of a
-completion, V vocabulary.
+Shape letters: R requests of a call, A of them in the first rows, which are still computed;
+V vocabulary.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from openenv_pipe.engines.sampling import sample, truncated, uniforms
 from openenv_pipe.models.forward.row_forward import RowForward
 from openenv_pipe.types import IMAGE_IDS, Finish
 
-_MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so much of it
+_MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are this share of it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class _Row:
         length = min(len(self.ids), len(prompt_ids) - 1)
         if prompt_ids[:length] != self.ids[:length]:
             length = common_prefix(prompt_ids[:length], self.ids[:length])
-        # The forward pass knows the next position after all images of the row only.
+        # The forward pass knows the next position only after all images of the row.
         if max(self.ids[length:], default=0) >= IMAGE_IDS:
             return 0
         return length
@@ -41,7 +41,7 @@ class _Row:
 class EpisodeBatch:
     """Episodes that are sampled together, and the cache of their prompts and completions.
 
-    What is still decoded after its rollout batch was cancelled uses the cache of that one.
+    What is still decoded after its rollout batch was cancelled uses that batch's cache.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EpisodeBatch:
         completions: dict[int, Completion] = {}
         for place, (index, request) in enumerate(zip(order, in_rows, strict=True)):
             completion = completions[index] = decoding.completion(place, version)
-            # The last token is sampled, but not computed.
+            # The last token is sampled, but has no keys and values yet.
             self._rows[place].ids = [*request.prompt_ids, *completion.token_ids[:-1]]
         self._rows = [self._rows[place] for place in decoding.places_R]
         return [completions[index] for index in range(len(requests))]
@@ -167,7 +167,7 @@ class _Decoding:
                 num_rows -= is_done_A.sum()
                 ids_A, is_done_A = ids_A[order_A][:num_rows], is_done_A[order_A][:num_rows]
                 places_A = self.places_R[:num_rows]
-            # A row that is done gets a token as well, which its next one overwrites.
+            # A row that is done is fed a token as well, which its next one overwrites.
             logits_AV = self._forward.step(
                 self._tensor(ids_A), self._tensor(self._num_cached[places_A])
             )

@@ -30,7 +30,7 @@ from openenv_pipe.system.tasks import in_thread
 
 _BATCH_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
 _SMALLEST_BATCH = 32  # episodes, if there are two; smaller batches cost more per token
-_NEIGHBOURS = 8  # episodes that follow each other and are in the same batch
+_NEIGHBOURS = 8  # consecutive episodes that are in the same batch
 
 
 class SamplingModel(Protocol):
@@ -40,7 +40,7 @@ class SamplingModel(Protocol):
     end_ids: frozenset[int]
 
     def row_forwards(self, num: int) -> Sequence[RowForward]:
-        """Return forward passes with empty caches, for the weights of now."""
+        """Return forward passes with empty caches, for the current weights."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class LocalEngine:
         """executor: decodes the batches.
 
         in_batches: whether there are several batches, for an executor of several threads.
-        sampling: None: what each request asks for.
+        sampling: truncation (top_p, top_k) of all requests; None: as each request asks.
         frozen: models that play against `model`, by the name that requests give as `weights`; this
             mapping may be changed while nothing is played.
         """
@@ -100,8 +100,8 @@ class LocalEngine:
         self._executor = executor
         self._in_batches = in_batches
         self._version = 0
-        self._batches: dict[str, list[EpisodeBatch]] = {}  # by whose weights they are
-        self._barriers: list[_Barrier] = []  # of each number of a batch
+        self._batches: dict[str, list[EpisodeBatch]] = {}  # by the name of their weights
+        self._barriers: list[_Barrier] = []  # by the number of a batch
         self.begin_rollouts(0, 0)
 
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
@@ -122,7 +122,7 @@ class LocalEngine:
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
-        """Sample in the next batch. Raises EngineError for a request that no batch can wait for."""
+        """Sample in the next batch. Raises EngineError for more requests than `num_concurrent`."""
         self._num_open[request.episode] += 1
         try:
             if self._num_open[request.episode] > request.num_concurrent:
@@ -195,12 +195,12 @@ class LocalEngine:
 
 
 class FrozenPolicy(StaticEngine):
-    """What plays in a game with the weights of a frozen policy that a local engine has."""
+    """Plays in a game with the weights of a frozen policy that a local engine has."""
 
     capabilities = LocalEngineConfig.capabilities
 
     def __init__(self, engine: Engine, weights: str) -> None:
-        """weights: its name in the engine."""
+        """weights: the frozen policy's name in the engine."""
         self.max_episodes = engine.max_episodes
         self._engine = engine
         self._weights = weights

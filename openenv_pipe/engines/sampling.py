@@ -41,7 +41,7 @@ def sample(
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
     logits_BV = logits_BV.float()
-    # On a GPU, waiting for these values takes longer than the work that they may spare.
+    # On a GPU, waiting for these values takes longer than the work that they may save.
     may_ask = logits_BV.device.type == "cpu"
     if not (may_ask and (divisors_B == 1.0).all()):
         logits_BV = logits_BV / divisors_B[:, None]
@@ -56,7 +56,7 @@ def _drawn(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
     """Return ids [B] with probabilities in proportion to the weights; with NaN, any ids.
 
     In a large vocabulary, sums over blocks choose a block, and running sums within it an id:
-    running sums over all ids take longer than all else of sampling.
+    running sums over all ids take longer than the rest of sampling.
     """
     num_ids = weights_BV.shape[1]
     if num_ids <= _BLOCK:
@@ -89,12 +89,13 @@ def truncated(
     top_p_B: torch.Tensor,
     top_k_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the logits with those of all but the most likely tokens set to minus infinity, so that
-    logprobs are of the truncated distribution. Rows of temperature 0 stay as they are.
+    """Return the logits of a truncated distribution: minus infinity for all but the likeliest.
+
+    Rows of temperature 0 stay as they are.
 
     top_k_B: number of tokens that are kept; 0: all
-    top_p_B: of these keeps the first whose probabilities, at the temperature, add up to so much
-        (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); 1: all
+    top_p_B: of these, the likeliest whose probabilities, at the temperature, add up to this are
+        kept (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751); 1: all
     """
     is_sampled_B1 = (temperatures_B > 0)[:, None]
     sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)

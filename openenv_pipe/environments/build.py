@@ -17,7 +17,7 @@ def check_host(config: "RunConfig") -> str:
     """Check that the host can be built, and describe its servers in a line.
 
     The `check` of a host's type is called with the configurations of the environment and of the
-    host. A type without it is checked by a call of `build`. Raises ConfigError.
+    host. For a type without `check`, `build` is called instead. Raises ConfigError.
     """
     env, host = config.env, config.host
     if check := block_types("host")[host.type].check:

@@ -1,4 +1,4 @@
-"""Find images in observations, and keep a small reference in the place of each.
+"""Find images in observations, and replace each by a small reference.
 
 An image arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG, GIF or
 WebP file, or as a data URL of one. Everything that reads observations sees an `Image` instead,
@@ -22,7 +22,7 @@ from openenv_pipe.system.files import read_bytes
 from openenv_pipe.types import Image
 
 MIN_SIDE = 32  # rows and columns; smaller arrays are boards, which models read as numbers
-MAX_ON_BOARDS = 15  # an array of rows of numbers that are all as small is a board of any size
+MAX_ON_BOARDS = 15  # an array of rows whose numbers are at most this is a board, of any size
 MAX_PIXELS = 2**23  # of one image: a little more than 4K
 MAX_IMAGES = 64  # of one observation; the others stay as they are
 ENOUGH_PIXELS = 2 * MAX_PIXELS  # of one observation, after which no further image is read
@@ -44,7 +44,7 @@ COMPRESSION = 3  # zlib's level: level 6 takes twice as long to save a tenth
 
 
 async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
-    """Return the observation with an `Image` in the place of each image.
+    """Return the observation with an `Image` in place of each image.
 
     What looks like an image and cannot be read, or is too large, stays as it is.
     """
@@ -64,7 +64,7 @@ def reference_of(value: Any) -> str | None:
 
 
 def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the value with `replace(reference)` in the place of each reference to an image."""
+    """Return the value with `replace(reference)` in place of each reference to an image."""
     if type(value) in ATOMS:
         return value
     if isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def opened(reference: Mapping[str, Any], folder: Path) -> Image:
 
 
 def _may_have_images(value: Any) -> bool:
-    """Return quickly whether a value of JSON has something that `_Reader` has to look at."""
+    """Return quickly whether a JSON value has something that `_Reader` has to look at."""
     if isinstance(value, str):
         return len(value) >= MIN_TEXT_LENGTH and format_of(value) is not None
     if isinstance(value, dict):
@@ -103,7 +103,7 @@ def _may_have_images(value: Any) -> bool:
 
 
 def format_of(text: str) -> str | None:
-    """Return the format of an image's text, as Pillow names it: of data URLs, whatever they say.
+    """Return the format of an image's text, as Pillow names it, or else as its data URL states.
 
     None: the text is not an image.
     """
@@ -134,7 +134,7 @@ def _has_rows(value: list[Any]) -> bool:
 
 
 def _is_flat(fields: dict[str, Any], name: str) -> bool:
-    """Return whether a field is a list of numbers whose shape another field has."""
+    """Return whether a field is a list of numbers, with its shape in another field."""
     shape = fields.get(f"{name}_shape")
     numbers = fields[name]
     is_list = isinstance(numbers, list) and bool(numbers) and type(numbers[0]) is int

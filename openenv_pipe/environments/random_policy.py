@@ -41,7 +41,7 @@ def random_action(
 def draw_action(
     schema: Schema, observations: Sequence[Observation], draw: random.Random
 ) -> dict[str, Any]:
-    """Draw an action; its one required field is a legal one if the last observation lists them."""
+    """Draw an action; a single required field takes a legal action last observed, if any."""
     action: dict[str, Any] = draw_value(schema, draw)
     required = schema.get("required", [])
     legal = _legal_actions(observations[-1]) if observations else []

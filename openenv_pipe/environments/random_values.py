@@ -29,8 +29,8 @@ def draw_value(schema: Schema, draw: random.Random, max_depth: int = MAX_DEPTH) 
         with suppress(LongWalkError, RecursionError, ArithmeticError, ValueError):
             return _Drawer(schema, draw, depth).value(schema, 0)
     raise ConfigError(
-        "the environment's schema asks for values that are too large to draw at random, or have no "
-        "end; write a policy: a function (observations, random) -> reply, given as module:name"
+        "the environment's schema asks for values that are too large to draw at random, or nest "
+        "without end; write a policy: a function (observations, random) -> reply, as module:name"
     )
 
 

@@ -77,7 +77,7 @@ class Devices:
         return PolicyWeights(policy)
 
     def time_sum(self, num_bytes: int) -> float:
-        """Add up a tensor over all devices; return the seconds, which are none for one device.
+        """Add up a tensor over all devices; return the seconds that it takes, 0 for one device.
 
         Raises:
             TrainingError: a device is lost, or has a wrong sum.
@@ -94,12 +94,12 @@ class NodeRanks(Protocol):
 
     @property
     def num_nodes(self) -> int:
-        """The number of machines that the ranks are divided over equally, with this one."""
+        """The number of machines, this one included, that the ranks are divided over equally."""
 
     def start(self, worker: str, size: int, num_threads: int) -> None:
         """Start the ranks, and wait until they can take orders.
 
-        worker: "module:name" of the class that has each rank's work, and executes its orders.
+        worker: "module:name" of the class that executes each rank's orders.
         size: the number of all ranks. num_threads: of each rank on a CPU.
 
         Raises:
@@ -163,8 +163,8 @@ def reject_missing_devices(num_devices: int, device: torch.device) -> None:
     num_cores = os.cpu_count() or 1
     if device.type == "cpu" and num_devices > MAX_RANKS_PER_CORE * num_cores:
         raise ConfigError(
-            f"trainer.devices={num_devices}, but this machine has {num_cores} cores for as many "
-            f"processes; set trainer.devices to at most {MAX_RANKS_PER_CORE * num_cores}"
+            f"trainer.devices={num_devices}, but this machine has only {num_cores} cores; "
+            f"set trainer.devices to at most {MAX_RANKS_PER_CORE * num_cores}"
         )
     if device.type == "cuda" and num_devices > torch.cuda.device_count():
         raise ConfigError(

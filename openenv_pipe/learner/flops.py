@@ -16,7 +16,7 @@ NUM_TRIALS = 5
 
 
 def count_flops(model: Any) -> FlopCount:
-    """Return the counter of a loaded model, whose adapters count too."""
+    """Return the counter of a loaded model, adapters included."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     decoder, config = find_decoder(inner), inner.config.get_text_config()
     last = [layer.mlp for layer in decoder.modules() if isinstance(layer, LastLayer)]

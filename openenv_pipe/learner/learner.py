@@ -41,7 +41,7 @@ NOTHING = Uncomputed()
 
 
 class Learner:
-    """Owns the optimizer and changes the policy's weights, only in `update`."""
+    """Owns the optimizer, and changes the policy's weights in `update` only."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Learner:
 
         Steps before this one may have had no samples; the learning rate is this step's anyway.
 
-        uncomputed: what the loss counts beside the samples
-        replayed: of earlier episodes; they only enter the cross entropy of `trainer.replay`
+        uncomputed: what the loss counts besides the samples
+        replayed: samples of earlier episodes, only for the cross entropy of `trainer.replay`
 
         Returns the step's metrics.
 
@@ -169,7 +169,7 @@ class Learner:
             chosen = order[number::num_updates]
             part = [sample for index in chosen for sample in episodes[index]]
             budget = self._config.tokens_per_batch
-            num_parallel = 1  # A function of a user's may not expect calls from several threads.
+            num_parallel = 1  # A user's function may not expect calls from several threads.
             if not isinstance(self._config.loss, PythonLossConfig):
                 num_parallel = count_parallel(self.policy, part, budget, self._ranks)
             environment = self._objective.needs_environment
@@ -232,7 +232,7 @@ class Learner:
     ) -> None:
         """Accumulate the gradients of all batches.
 
-        Their sum does not depend on the split, but for the balance of routers, which is of a batch.
+        Their sum does not depend on the split into batches, except for the routers' balance loss.
 
         is_again: an earlier pass has recorded the tokens
         """
@@ -282,9 +282,9 @@ class Learner:
 
     @torch.no_grad()
     def _reference_logprobs(self, policy: Policy, batch: Batch) -> torch.Tensor:
-        """Return the reference's logprobs [N], of the same replies behind the hints if it has them.
+        """Return the reference's logprobs [N]; with hints, those of the replies after the hints.
 
-        A sample without a hint stands for itself, so that it has no divergence.
+        A sample without a hint is its own reference, so that it has no divergence.
         """
         if batch.samples[0].reference_logprobs is not None:
             return served_logprobs(batch).to(policy.device)

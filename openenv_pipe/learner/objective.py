@@ -33,8 +33,10 @@ from openenv_pipe.learner.accumulator import MetricAccumulator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The trained tokens of a batch, all [N]. Logprobs, entropy and divergence may have a gradient,
-    but not those that others computed."""
+    """The trained tokens of a batch; tensors are [N] unless their comment differs.
+
+    Only what the trainer computes with its current weights may have a gradient.
+    """
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -78,7 +80,7 @@ class Objective:
 
     @property
     def needs_divergence(self) -> bool:
-        """True if the KL term is over the whole vocabulary, in place of sampled tokens."""
+        """True if the KL term is over the whole vocabulary instead of the sampled tokens."""
         return self.needs_reference and self._config.kl.estimator == "exact"
 
     @property

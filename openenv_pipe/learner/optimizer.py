@@ -76,7 +76,7 @@ class Optimizer:
         return norm.item()
 
     def _clip(self) -> torch.Tensor:
-        """Clip the gradients, and return their norm. Where each rank has a shard, it differs."""
+        """Clip the gradients, and return their norm; overridden where each rank has a shard."""
         return torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:

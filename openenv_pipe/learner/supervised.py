@@ -99,7 +99,7 @@ def _num_tokens(part: Sequence[Sample]) -> int:
 def with_dropout(policy: Policy) -> Iterator[None]:
     """Within the block, enable dropout, if the model has any.
 
-    It is off while the policy samples and in GRPO, whose ratios it would make noise of.
+    It is off while the policy samples and in GRPO, whose ratios it would make noisy.
     """
     policy.model.train()
     try:

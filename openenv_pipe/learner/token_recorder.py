@@ -32,7 +32,7 @@ class TokenRecorder:
         self._batches.append((batch, torch.stack([entropy_N, mismatch_N]).half()))
 
     def collected(self, ranks: Ranks) -> list[TrainedTokens | None]:
-        """Return the tokens of each sample, also of those of other ranks; None without any."""
+        """Return the tokens of each sample, of all ranks; None for a sample without any."""
         found: dict[int, np.ndarray] = {}
         for batch, values in self._batches:
             counts = np.bincount(batch.sample_index.cpu().numpy(), minlength=len(batch.samples))

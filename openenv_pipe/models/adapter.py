@@ -1,12 +1,12 @@
 """Low-rank adapters (LoRA): which layers of a model get one, and what is left out.
 
-peft reads `all-linear` as the name of every linear layer. That includes routers, which choose the
-experts, so that they would change with each update; `out_proj` of Mamba layers, whose fused kernels
-read its matrix past the adapter, and which peft rejects for some families; and vision towers. And
-where peft adapts the experts of a mixture, it skips linear layers that are named as the matrices of
-an expert are. `all-linear` of this package is every linear layer below the decoder but routers,
-Mamba's `out_proj` and layers that share one matrix, as the blocks of Zamba 2 do, and the experts
-where peft knows their matrices.
+peft reads `all-linear` as every linear layer. That includes routers, so that each update would
+change which experts are chosen; `out_proj` of Mamba layers, whose fused kernels read its matrix
+without the adapter, and which peft rejects for some families; and vision towers. Where peft adapts
+the experts of a mixture, it skips linear layers that are named like an expert's matrices. Here,
+`all-linear` is every linear layer below the decoder except routers, Mamba's `out_proj` and layers
+that share one matrix, as the blocks of Zamba 2 do, plus the experts where peft knows their
+matrices.
 """
 
 import re
@@ -29,10 +29,10 @@ from openenv_pipe.models.vision import vision
 ALL_LINEAR = "all-linear"
 # What transformers calls the layer that scores the experts, or that weighs a shared one.
 ROUTERS = ("gate", "router", "wg", "modality_router", "shared_expert_gate")
-# What the matrices of experts are called before transformers stacks them, and layers beside them.
+# The names of experts' matrices before transformers stacks them, which other layers may share.
 EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
-OTHER_VALUES = ("bias", "A_log")  # of two dimensions, and no factors of a product
+OTHER_VALUES = ("bias", "A_log")  # they have two dimensions, but are no factors of a product
 
 
 def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
@@ -63,7 +63,7 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
             # peft 0.21 looks among modules for the experts that it gives other ranks, but they are
             # parameters, which do get these ranks.
             warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not")
-            # Of this, `_reject_tied_adapter` makes an error.
+            # `_reject_tied_adapter` makes this an error.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied")
             model = get_peft_model(model, lora)
     except (ValueError, re.error) as error:
@@ -119,7 +119,7 @@ def _counts(kinds: Counter[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the last name of a matrix that is not a number; of experts, with theirs."""
+    """Return the last part of a matrix's name that is no number; for experts, the last two."""
     parts = [each for each in name.removesuffix(".weight").split(".") if not each.isdecimal()]
     return ".".join(parts[-2:]) if parts[-2] == "experts" else parts[-1]
 
@@ -134,10 +134,10 @@ def _select_all_linear(model: Any, lora: LoraConfig, *, is_quantized: bool) -> N
     every = model.named_parameters(remove_duplicate=False)
     holders = Counter(id(values) for _, values in every)
     chosen -= {name for name in chosen if holders[id(layers[name].weight)] > 1}
-    # Of the mixtures whose experts it knows, peft names the matrices, and those of the router.
+    # For the mixtures that it knows, peft names the matrices of the experts and of the router.
     convert_peft_config_for_transformers(lora, model, None)
     experts = {each for each in lora.target_parameters or () if "." not in each}
-    # peft would take the name of such a layer for that of an expert again, but not its matrix's.
+    # peft would take such a layer's name for an expert's again, but not the name of its matrix.
     hidden = {name for name in chosen if experts and _leaf(name) in EXPERT_NAMES}
     names = {_leaf(name) for name in chosen - hidden}
     lora.target_modules = sorted(names)
@@ -152,13 +152,13 @@ def _is_in_mamba(model: Any, name: str) -> bool:
 
 
 def _leaf(name: str) -> str:
-    """Return the last part of a name; all of one that ends in a number, as layers do."""
+    """Return the last part of a name; if that is a number, as of layers, the whole name."""
     leaf = name.rpartition(".")[2]
     return name if leaf.isdecimal() else leaf
 
 
 def _reject_unknown_layers(model: Any, target_modules: list[str]) -> None:
-    """Raise ConfigError if a name is that of no layer, about which peft says nothing."""
+    """Raise ConfigError if no layer has one of the names; peft would ignore such a name."""
     paths = [f".{path}" for path, _ in model.named_modules()]
     unknown = [
         each for each in target_modules if not any(path.endswith(f".{each}") for path in paths)
@@ -175,7 +175,7 @@ def _reject_unknown_layers(model: Any, target_modules: list[str]) -> None:
 def _reject_tied_adapter(model: Any, config: ModelConfig) -> None:
     """Raise ConfigError if a matrix has an adapter in one of two modules that share it.
 
-    Merged, the matrix would no longer be one, and config.json says that it is.
+    After merging, the two would differ, although config.json says that they are one matrix.
     """
     names: dict[int, list[str]] = {}
     for name, values in model.get_base_model().named_parameters(remove_duplicate=False):

@@ -1,7 +1,7 @@
 """Where the files of a model are on this machine, and how they get here.
 
-A model is a folder or an id on a hub, or an extra makes its folder here, once: of a file of another
-format, or of what it gets elsewhere, for machines that do not reach the hub.
+A model is a folder or an id on a hub, or an extra makes its folder here once: from a file of
+another format, or from what it gets elsewhere, for machines that do not reach the hub.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ def reject_unreachable(config: HubModelConfig) -> None:
 
 
 async def provide_model(config: ModelConfig, notify: Notify) -> None:
-    """Let an extra make a model that it makes, unless it is here or the hub has it.
+    """Let an extra make the model, if one does, unless the model is here or on the hub.
 
     Raises:
         ConfigError: the hub does not have it, what it is made of cannot be downloaded or read, or
@@ -158,7 +158,7 @@ async def provide_model(config: ModelConfig, notify: Notify) -> None:
     except ConfigError as error:
         if made is None:
             raise ConfigError(f"{error}; {ADVICE}") from error
-        notify(f"{error}\ntaking {made.about}, in its place")
+        notify(f"{error}\nusing {made.about} in its place")
         await made.make(notify)
 
 

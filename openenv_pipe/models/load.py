@@ -151,7 +151,7 @@ def reject_long_episodes(config: RunConfig, model: Any) -> None:
                 f"engine.max_model_len={served_length} is more than the {original} positions up to "
                 f"which rope_type={kind} has its short factors, and env.max_episode_tokens="
                 f"{max_tokens} is not, so that vLLM would use the long factors and the learner the "
-                f"short ones; set it to {original}"
+                f"short ones; set engine.max_model_len to {original}"
             )
         if kind != LONGROPE:
             raise ConfigError(
@@ -252,7 +252,7 @@ def reject_unsupported_vision(config: RunConfig) -> None:
 
 
 def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:
-    """Raise ConfigError if the loss needs to know the parts of a prompt, and no prompt has them."""
+    """Raise ConfigError if the loss needs the parts of prompts, which rendering anew loses."""
     loss = config.trainer.loss
     needing = {
         "trainer.loss.echo_coef": loss.echo_coef,
@@ -263,8 +263,8 @@ def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:
             off = "null" if isinstance(value, str) else "0"
             raise ConfigError(
                 f"{key}={value} with model.history={config.model.history}: the chat template "
-                "renders each prompt anew, so which of its tokens the environment wrote is not "
-                f"known; set {key}={off}, or a model.chat_template that keeps earlier turns"
+                "renders each prompt anew, so it is not known which of its tokens the environment "
+                f"wrote; set {key}={off}, or a model.chat_template that keeps earlier turns"
             )
 
 
@@ -282,8 +282,8 @@ def build_empty(config: ModelConfig) -> Any:
                 return model_class(found).from_config(found)
             except (RuntimeError, NotImplementedError) as error:
                 raise ConfigError(
-                    f"model.path={config.path!r}: {type(found).__name__} needs values to be built "
-                    f"({str(error).splitlines()[0]:.100}), which is not supported; {ADVICE}"
+                    f"model.path={config.path!r}: {type(found).__name__} cannot be built without "
+                    f"weights ({str(error).splitlines()[0]:.100}); {ADVICE}"
                 ) from None
 
 

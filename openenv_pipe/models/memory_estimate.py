@@ -18,7 +18,7 @@ from openenv_pipe.models.model_files import read_header
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
-LOGITS_AT_ONCE = 7 << 20  # the kept logits and three stretches in work
+LOGITS_AT_ONCE = 7 << 20  # the kept logits and three stretches in progress
 GPU_LOGITS_AT_ONCE = 3 << 27  # on a GPU: one stretch in three forms
 PROCESS = 420 << 20  # measured: torch, transformers and peft before a model is loaded
 WORKSPACE = 30 << 20  # measured: memory that kernels keep
@@ -243,7 +243,7 @@ def is_checkpointed(config: RunConfig) -> bool:
 
 
 def weight_bytes(shape: Shape, config: RunConfig) -> int:
-    """Size of the model without its adapter."""
+    """Return the size of the model without its adapter."""
     width = BYTES[config.model.dtype]
     if config.model.quantization == "none":
         return shape.num_parameters * width
@@ -256,7 +256,7 @@ def trained_bytes(shape: Shape, config: RunConfig) -> int:
 
 
 def _moments(shape: Shape, config: RunConfig) -> int:
-    """Size of the optimizer's state."""
+    """Return the size of the optimizer's state."""
     if config.trainer.optimizer.type == "adamw_8bit":
         per_moment = 1 + 4 / BLOCK_OF_MOMENTS
         return int(num_trained(shape, config) * OPTIMIZER_COPIES * per_moment)

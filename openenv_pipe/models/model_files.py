@@ -1,6 +1,6 @@
 """Read the small files of a model's folder within limits: configurations, headers of weights.
 
-The folder may be anybody's. transformers reads whatever its files have.
+The folder may be untrusted, and transformers reads whatever its files contain.
 """
 
 import json
@@ -19,7 +19,7 @@ TEXTS = (".json", ".jinja", ".txt", ".model")
 # tokenizer.json of the largest vocabularies, of 260,000 tokens, has 35 MB and 2 million values, and
 # takes 3 s and 500 MB to be decoded.
 BUDGET = JsonBudget(max_mb=64, max_values=4_000_000)
-PAGE_CPU_S = 8  # before a page does without the texts of tokens
+PAGE_CPU_S = 8  # before a page leaves out the texts of tokens
 CHECK_CPU_S = 60  # before a model is rejected
 MEMORY_MB = 1024
 
@@ -89,7 +89,7 @@ def token_texts(file: Path, content: bytes, cpu_s: int = PAGE_CPU_S) -> Mapping[
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return the length of a safetensors file's header with its own, and what it says.
+    """Return the length of a safetensors file's header, with the length field, and its content.
 
     Raises:
         ConfigError: the file is not a safetensors file.

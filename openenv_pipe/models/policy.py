@@ -181,11 +181,11 @@ class Policy:
 
     @property
     def samples_in_batches(self) -> bool:
-        """Whether `row_forwards` returns passes for one thread each, of several at once."""
+        """Whether the passes of `row_forwards` are for several threads, one for each."""
         return self.sampler is Sampler.FAST and self.is_small
 
     def row_forwards(self, num: int) -> list[RowForward]:
-        """Return forward passes for sampling with the weights of now, with empty caches."""
+        """Return forward passes for sampling with the current weights, with empty caches."""
         if self.sampler is Sampler.RAGGED:
             return [TransformersForward(self) for _ in range(num)]
         if self.sampler is Sampler.WHOLE:
@@ -205,7 +205,7 @@ class Policy:
             return self.model(input_ids=token_ids, use_cache=False).logits
 
     def image_differences(self) -> dict[str, float]:
-        """Return by forward pass, in words, how far logprobs with images are from the model's."""
+        """Return, by the name of a pass, how far its logprobs with images are from the model's."""
         return {}
 
     @property
@@ -311,9 +311,9 @@ class Policy:
         return twin
 
     def with_own_gradients(self) -> "Policy":
-        """Return a policy with the same weights, whose gradients are another thread's to compute.
+        """Return a policy with the same weights, but gradients for another thread to compute.
 
-        Changes of weights in place are changes of both.
+        Changing weights in place changes both policies.
         """
         shared = [self.tokenizer, self.chat, self.images, *(self._reference or [])]
         for teacher in self.teachers.values():

@@ -27,7 +27,7 @@ def load_bitsandbytes(setting: str) -> ModuleType:
 
 
 def find_quantizable(decoder: Any) -> list[str]:
-    """The names of the linear layers that can be quantized. Raises ConfigError if there is none."""
+    """Return the names of linear layers that can be quantized. Raises ConfigError if none can."""
     names = [
         name
         for name, module in decoder.named_modules()

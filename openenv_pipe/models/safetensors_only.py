@@ -1,7 +1,7 @@
 """Read weights from safetensors only, because other formats are pickles, which run code.
 
-transformers and peft prefer safetensors, but fall back to pickles: of an adapter that lies beside
-a model, and of files that an index names. Whatever reads weights calls these functions.
+transformers and peft prefer safetensors, but fall back to pickles for an adapter that lies beside
+a model, and for files that an index names. Whatever reads weights calls these functions.
 """
 
 import json
@@ -57,8 +57,10 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
 
 
 def text_config_within(config: Any) -> Any:
-    """Return the config of the language model in a model that also sees or hears, and of which
-    transformers has no causal language model, such as Mistral 3; None for all others."""
+    """Return the config of the language model within a model that also sees or hears, or None.
+
+    It is for models, such as Mistral 3, of which transformers has no causal language model.
+    """
     found = getattr(config, "text_config", None)
     is_composite = type(found) in MODEL_FOR_CAUSAL_LM_MAPPING and not (
         type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or config.model_type in vision().model_types
@@ -67,7 +69,7 @@ def text_config_within(config: Any) -> Any:
 
 
 def _language_model_within(whole: Any, text_config: Any) -> Any:
-    """Return the language model of a whole one, with its own weights."""
+    """Return the language model within a whole model, with its weights."""
     text_config.tie_word_embeddings = whole.config.tie_word_embeddings
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text_config)

@@ -1,4 +1,4 @@
-"""A teacher: another model than the policy as the reference of the KL term.
+"""A teacher: a model other than the policy, as the reference of the KL term.
 
 It is frozen and reads the token ids of the policy, so its vocabulary has to be the policy's. Each
 environment of a run may have its own.
@@ -128,23 +128,22 @@ def check_teacher(place: TeacherPlace) -> str:
 
     Returns what `check` reports of it.
 
-    Raises ConfigError: it is not, has another one, or cannot be read.
+    Raises ConfigError: it is not here, has another vocabulary, or cannot be read.
     """
     shape, policy = _read_shape(place), place.config.model
     size = "memory not estimated: its config.json has other keys"
     if shape is not None:
         size = f"{shape.num_parameters / 1e6:,.2f} million parameters"
     if not is_on_this_machine(policy):
-        return f"{place.reference}, {size}; its tokens are compared when the policy is here"
+        return f"{place.reference}, {size}; its vocabulary is compared after the policy's download"
     with _naming(place.key):
         theirs = load_tokenizer(place.model)
     reject_another_vocabulary(load_tokenizer(policy), theirs, f"{place.key}={place.reference!r}")
-    return f"{place.reference}, {size}; its tokens are the policy's"
+    return f"{place.reference}, {size}; its vocabulary is the policy's"
 
 
 def reject_another_vocabulary(policys: Any, others: Any, given: str) -> None:
-    """Raise ConfigError if a frozen model's tokenizer lacks a token of the policy's, or numbers it
-    otherwise.
+    """Raise ConfigError if a frozen model's tokenizer lacks or renumbers a token of the policy's.
 
     given: the key that names the model, with its value.
     """
@@ -152,9 +151,9 @@ def reject_another_vocabulary(policys: Any, others: Any, given: str) -> None:
     if differing := sorted(ours.items() - theirs.items(), key=lambda each: each[1]):
         token, number = differing[0]
         raise ConfigError(
-            f"{given} has not the policy's vocabulary ({len(theirs):,} tokens, not {len(ours):,}; "
-            f"the first that differs is {token!r}, number {number}), so that its tokens are of "
-            "other texts; choose a model of the policy's family"
+            f"{given} does not have the policy's vocabulary ({len(theirs):,} tokens, not "
+            f"{len(ours):,}; the first that differs is {token!r}, number {number}), so that its "
+            "tokens stand for other texts; choose a model of the policy's family"
         )
 
 
@@ -186,15 +185,15 @@ def _load(place: TeacherPlace, policy: Policy) -> Policy:
     reject_another_vocabulary(policy.tokenizer, teacher.tokenizer, given)
     if teacher.max_length is not None and teacher.max_length < max_tokens:
         raise ConfigError(
-            f"{given} has {teacher.max_length:,} positions, which are less than "
+            f"{given} has {teacher.max_length:,} positions, which are fewer than "
             f"env.max_episode_tokens={max_tokens:,}; lower that, or choose a teacher with a longer "
             "context"
         )
     theirs, ours = (each.model.get_input_embeddings().num_embeddings for each in (teacher, policy))
     if theirs < ours:
         raise ConfigError(
-            f"{given} has {theirs:,} embeddings, and the policy {ours:,}; choose a teacher that "
-            "has as many"
+            f"{given} has {theirs:,} embeddings, and the policy {ours:,}; choose a teacher with "
+            "at least as many"
         )
     return teacher
 
@@ -213,9 +212,9 @@ def teacher_divergence(
 ) -> torch.Tensor:
     """Return KL(policy || teacher) [N], in nats, both at the temperature.
 
-    It is of the distributions that each trained token was chosen from. Tokens that only the teacher
-    has are never chosen, and only count in its own normalization. Few rows have logits at a time,
-    which the backward pass computes again.
+    It compares the distributions that each trained token was chosen from. Tokens that only the
+    teacher has are never chosen, and count only in its normalization. Only a few rows have logits
+    at a time, which the backward pass computes again.
 
     hidden_UH: the policy's, of `Policy.predictors_hidden`
     """

@@ -48,7 +48,7 @@ class ImageFormat(Protocol):
 
 
 class Vision:
-    """The vision-language models that can be trained: none, but for those of a subclass."""
+    """The vision-language models that can be trained: none, unless a subclass brings some."""
 
     model_types: tuple[str, ...] = ()  # `model_type` in their config.json
     vision_modules: str = ""  # the pattern of modules that adapters leave out

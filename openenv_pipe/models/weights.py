@@ -27,7 +27,7 @@ _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
 
 
 class PolicyWeights:
-    """Implements `engines.vllm.weights.PolicyWeights` for a policy.
+    """Gives a policy's weights to vLLM servers, as files or tensors, and its logprobs.
 
     All methods block and must run in torch's thread.
     """
@@ -112,7 +112,7 @@ class PolicyWeights:
     def read_image(self, image: Image) -> tuple[np.ndarray, np.ndarray]:
         """Return what the model reads of an image: patches [N, D] in float32, and its grid [3].
 
-        Raises OSError: the image's file cannot be read.
+        Raises RunFolderError: the image's file cannot be read.
         """
         assert self._policy.images is not None
         patches = self._policy.images.patches([image])
@@ -178,7 +178,7 @@ class PolicyWeights:
         if odd:
             raise TrainingError(
                 f"{len(odd)} weights do not fit {type(self._base).__name__}: {', '.join(odd[:5])}; "
-                "whoever reads them would draw missing ones at random, so nothing was written"
+                "a reader would initialize missing ones at random, so nothing was written"
             )
 
     def _check_adapter(self, adapter: Mapping[str, torch.Tensor]) -> None:
@@ -211,8 +211,7 @@ def made_up_values(shapes: Sequence[torch.Size], size: float) -> Iterator[torch.
 
 
 def _base_shapes(base: Any) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """Return names and shapes of a new model of the same configuration, and the names of weights
-    that are tied to one of these."""
+    """Return names and shapes of the weights of a new model like this, and names of tied ones."""
     with torch.device("meta"):
         empty = type(base)(copy.deepcopy(base.config))
     tied = set(empty.all_tied_weights_keys or ())

@@ -104,7 +104,7 @@ def _build_loops(
 
 
 def _folder_of(env: str, folder: Path) -> Path:
-    """Return where the files of an environment go; those of the first one need no name."""
+    """Return the folder for an environment's files: a subfolder, except for the first one."""
     return folder / "beside" / env if env else folder
 
 
@@ -148,7 +148,7 @@ async def _opened_environment(
     known_sets: KnownSets,
     verdicts: Sequence[Path],
 ) -> AsyncIterator[RolloutContext]:
-    """Open what an environment is played with; the tasks may depend on its servers."""
+    """Build the rollout context of one environment; its tasks may come from its servers."""
     config, logs = parts.config, parts.logs
     async with open_scorer(config, *verdicts, log=logs / "judge.log") as scorer:
         chat = parts.policy.chat if parts.policy else None

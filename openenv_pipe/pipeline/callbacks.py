@@ -8,7 +8,7 @@ from openenv_pipe.runs.run import Run
 from openenv_pipe.system.user_code import UserCode
 from openenv_pipe.system.user_numbers import shown
 
-STOPPED = "stopped by a callback"  # begins the cause of such a run, which may be resumed
+STOPPED = "stopped by a callback"  # the cause of such a run begins with it; the run may be resumed
 LIMIT_S = 3600.0  # of one call
 
 OnStep = Callable[[Run, Mapping[str, Any]], str | None]
@@ -34,7 +34,7 @@ class Callbacks:
         self._functions: list[tuple[UserCode, Callable[..., Any]]] = []
         for callback in callbacks:
             function: Any = getattr(callback, "on_step", callback)
-            # Their exceptions are for the caller of `train`.
+            # The caller of `train` gets the callbacks' exceptions.
             code = UserCode(f"the callback {callback!r}", limit_s=LIMIT_S, passed=(Exception,))
             self._functions.append((code, function))
 
@@ -42,8 +42,8 @@ class Callbacks:
         """Call all callbacks; return the reasons to stop the run, None if there are none.
 
         Raises:
-            ConfigError: a callback returned neither None nor text, or has not returned in time.
-                Other exceptions of callbacks pass.
+            ConfigError: a callback returned neither None nor text, or did not return in time.
+                Exceptions that callbacks raise pass through.
         """
         reasons = []
         for code, function in self._functions:

@@ -60,14 +60,14 @@ class Saver:
         self._say = say
         self._said_missing = False
         self._best: float | None = None  # of the best checkpoint
-        self._saved_at_s = time.monotonic()  # or the beginning, while nothing is saved
+        self._saved_at_s = time.monotonic()  # or the start, until something is saved
 
     def is_saved(self, at: StageStep) -> bool:
         """Return whether a run could go on from there."""
         return is_resumable(checkpoint_path(self._folder, at))
 
     def is_overdue(self) -> bool:
-        """Return whether the last checkpoint is longer ago than `every_minutes`."""
+        """Return whether `every_minutes` have passed since the last checkpoint."""
         every_minutes = self._config.every_minutes
         elapsed_s = time.monotonic() - self._saved_at_s
         return every_minutes is not None and elapsed_s >= 60.0 * every_minutes
@@ -83,7 +83,7 @@ class Saver:
         """Save the policy and all state that the next step depends on.
 
         warm_start: its state is saved too; None after the warm start. passing: the checkpoint is
-        only for resuming, and is deleted when there is a newer one.
+        only for resuming, and is deleted once there is a newer one.
         """
         if not passing:
             write_best_only(self._folder, read_best_only(self._folder) - {at.name})
@@ -110,12 +110,12 @@ class Saver:
         )
 
     def save_if_best(self, step: int, metrics: Mapping[str, Any] | None = None) -> None:
-        """Save the present weights, which `step` steps have made, if they are the best so far.
+        """Save the current weights, those after `step` steps, if they are the best so far.
 
-        They are kept, without the state for a resume, as long as no others are better. Weights
-        that nothing has trained are not saved.
+        They are saved without the state for a resume, and kept as long as no others are better.
+        Untrained weights are not saved.
 
-        metrics: measured on these weights; None: those of an evaluation of them
+        metrics: those of these weights; None: the value comes from their evaluation
         """
         best = self._config.best
         if best is None or (metrics is None) != best.metric.startswith("eval/"):
@@ -140,8 +140,7 @@ class Saver:
         load_weights(checkpoint, self._policy)
 
     def load(self, checkpoint: Path) -> None:
-        """Load a checkpoint's weights into the policy, and its state into the group source and
-        the replay."""
+        """Load a checkpoint's weights, and its state of the group source and of the replay."""
         self.load_weights(checkpoint)
         self._source.load(checkpoint / RESUME)
         self._replay.load(checkpoint / RESUME)
@@ -155,9 +154,9 @@ class Saver:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
 
     def tidy(self, now: Mapping[int, float] | None = None) -> None:
-        """Let `best` link to the best checkpoint, and delete those that need not be kept.
+        """Link `best` to the best checkpoint, and delete checkpoints that need not be kept.
 
-        now: by step, a value that no file has yet
+        now: by step, a value that is in no file yet
         """
         values = self._values() | dict(now or {})
         paths = self._candidates()
@@ -183,7 +182,7 @@ class Saver:
         return [path for path in paths if not is_passing(path) or path.name in best_only]
 
     def _values(self) -> dict[int, float]:
-        """Return the metric that decides the best, by the step that made the measured weights."""
+        """Return the metric that decides the best, by the step that produced the weights."""
         if self._config.best is None:
             return {}
         metric = self._config.best.metric
@@ -226,7 +225,7 @@ class Saver:
         return max(known, key=lambda path: self._sign * known[path])
 
     def _best_at_resume(self, measured: Mapping[Path, float | None]) -> Path | None:
-        """Return what the best is if a kill makes the run go on from its newest checkpoint."""
+        """Return what is the best if the run is killed and resumes from its newest checkpoint."""
         resumable = [path for path in all_checkpoints(self._folder) if is_resumable(path)]
         if not resumable or self._config.best is None:
             return None
@@ -239,10 +238,10 @@ class Saver:
 
 
 def measured_by_step(records: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    """Return a metric of GRPO steps by the step that made the weights which it is about.
+    """Return a metric of GRPO steps, by the step that produced the weights that it measures.
 
-    The episodes of a step are played by the weights before its update, or by older ones with
-    `max_staleness`. Where weights have played the episodes of several steps, the mean counts.
+    A step's episodes are sampled with the weights before its update, or with older ones under
+    `max_staleness`. For weights that sampled the episodes of several steps, the mean counts.
     """
     values = defaultdict(list)
     trained = records[0]["step"] - 1 if records else 0  # the last step that changed the weights

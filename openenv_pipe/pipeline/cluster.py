@@ -1,4 +1,4 @@
-"""Where the parts of a run work: on this machine, or also on others."""
+"""The machines that the parts of a run work on: this one, or also others."""
 
 from pathlib import Path
 
@@ -14,23 +14,23 @@ from openenv_pipe.rollout.context import EpisodeLoop
 class Cluster:
     """The machines of a run: this one alone.
 
-    The `build` of a cluster's type is called with the run's configuration, and gives a subclass,
-    whose methods return what works on other machines. None: the part is on this one.
+    The `build` of a cluster's type is called with the run's configuration, and returns a `Cluster`.
+    Methods of subclasses return parts on other machines, or None for parts on this one.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     def loop(self, logs: Path) -> EpisodeLoop | None:
-        """Return what plays episodes there. logs: the folder for log files."""
+        """Return what plays episodes on other machines. logs: the folder for log files."""
         return None
 
     def ranks(self, device: torch.device, logs: Path) -> NodeRanks | None:
-        """Return what starts the learner's ranks there. device: of all ranks."""
+        """Return what starts the learner's ranks on other machines. device: of all ranks."""
         return None
 
     def vllm_servers(self) -> MakeOnNodes | None:
-        """Return what makes the vLLM servers there."""
+        """Return what makes the vLLM servers on other machines."""
         return None
 
 

@@ -24,8 +24,8 @@ class Components:
     """The policy and torch's thread, and the rollout context if episodes are played."""
 
     config: RunConfig
-    policy: Policy | None  # None: the engine needs no tokenizer, such as engine=openai
-    torch_thread: ThreadPoolExecutor  # runs all torch work, apart from the event loop's thread
+    policy: Policy | None  # None: an engine that needs no tokenizer, such as openai
+    torch_thread: ThreadPoolExecutor  # runs torch work, so that it never blocks the event loop
     devices: Devices  # that the policy learns on
     rollout: RolloutContext | None = None  # None: the run learns from recorded episodes
 

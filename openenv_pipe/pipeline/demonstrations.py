@@ -1,9 +1,9 @@
 """The episodes that the warm start imitates; `trainer.warm_start.source` says where they are from.
 
-The `build` of a source's type is called with its configuration and a `SourceSetup`, and returns the
-groups of episodes, awaited. The run writes them down and reads them again when it resumes. Before a
-run has a folder, it calls `check` with the configuration of the source. `openenv-pipe check` calls
-`trial` with that of the run, and gets lines.
+The `build` of a source's type is an async function of the source's configuration and a
+`SourceSetup`. It returns the groups of episodes, which the run saves, and reads when it resumes.
+Before a run has a folder, it calls `check` with the source's configuration. `openenv-pipe check`
+calls `trial` with the run's configuration, and shows the lines that it gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ async def find_demonstrations(setup: SourceSetup) -> list[Group]:
 
 
 def too_long_to_play(turns: Sequence[Turn], config: RunConfig) -> str:
-    """Return a warning of replies to imitate that GRPO would cut off; empty if there are none."""
+    """Return a warning about imitated replies that GRPO would cut off; empty without any."""
     limit = max(each.env.max_reply_tokens for each in config.environments.values())
     lengths = [turn.num_completion_tokens for turn in turns]
     num_long = sum(length > limit for length in lengths)

@@ -1,8 +1,8 @@
 """Open the engines that the core has, and close them at the end of a run.
 
-The `build` of an engine's type is called with an `EngineParts`, and gives an asynchronous context
+The `build` of an engine's type is called with an `EngineParts`, and returns an asynchronous context
 manager of an `Engine`. Its `check` is called with the run's configuration before a run that plays
-begins, its `trial` by `openenv-pipe check`; both describe in a line what they found, and raise
+episodes, its `trial` by `openenv-pipe check`; both return a line about what they found, and raise
 ConfigError.
 """
 
@@ -68,7 +68,7 @@ class EngineParts:
     weights: PolicyWeights | None
     torch_thread: ThreadPoolExecutor  # the only one that may touch the policy
     logs: Path
-    checkpoint: Path | None  # the policy's weights are from there; None: from the base model
+    checkpoint: Path | None  # that the policy's weights come from; None: the base model
     notify: Callable[[str], None]
     servers: ServerProvider
     cluster: Cluster
@@ -84,8 +84,8 @@ def opened_engine(parts: EngineParts) -> AbstractAsyncContextManager[Engine]:
 async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
     """Open the local engine.
 
-    It has threads of its own if its forward pass is for one thread each, or if `max_staleness` lets
-    it sample while the learner works, for which it also gets a copy of the policy. Checkpoints that
+    It has threads of its own if each of its forward passes uses one thread, or if `max_staleness`
+    lets it sample while the learner works; then it also gets a copy of the policy. Checkpoints that
     play against the policy are further copies.
     """
     config, policy, engine = parts.config, parts.policy, parts.config.engine

@@ -95,8 +95,8 @@ async def evaluate_during(
 async def task_warnings(rollout: RolloutContext) -> list[str]:
     """Return warnings about the tasks of each environment.
 
-    They begin differently with equal seeds, or those of the evaluation repeat training tasks or
-    lack labels of theirs.
+    A task may begin differently with an equal seed, and eval tasks may repeat training tasks or
+    lack some of their labels.
 
     Raises ConfigError, HostError: as any evaluation.
     """
@@ -111,8 +111,8 @@ async def task_warnings(rollout: RolloutContext) -> list[str]:
 async def _seed_warning(rollout: RolloutContext) -> str | None:
     """Reset the first eval task twice with its seed; return a warning if it begins differently.
 
-    The first messages are compared, without ids and times of day. None also if a reset fails,
-    which the evaluation shows, or if programs, clients or other machines play.
+    The first messages are compared, without ids and times of day. Also returns None if a reset
+    fails, which the evaluation shows, or if programs, clients or other machines play.
     """
     loop, env, task = rollout.loop, rollout.env, rollout.splits.eval[0]
     if rollout.agents is not None or not isinstance(loop, LocalRunner):
@@ -135,7 +135,7 @@ async def _seed_warning(rollout: RolloutContext) -> str | None:
     return (
         f"the task {task.id}, reset twice with seed {task.seed}, began differently the second "
         "time: evaluations of this environment do not play the same tasks, and a difference "
-        "between two of them may be one of their tasks; look for a reset keyword that names a "
+        "between two of them may come from their tasks; look for a reset keyword that names a "
         "task (env.tasks.eval.index_key)" + if_command("env", ", and see `openenv-pipe env check`")
     )
 
@@ -145,9 +145,9 @@ async def play_baselines(
 ) -> list[Evaluation]:
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
-    Returns an empty list if the engine needs no tokenizer, because scripted replies need one, and
-    none of a game against a checkpoint, whose engine serves the model's own games. A policy that
-    cannot be played gets a report that says why: that does not end the run.
+    Returns an empty list if the engine needs no tokenizer, because scripted replies need one. Games
+    against a checkpoint are left out, because the engine then serves the model's own games. A
+    policy that cannot be played gets a report that says why, and the run goes on.
 
     count: gets the number of all episodes, and counts those that are finished.
 

@@ -25,7 +25,7 @@ class EvaluationStage:
 
 
 class StartEvaluation(EvaluationStage):
-    """Checks the seed, and evaluates scripted policies and the policy that the run starts with."""
+    """Checks the tasks, and evaluates scripted policies and the policy that the run starts with."""
 
     label = "start"
 

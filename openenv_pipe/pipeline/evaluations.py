@@ -49,11 +49,11 @@ class Evaluations:
         self._folder = folder.path
         self._progress = progress
         self._during = config.eval.during
-        # Of the evaluation before, by environment; those during training repeat none.
+        # In the previous evaluation, by environment; evaluations between steps do not repeat them.
         self._num_warnings: dict[str, int] = {}
 
     async def check_tasks(self) -> None:
-        """Show warnings if a task does not begin the same twice, or is trained on."""
+        """Show warnings about the tasks, such as one that begins differently the second time."""
         for warning in await task_warnings(self._rollout):
             self._progress.note(f"eval: {warning}")
 
@@ -65,7 +65,7 @@ class Evaluations:
                 self._keep(await play_baselines(self._config, self._rollout, count))
 
     async def stage(self, label: str, step: int | None) -> None:
-        """Evaluate the current model, after `step` steps of GRPO."""
+        """Evaluate the current model, which `step` steps of GRPO have trained."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
             async with long_phase(self._progress, f"evaluating {label}") as count:

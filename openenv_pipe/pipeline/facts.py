@@ -52,7 +52,7 @@ def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> di
 
 
 def facts_before(config: RunConfig) -> dict[str, JsonValue]:
-    """Return those facts that are known before anything starts: the code that users write.
+    """Return the facts that are known before anything starts: those about the user's code.
 
     Raises ConfigError if a package or a function is gone.
     """
@@ -95,7 +95,7 @@ def _digest_of_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
-    """Return source and number of tasks; for rows also a digest of the arguments of `reset`."""
+    """Return the tasks' source and number; for rows also a digest of the arguments of `reset`."""
     facts: dict[str, JsonValue] = {"source": tasks.source, "num_tasks": len(tasks)}
     if not isinstance(config, TaskRange):
         digest = hashlib.sha256()
@@ -120,9 +120,9 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
 
 
 def _env_functions(config: RunConfig) -> dict[str, JsonValue]:
-    """Return digests of the files of functions that the variables of an environment may name.
+    """Return digests of the files of functions that an environment's variables may name.
 
-    Its server alone imports them.
+    Only the environment's server imports them.
     """
     blocks = config.environments.values()
     names = (name for each in blocks for name in functions_of_variables(each.env))

@@ -1,4 +1,4 @@
-"""Group sources: the scored groups that each step is trained on, sampled with published weights."""
+"""Group sources: the scored groups that each step trains on, sampled with published weights."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class GroupSource(Protocol):
     ) -> list[Group]:
         """Return the groups that the warm start imitates.
 
-        notify: shows a note about them. count: counts the episodes that are played for it.
+        notify: shows a note about them. count: counts the episodes that are played for them.
         """
 
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
@@ -48,7 +48,7 @@ class GroupSource(Protocol):
         """Sample later groups with the policy's current weights."""
 
     async def go_back(self, step: int) -> None:
-        """Forget what later weights than those of a step have left, before these are loaded."""
+        """Forget what later weights have left, before the weights of `step` are loaded."""
 
     async def metrics(self) -> Mapping[str, float]:
         """Return what sampling and publishing have measured since the last call."""
@@ -63,9 +63,9 @@ class GroupSource(Protocol):
         """Save the state that the next `groups` depends on. Call `settle` first."""
 
     def load(self, folder: Path) -> None:
-        """Load the state from a folder of a checkpoint, as far as a fork has it.
+        """Load the state from a checkpoint's folder; a fork may have only a part of it.
 
-        Call it in torch's thread. The order of tasks that was left out begins at the next step.
+        Call it in torch's thread. Without a saved order, tasks are taken from the next step's on.
         """
 
     async def close(self) -> None:
@@ -80,17 +80,17 @@ class _StepGroups:
 
 
 class PlayedGroups:
-    """The policy plays each step's groups: on policy, or ahead of the learner.
+    """Groups that the policy plays: on policy when a step begins, or ahead of the learner.
 
     With `max_staleness` 0 they are played when the step begins. With s above 0, the groups of the
     s next steps are played while the learner works on this one. A step's groups begin only when
     the weights are at most s versions behind those that will learn from them, so no group is ever
-    older. Steps use groups in the order of their tasks, because using those that are done first
-    would prefer short episodes. An engine that cannot change its weights during episodes gets them
-    when the episodes under way have ended.
+    older. Steps use groups in the order of their tasks, because using those that finish first would
+    favour short episodes. An engine that cannot change its weights during episodes gets new ones
+    when the running episodes have ended.
 
-    Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, for each group
-    without a signal a further task is played, until enough have one or the rounds are used up.
+    Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, a further task is
+    played for each group without a signal, until enough have one or the rounds are used up.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PlayedGroups:
     async def demonstrations(
         self, notify: Callable[[str], None], count: EpisodeCount
     ) -> list[Group]:
-        """See `GroupSource`. With several environments, they are of the first one."""
+        """See `GroupSource`. With several environments, the groups are those of the first one."""
         return await find_demonstrations(
             SourceSetup(
                 config=self._config,
@@ -177,7 +177,7 @@ class PlayedGroups:
     async def _play(
         self, step: int, label: str, num_tasks: int, count: EpisodeCount
     ) -> list[Group]:
-        """Play groups of the order's next tasks."""
+        """Play groups of the next tasks in the order."""
         assert self._num_taken is not None
         trainer = self._config.trainer
         tasks = self._order.take(self._num_taken, num_tasks)
@@ -216,10 +216,10 @@ class PlayedGroups:
             self._is_published = True
 
     async def go_back(self, step: int) -> None:
-        """See `GroupSource`. Games that are played ahead end with the league that they began with.
+        """See `GroupSource`. Games played ahead finish with the league that they began with.
 
-        A later checkpoint has these games and the league without its later members, so that a
-        resumed run goes on the same.
+        The next checkpoint has these games, and the league without its later members, so that a
+        resumed run goes on in the same way.
         """
         if self._leagues:
             await self.clear_engine()
@@ -242,13 +242,13 @@ class PlayedGroups:
     async def settle(self) -> None:
         older = [each.playing for each in self._batches.values() if self._is_older(each)]
         if not self._config.agent.plays_on_demand:
-            return  # Clients may not come; what is not done by then is played again.
+            return  # Clients may not come; unfinished groups are played again.
         if older:
             await asyncio.wait(older)
         await self._publish_late()
 
     def _is_older(self, batch: _StepGroups) -> bool:
-        """Return whether older weights began it; groups of current weights can be replayed."""
+        """Return whether older weights began it; groups of current weights can be played again."""
         return batch.version < self.version
 
     def save(self, folder: Path) -> None:

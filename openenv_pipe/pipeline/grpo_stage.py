@@ -48,16 +48,16 @@ from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.types import Group, Sample
 
 RATE_AFTER_COLLAPSE = 1.0 / 3.0
-MEASURE_EVERY = 5  # steps: `kl/start`, on
-MEASURED_TOKENS = 2048  # that the model chose in the first step
+MEASURE_EVERY = 5  # steps between measurements of `kl/start`
+MEASURED_TOKENS = 2048  # sampled in the first step, on which `kl/start` is measured
 MAX_RETURNS = 3  # to the best checkpoint, by trainer.guard=back
 
 
 class GrpoStage:
     """Runs the steps of GRPO and counts them."""
 
-    _learner: Learner  # `run` builds it, from what the warm start has trained
-    _teachers: list[ServedTeacher]  # which `run` finds
+    _learner: Learner  # built by `run`, from the weights after the warm start
+    _teachers: list[ServedTeacher]  # found by `run`
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
@@ -89,7 +89,7 @@ class GrpoStage:
         self._learner = await components.compute(components.devices.learner, components.policy)
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
-        await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
+        await components.compute(context.saver.tidy)  # A resume may have set the best aside.
         self._set_rate()
         self._teachers = await served_teachers(self._config, components.policy.tokenizer)
         evaluations = self._config.eval.during
@@ -134,8 +134,7 @@ class GrpoStage:
     def _why_stopped(self) -> str | None:
         """Return why training ends, if the policy has collapsed and `trainer.guard` asks for it.
 
-        This follows from the steps' metrics, so a run that was killed does the same when it
-        resumes.
+        This follows from the steps' metrics alone, so a killed run does the same when it resumes.
         """
         alarms, guard = self._context.metrics_log.alarms, self._trainer.guard
         if alarms.collapse is None or guard == "warn":
@@ -147,9 +146,9 @@ class GrpoStage:
     async def _go_back_if_collapsed(self) -> None:
         """Load the best weights with `trainer.guard=back`, if the last step shows a collapse.
 
-        This is a part of the step. All checkpoints of it have the weights that the run goes on
-        with, which the next metrics are about. References and members of leagues that are of later
-        weights than the best go too.
+        This is a part of the step, so its checkpoints have the weights that the run goes on with,
+        which the next metrics measure. League members of later weights than the best are dropped,
+        and such a reference is replaced.
         """
         context, optimizer = self._context, self._learner.optimizer
         is_collapsed = context.metrics_log.alarms.collapse is not None
@@ -212,8 +211,7 @@ class GrpoStage:
         await self._context.components.compute(save, at, optimizer, passing=passing)
 
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
-        """Update the policy on the groups, write their episodes and the step's metrics, and heed
-        what these say."""
+        """Update the policy on the groups, write episodes and metrics, and react to a collapse."""
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
         advantages = await asyncio.to_thread(self._advantages_of, groups)
@@ -221,7 +219,7 @@ class GrpoStage:
             advantages = [each.without_truncated() for each in advantages]
         path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
-        # While the policy is updated: the index is for readers, and training does not need it.
+        # It runs during the update: the index is for readers, and training does not need it.
         indexing = asyncio.create_task(asyncio.to_thread(_run_hooks, context.folder, path))
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.source.version
@@ -234,10 +232,10 @@ class GrpoStage:
         metrics |= summarise_skipped(skipped)
         rollout = context.components.rollout
         if rollout is not None and rollout.chat is not None and rollout.agents is None:
-            # The prompts of programs are their own.
+            # Programs and clients write their own prompts.
             metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
         if not metrics.get("staleness/max"):
-            await self._save_if_best(metrics)  # the present weights have played these groups
+            await self._save_if_best(metrics)  # the current weights played these groups
         replayed = context.replay.samples(step)
         samples, uncomputed = samples_of_step(
             advantages, self._trainer.loss, is_replaying=bool(replayed)
@@ -289,7 +287,7 @@ class GrpoStage:
         return {"kl/hinted": fmean(sample.hinted is not None for sample in samples)}
 
     def _summarise_environments(self, step: Sequence[GroupAdvantages]) -> dict[str, float]:
-        """Return the numbers that environments report; of several, also each one's own metrics."""
+        """Return the numbers that environments report; with several, also metrics of each."""
         metrics: dict[str, float] = {}
         for name, each in self._config.environments.items():
             own = [given for given in step if given.group.task.env == name]
@@ -304,9 +302,8 @@ class GrpoStage:
         return metrics
 
     def _distance_from_start(self, step: int) -> dict[str, float]:
-        """Measure every few steps how far the policy has moved from the one that played the run's
-        first step of GRPO. Random weights know nothing that they could lose.
-        """
+        """Return `kl/start` every few steps: how far the policy is from that of the first step."""
+        # A randomly initialized model has nothing to forget.
         if step % MEASURE_EVERY or self._config.model.type == "tiny":
             return {}
         if self._start is None:
@@ -333,7 +330,7 @@ class GrpoStage:
 def build_advantages(
     config: AdvantageConfig, reward: RewardConfig
 ) -> Callable[[Sequence[Group]], list[GroupAdvantages]]:
-    """Build the function from a step's groups to their advantages.
+    """Build the function that computes the advantages of a step's groups.
 
     Raises ConfigError if a target cannot be used.
     """
@@ -350,9 +347,9 @@ def build_advantages(
 def samples_of_step(
     advantages: Sequence[GroupAdvantages], loss: LossConfig, *, is_replaying: bool = False
 ) -> tuple[list[Sample], Uncomputed]:
-    """Return the samples to compute, and what the loss is a mean over beside them.
+    """Return the samples to compute, and the other episodes that the loss is a mean over.
 
-    is_replaying: earlier episodes teach something even if no group has a signal
+    is_replaying: replayed episodes give a signal even if no group does
     """
     no_signal = not any(each.has_signal for each in advantages)
     every_group = not loss.needs_only_advantages or (is_replaying and no_signal)
@@ -363,7 +360,7 @@ def samples_of_step(
 
 
 def _run_hooks(folder: Path, file: Path) -> None:
-    """Call what extras do with a new file of `episodes/`."""
+    """Call the hooks of extras for a new file of `episodes/`."""
     for extra in extras():
         if extra.on_episodes:
             load(extra.on_episodes)(folder, file)

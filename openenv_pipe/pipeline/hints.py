@@ -1,7 +1,7 @@
-"""Self-distillation: samples with a hint in their prompt, with which the policy is its own teacher.
+"""Self-distillation: with a hint in the prompt, the policy is its own teacher.
 
-The learner computes the logprobs of the same replies behind the prompt with the hint, as those of
-the reference (`trainer.loss.kl.hint`).
+The learner computes the logprobs of the same replies after the prompt with the hint, and uses them
+as the reference's (`trainer.loss.kl.hint`).
 """
 
 import json
@@ -19,7 +19,7 @@ BEFORE = {
     "demonstration": "\n\nThis attempt went well:\n",
     "feedback": "\n\nThis is how your attempt will end:\n",
 }
-NUM_NOTE = 32  # tokens that the note of a cut text takes at most
+NUM_NOTE = 32  # tokens that the note about a cut takes at most
 
 
 def add_hints(
@@ -31,7 +31,7 @@ def add_hints(
 ) -> None:
     """Set `hinted` of each sample whose episode has a hint and that has room for it.
 
-    max_tokens: of a sample with its hint, which is cut to that
+    max_tokens: of a sample with its hint; a longer hint is cut
     """
     by_group = {group.id: group for group in groups}
     for sample in samples:
@@ -65,7 +65,7 @@ def _demonstration(episode: Episode, group: Group, chat: ChatFormat) -> str:
 def _hinted(
     sample: Sample, episode: Episode, text: str, chat: ChatFormat, max_tokens: int
 ) -> Sample | None:
-    """Return a sample with a text at the end of its first messages; None if there is no room."""
+    """Return the sample with a text at the end of its first prompt; None if there is no room."""
     room = max_tokens - len(sample.token_ids) - NUM_NOTE
     if room <= NUM_NOTE:
         return None

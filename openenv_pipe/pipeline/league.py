@@ -1,7 +1,7 @@
 """A league: earlier versions of the policy, which play against it in a share of training's games.
 
-Each is a copy of the weights that are trained. Checkpoints contain the league, so that a resumed
-run goes on against the same opponents.
+Each member is a copy of the trained weights. Checkpoints contain the league, so that a resumed run
+goes on against the same opponents.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from openenv_pipe.system.tasks import in_thread
 from openenv_pipe.types import Task
 
 LEAGUE = "league.safetensors"
-Game = tuple[Task, Mapping[str, Engine | str]]  # and its roles, as in `RolloutContext`
+Game = tuple[Task, Mapping[str, Engine | str]]  # the task, and its roles as in `RolloutContext`
 
 
 class League:
@@ -50,7 +50,7 @@ class League:
         self._members: dict[int, Policy] = {}  # by version, the oldest first
 
     async def join(self, version: int) -> None:
-        """Let the present weights join, if they are at least `every` steps after the last member.
+        """Let the current weights join, if they are at least `every` steps after the last member.
 
         Call it while nothing is played.
         """
@@ -64,7 +64,7 @@ class League:
             self._drop(min(self._members))
 
     def drop_after(self, version: int) -> None:
-        """Drop the members of later versions than this. Call it while nothing is played."""
+        """Drop the members later than `version`. Call it while nothing is played."""
         for each in [each for each in self._members if each > version]:
             self._drop(each)
 
@@ -77,11 +77,11 @@ class League:
     def cast(self, step: int, games: Sequence[Game], label: str) -> list[Game]:
         """Return the games of a step, some of them with a member as the opponent.
 
-        The member is drawn for the step. It plays all players of the model but one, which is
-        trained; the trained ones take turns. Their episodes have its step as the label `opponent`.
+        A member, drawn for the step, plays all of the model's players but the trained one, which
+        changes from game to game. Tasks of such games get the member's step as label `opponent`.
 
-        label: sets the rounds of a step apart. Where the share of its games is no whole number,
-            whether it is rounded up is drawn for it, so that the share holds over many.
+        label: of the round of sampling. If the share of its games is no whole number, it is rounded
+            up or down at random, by a draw from the label, so that the share holds on average.
         """
         if not self._members:
             return list(games)
@@ -112,7 +112,7 @@ class League:
         return int.from_bytes(digest[:8], "big")
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights of all members, by names that `restore` reads."""
+        """Return the trained weights of all members, by names that `restore` reads."""
         return {
             f"{self._env}/{version}/{number}": values.data
             for version, member in self._members.items()
@@ -121,7 +121,7 @@ class League:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take the members from what `tensors` returned, that of other environments included.
+        """Add the members from what `tensors` returned, also of other environments' leagues.
 
         Call it in torch's thread.
         """
@@ -155,7 +155,7 @@ def save_leagues(leagues: Sequence[League], folder: Path) -> None:
 
 
 def load_leagues(leagues: Sequence[League], folder: Path) -> None:
-    """Load what `save_leagues` wrote; without a file, as a fork may be, there is no member."""
+    """Load what `save_leagues` wrote; without the file, as in some forks, leagues stay empty."""
     if (folder / LEAGUE).exists():
         tensors = load_file(folder / LEAGUE)
         for each in leagues:

@@ -20,7 +20,7 @@ from openenv_pipe.system.progress import EpisodeCount, Progress, long_phase
 from openenv_pipe.trackers.build import Trackers
 from openenv_pipe.types import Group
 
-MEMORY_EVERY_S = 10.0  # it is measured by looking at all processes of the machine
+MEMORY_EVERY_S = 10.0  # because a measurement looks at all processes of the machine
 CALLBACK_GRACE_S = 10.0
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ class MetricsLog:
         callbacks: Sequence[Callback] = (),
         trackers: Trackers | None = None,
     ) -> None:
-        """trackers: None: none. Whoever made them closes them."""
+        """trackers: closed by whoever made them; None: no trackers."""
         self._metrics = MetricsFile(folder.metrics_path)
         self._trackers = trackers
         self._progress = progress
@@ -66,7 +66,7 @@ class MetricsLog:
         started: float,
         groups: Sequence[Group] = (),
     ) -> None:
-        """Record a step. groups: its episodes, for trackers.
+        """Record a step. groups: its episodes, for trackers and warnings.
 
         Raises FailureError if too many steps in a row had no episode with a reward.
         """

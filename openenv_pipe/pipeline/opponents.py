@@ -1,7 +1,7 @@
-"""An opponent in games with earlier weights: a checkpoint of this run or of another one.
+"""Checkpoints, of this run or of another one, as opponents in the games of evaluations.
 
-It is a model of the policy's architecture with the checkpoint's weights, or the policy's model with
-the checkpoint's adapter.
+An opponent is a model of the policy's architecture with the checkpoint's weights, or the policy's
+model with the checkpoint's adapter.
 """
 
 import json
@@ -53,7 +53,7 @@ def opponent_label(config: RunConfig) -> str | None:
 
 
 def check_opponent(config: RunConfig) -> str:
-    """Check that the checkpoint can be read, and that an adapter is of the policy's base model.
+    """Check that the checkpoint can be read, and that its adapter fits the policy's base model.
 
     Returns what `check` reports. Raises ConfigError.
     """
@@ -95,10 +95,10 @@ def _load(config: RunConfig, folder: Path, policy: Policy, named: str) -> Policy
 
 
 def _reject_another_adapter(config: RunConfig, folder: Path) -> None:
-    """Raise ConfigError if the checkpoint's adapter is of other settings or another base model.
+    """Raise ConfigError if the checkpoint's adapter has other settings or another base model.
 
-    Its tensors may fit all the same. The settings are those of the checkpoint's run, or, where it
-    was copied out of its run's folder, those in the adapter's own file, which has fewer.
+    Its tensors may fit nonetheless. The settings are read from the checkpoint's run or, if it was
+    copied out of its run's folder, from the adapter's own file, which has fewer.
     """
     ours: dict[str, Any] = {"lora.rank": config.model.lora.rank}
     theirs: dict[str, Any] = {"lora.rank": 0}

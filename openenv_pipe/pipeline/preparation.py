@@ -11,7 +11,7 @@ from openenv_pipe.registry import extras, load
 
 
 async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
-    """Get the model, if one is played, and let each extra get what the configuration needs of it.
+    """Get the model if the engine needs one here, and let extras get what the configuration needs.
 
     Raises ConfigError and HostError.
     """

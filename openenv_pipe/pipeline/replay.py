@@ -1,5 +1,4 @@
-"""The replay of the best: the best earlier episode of each task, which the policy is trained on
-again.
+"""The replay: the best earlier episode of each task, on which the policy is trained again.
 
 Checkpoints contain these episodes, so that a resumed run replays the same ones.
 """
@@ -27,12 +26,12 @@ class Replay:
     def __init__(self, config: ReplayConfig | None, seed: int) -> None:
         self._config = config
         self._seed = seed
-        # One for each task and player, by environment, task and player, as a group with a single
-        # episode. Those that have been kept for longest come first.
+        # One per environment, task and player, as a group with a single episode. The one that has
+        # been kept for longest comes first.
         self._kept: dict[tuple[str, str, str], Group] = {}
 
     def samples(self, step: int) -> list[Sample]:
-        """Return the samples of the episodes that a step replays, which are drawn for it."""
+        """Draw the episodes that a step replays, and return their samples."""
         if self._config is None:
             return []
         number = min(self._config.per_step, len(self._kept))
@@ -67,8 +66,8 @@ class Replay:
             del self._kept[self._least()]
 
     def _least(self) -> tuple[str, str, str]:
-        """Return the least good episode of the environment with most: rewards of one environment
-        say nothing about those of another."""
+        """Return the key of the worst episode of the environment that has the most."""
+        # Rewards of different environments cannot be compared.
         counts = Counter(env for env, *_ in self._kept)
         return min(
             self._kept, key=lambda key: (-counts[key[0]], self._kept[key].episodes[0].reward)
@@ -80,7 +79,7 @@ class Replay:
             write_episodes(folder / REPLAY, [*self._kept.values()], folder=folder)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote; without a file, as a fork may be, nothing is kept."""
+        """Load what `save` wrote; without the file, as in some forks, nothing is kept."""
         if self._config is not None and (folder / REPLAY).exists():
             for each in read_recorded_episodes(folder / REPLAY, folder=folder):
                 self._keep(each.group, each.episode)

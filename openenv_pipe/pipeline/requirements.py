@@ -70,9 +70,9 @@ def check_requirements(
 ) -> None:
     """Check the requirements of a run, in order.
 
-    plays: False for a run that trains on recorded episodes, which only needs the learner's.
+    plays: False for a run that trains on recorded episodes: only those of the learner.
     makes_folder: False for a run whose folder exists; a sweep may have started its servers.
-    begins: False for a run that goes on from a checkpoint: what it imitates has been read.
+    begins: False for a run that goes on from a checkpoint, after its warm start's data was read.
 
     Raises ConfigError: a requirement is not met.
     """
@@ -97,7 +97,7 @@ def check_evaluation(config: RunConfig, *, makes_folder: bool) -> None:
 
 
 def check_settings(config: RunConfig, *moments: Moment) -> str:
-    """Check that settings go together before a training or an evaluation. Raises ConfigError."""
+    """Check that settings go together, before training or an evaluation. Raises ConfigError."""
     try:
         rules = check_rules(config, "always", *moments)
     except BrokenRulesError as error:
@@ -186,7 +186,7 @@ def _model(config: RunConfig) -> str:
 
 
 def _reject_unread_adapter(config: RunConfig, model: Any) -> None:
-    """Raise ConfigError if the adapter is published to servers that do not compute it."""
+    """Raise ConfigError if the adapter is published to servers that do not support it."""
     engine = config.engine
     if engine.publish_mode(config.model.lora.rank) != "adapter":
         return
@@ -205,9 +205,9 @@ def _reject_unread_adapter(config: RunConfig, model: Any) -> None:
 
 
 def _reject_lost_weights(config: RunConfig, model: Any) -> None:
-    """Raise ConfigError if weights go to servers by a way on which some of them are lost.
+    """Raise ConfigError if the weight transfer to the servers would lose some weights.
 
-    vLLM's own transfers between GPUs bypass `openenv_pipe_reload`, which renews all of GPT-OSS.
+    vLLM's own transfers between GPUs bypass `openenv_pipe_reload`, which updates all of GPT-OSS.
     """
     engine, rank = config.engine, config.model.lora.rank
     if (
@@ -234,10 +234,10 @@ def _chat(config: RunConfig) -> str:
 
 
 def _by_type(block: str) -> Requirement:
-    """Return the requirement of a block, which the `check` of the block's type checks.
+    """Return the requirement of a block: the `check` of the block's type, if it has one.
 
-    It is called with the block's configuration (for an engine, with the run's), and returns what
-    `check` reports, if anything. Raises ConfigError.
+    That is called with the block's configuration (for an engine, with the run's), and returns what
+    `openenv-pipe check` reports, if anything. Raises ConfigError.
     """
 
     def checked(config: RunConfig) -> str:
@@ -333,14 +333,14 @@ def _warm_start(config: RunConfig) -> str:
 
 
 def _variables(config: RunConfig) -> str:
-    """Check that this process has the variables that it is to pass on."""
+    """Check that this process has the environment variables that it is to pass on."""
     for key in ("env", "agent", "engine", "judge"):
         given_variables(getattr(getattr(config, key), "variables", {}), f"{key}.variables")
     return ""
 
 
 def _of_each(check: Requirement) -> Requirement:
-    """Return the requirement of every environment of a run."""
+    """Return a requirement that checks every environment of a run."""
 
     def checked(config: RunConfig) -> str:
         found = [check(config)]

@@ -47,8 +47,8 @@ class Attempt:
     checkpoint: Path | None = None  # to resume from; None: start at the beginning
     stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
     servers: ServerProvider = field(default_factory=OwnServers)
-    other_verdicts: Sequence[Path] = ()  # folders of a judge's answers to the run it repeats
-    # Called with the facts that differ from `expected`, before anything is played; may raise.
+    other_verdicts: Sequence[Path] = ()  # folders of the judge's answers in a reproduced run
+    # `on_differences` gets the facts that differ from `expected` before episodes; it may raise.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
     trackers: Trackers | None = None  # `run` sets it
@@ -56,13 +56,13 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunControl:
-    """How the caller follows a run, stops it and goes on. By default progress goes to the log."""
+    """How the caller follows, stops and continues a run. By default progress goes to the log."""
 
     progress: Progress = field(default_factory=lambda: LineProgress(_log.info))
     stop: StopRequest = field(default_factory=StopRequest)
     callbacks: Sequence[Callback] = ()
     evaluates: bool = True  # False leaves out the evaluations
-    # What the user enters to continue the run, in whose place `{folder}` stands.
+    # What the user enters to continue the run; `{folder}` stands for the run's folder.
     continued_by: str = "openenv-pipe train --resume {folder}"
 
     def continuation(self, folder: RunFolder) -> str:
@@ -90,7 +90,7 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         control.stop.farewell = f"to continue from the last checkpoint: {how}"
         trackers = None
         try:
-            if (folder.path / "report.md").exists():  # of the attempt before, which said it ended
+            if (folder.path / "report.md").exists():  # It says that an earlier attempt ended.
                 _write_report(folder, progress)
             trackers = Trackers(attempt.config, folder, progress.note)
             attempt = replace(attempt, trackers=trackers)

@@ -1,4 +1,4 @@
-"""A teacher on a vLLM server: what it says of the tokens that are trained on.
+"""A teacher on a vLLM server: its logprobs of the tokens that are trained on.
 
 The server reads whole samples and returns the logprob of each of their tokens (`prompt_logprobs`),
 so a teacher may be larger than this machine's memory. Its logprobs are those at temperature 1.
@@ -27,11 +27,11 @@ from openenv_pipe.types import Sample
 
 API_KEY = "TEACHER_API_KEY"  # the variable with the server's key, if it needs one
 TIMEOUT_S = 120.0  # of one request, which may wait for others in the server's queue
-ANSWER_LIMIT_S = 10.0  # of what is asked before a run
+ANSWER_LIMIT_S = 10.0  # of a request before a run
 MAX_RETRIES = 2
 MAX_CONCURRENT = 32
 MAX_BYTES = 256 * 2**20  # of an answer
-IDS_AT_ONCE = 2048  # whose text is compared
+IDS_AT_ONCE = 2048  # token ids whose text one request compares
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
@@ -68,7 +68,7 @@ class _Completion(_Part):
 class ServedTeacher:
     """One model of a server."""
 
-    key: str  # of the configuration, which names it
+    key: str  # the configuration key that names it
     environments: tuple[str, ...]  # whose episodes it scores
     url: str  # that of the server, without /v1
     model: str
@@ -116,7 +116,7 @@ class ServedTeacher:
                 raise EngineError(
                     f"the teacher at {self.url} answered {response.status} to a sample of "
                     f"{len(token_ids):,} tokens: {quoted(response.content, MAX_QUOTED)}; see its "
-                    f"log, and {API_KEY} if it is the key"
+                    f"log, or check {API_KEY} if the key was rejected"
                 )
             return parse_untrusted(response.content)
 
@@ -128,11 +128,11 @@ class ServedTeacher:
         except TransientError as why:
             raise EngineError(
                 f"the teacher at {self.url} gave no answer in {MAX_RETRIES + 1} tries, the last "
-                f"time: {why}; see whether it still runs, then resume the run"
+                f"time: {why}; check whether it still runs, then resume the run"
             ) from why
         except (ValueError, KeyError) as error:
             raise EngineError(
-                f"the teacher at {self.url} has not said how likely each token of a sample is; "
+                f"the teacher at {self.url} did not return a logprob of each token of a sample; "
                 f"expected the prompt_logprobs of vLLM's /v1/completions: {quoted(str(error))}"
             ) from error
         if not all(map(math.isfinite, found)):
@@ -140,7 +140,7 @@ class ServedTeacher:
         return found
 
     async def compare_vocabulary(self, tokenizer: Any) -> None:
-        """Raise ConfigError if a token of the policy's is another text for the server."""
+        """Raise ConfigError if the server decodes a token of the policy's to another text."""
         ids = sorted(tokenizer.get_vocab().values())
         parts = [ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE)]
         for part in parts:
@@ -171,17 +171,17 @@ async def _check_served(place: TeacherPlace) -> str:
     teacher, policy = await _find_served(place), place.config.model
     found = f"{teacher.model} at {teacher.url}"
     if not is_on_this_machine(policy):
-        return f"{found}; its tokens are compared when the policy is here"
+        return f"{found}; its vocabulary is compared after the policy's download"
     await teacher.compare_vocabulary(load_tokenizer(policy))
-    return f"{found}; its tokens are the policy's"
+    return f"{found}; its vocabulary is the policy's"
 
 
 async def served_teachers(config: RunConfig, tokenizer: Any) -> list[ServedTeacher]:
-    """Return the teachers on servers, whose vocabulary is that of the policy's tokenizer.
+    """Return the teachers on servers, once their vocabulary is found to be the policy's.
 
     Raises:
-        ConfigError: a server does not answer, has not the model or the vocabulary, or reads too few
-            tokens.
+        ConfigError: a server does not answer, lacks the model, has another vocabulary, or reads too
+            few tokens.
     """
     found = [await _find_served(place) for place in find_teachers(config) if place.is_served]
     for teacher in found:
@@ -214,7 +214,7 @@ async def _find_served(place: TeacherPlace) -> ServedTeacher:
 
 
 async def _read(key: str, url: str, path: str, form: type[Answer], body: Any = None) -> Answer:
-    """Return what the server says before a run. Raises ConfigError."""
+    """Return the server's answer to a request before a run. Raises ConfigError."""
     limit_s, server = ANSWER_LIMIT_S, "a vLLM server"
     try:
         return form.model_validate(

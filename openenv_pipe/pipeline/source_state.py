@@ -16,7 +16,7 @@ ORDER, AHEAD = "order.json", "ahead.jsonl.gz"
 class OrderState:
     """The position of training in the order of tasks."""
 
-    num_taken: int | None  # tasks taken; None: a fixed number per step, without sampling rounds
+    num_taken: int | None  # tasks taken; None: `tasks_per_step` in each earlier step
     order: Mapping[str, Any]  # the order's own state
 
 

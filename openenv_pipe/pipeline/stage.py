@@ -16,13 +16,13 @@ class Evaluator(Protocol):
     """Evaluates the current policy and saves the reports. No evaluation is repeated."""
 
     async def check_tasks(self) -> None:
-        """Show warnings if a task does not begin the same twice, or is trained on."""
+        """Show warnings about the tasks, such as one that begins differently the second time."""
 
     async def baselines(self) -> None:
         """Evaluate the scripted policies."""
 
     async def stage(self, label: str, step: int) -> None:
-        """Evaluate the policy before or after a stage, after `step` steps of GRPO."""
+        """Evaluate the policy, which `step` steps of GRPO have trained, before or after a stage."""
 
     async def during(self, step: int) -> str | None:
         """Evaluate between two steps if one is due; return why training ends here, if it does."""

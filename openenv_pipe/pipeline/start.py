@@ -122,7 +122,7 @@ def resume(
 ) -> RunFolder:
     """Continue a run from its last sound checkpoint.
 
-    trust: also a run whose folder another user made, or that was changed since.
+    trust: accept a folder that another user made, or that was changed since.
 
     Raises RunFolderError and ConfigError.
     """
@@ -143,7 +143,7 @@ def _run_with_restarts(
 ) -> None:
     """Execute an attempt; if it loses a rank of the learner, go on from its last checkpoint.
 
-    It does so up to `cluster.max_restarts` times. servers: those that all attempts use.
+    This happens up to `cluster.max_restarts` times. servers: those that all attempts use.
     """
     folder, num_left = attempt.folder, attempt.config.cluster.num_restarts
     with folder.held():
@@ -218,7 +218,7 @@ def fork(
 
     name: `RUN@STEP`, `RUN@best`, or `RUN` for its last checkpoint; `RUN@start` begins as that run
         did, with another configuration.
-    trust: also from a run whose folder another user made, or that was changed since.
+    trust: accept a folder that another user made, or that was changed since.
 
     Raises:
         RunFolderError: the run or the checkpoint does not exist or cannot be used.
@@ -301,8 +301,7 @@ def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Chan
 
 
 def _changes(folder: RunFolder, config: RunConfig) -> Changed:
-    """Return the keys that differ from those of a run. Of its secrets, those that are not in the
-    environment differ."""
+    """Return the keys that differ from a run's; a secret that is not in the environment does."""
     values = folder.written_config.model_dump(mode="json")
     own = RunConfig.model_validate(restore_in_config(values, needs_all=False))
     return changed_keys(folder.with_template_time(own), config)
@@ -370,5 +369,5 @@ def _record_differences(
     if of_measures(texts):
         progress.note(
             "warning: the code or the data that rewards depend on has changed, so rewards and "
-            "evaluations of earlier attempts do not compare with those of this one"
+            "evaluations of earlier attempts cannot be compared with those of this one"
         )

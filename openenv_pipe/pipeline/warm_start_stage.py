@@ -1,4 +1,4 @@
-"""The warm start as a stage of a run: the model imitates episodes of others."""
+"""The warm start as a stage of a run: the model imitates demonstrations."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ class WarmStartStage:
         self._warm_start = await context.components.compute(devices.warm_start, policy)
         if checkpoint:
             await context.components.compute(self._load, checkpoint)
-        # A run plays the demonstrations once, and then reads them again.
+        # A run gets its demonstrations once; later attempts read them.
         if not self._episodes.exists():
             async with context.metrics_log.long_phase(
                 "collecting the episodes to imitate"

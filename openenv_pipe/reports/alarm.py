@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """One thing that goes wrong. `metric` is the curve to look at."""
+    """One thing that goes wrong; `metric` is the curve to look at."""
 
     metric: str
     what: str
@@ -56,7 +56,7 @@ def share_of(steps: Sequence[Record], name: str, whole: str) -> float | None:
 def reward_error(steps: Sequence[Record]) -> float:
     """Return the standard error of the difference of two means of the reward over `WINDOW` steps.
 
-    Tasks differ, so groups count, those of the last steps; the spread is that of all steps.
+    Tasks differ, so the count is that of the last steps' groups; the spread is that of all steps.
     """
     num_groups = sum(sum_of(steps, f"groups/{name}") or 0 for name in ("trained", "skipped"))
     return (mean_of(steps, "reward/std") or 0.0) * math.sqrt(2.0 / max(1, num_groups))

@@ -1,4 +1,4 @@
-"""Find what goes wrong in a training from its metrics, and say what to try.
+"""Find from a run's metrics what goes wrong in training, and say what to try.
 
 Each alarm compares the last steps with a bound or with the first steps. The bounds are where people
 begin to look, not where a run is lost.
@@ -25,15 +25,15 @@ from openenv_pipe.reports.truncation import more_tokens, truncated
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
 
-# Of trainer.max_mismatch: from where on a step is worth a warning, and where one token ends a run.
+# Multiples of trainer.max_mismatch above which a mean warns, a token warns, a token ends a run.
 WARNING_SHARE = 0.25
 WARNING_FACTOR_OF_MAX = 10
 LIMIT_FACTOR_OF_MAX = 50
-STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip bounds ratios so
+STALE_MISMATCH = 0.2  # nats that a version may move a token on average: about what a clip allows
 LOOSEST_MISMATCH = 0.4
-UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and does no longer
-FORGOTTEN = 5.0  # nats a token
-ALMOST_ALL = 0.8  # groups without a signal, for a word on why they have none
+UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and no longer does
+FORGOTTEN = 5.0  # nats per token
+ALMOST_ALL = 0.8  # share of the groups without a signal, above which the advice names a cause
 SOLVED = 0.9  # success of the last episodes: their tasks have little left to teach
 CLIENTS = ("lost", "late", "failed")  # how an episode of a client fails
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
@@ -59,9 +59,8 @@ class AlarmWatch:
     def __init__(
         self, records: Sequence[Record], max_mismatch: float, *, forgets: bool = False
     ) -> None:
-        """
-        records: of earlier attempts.
-        max_mismatch: `trainer.max_mismatch`.
+        """records: of earlier attempts. max_mismatch: `trainer.max_mismatch`.
+
         forgets: steps up to a collapse are forgotten, because the run goes back from there.
         """
         self.collapse: Alarm | None = None  # that the last step has raised
@@ -106,10 +105,10 @@ def find_alarms(records: Sequence[Record], max_mismatch: float = LOOSEST_MISMATC
 
 
 def check_mismatch(step: Record, max_mismatch: float) -> None:
-    """Raise TrainingError if a step was not sampled by what is trained.
+    """Raise TrainingError if the tokens of a step were not sampled by the policy that is trained.
 
     Tokens of older weights end no run: they differ by what the policy has learned since, which may
-    be much. `AlarmWatch` warns of it.
+    be much. `AlarmWatch` warns about it.
     """
     if step.get("staleness/max"):
         return
@@ -161,7 +160,7 @@ def _large_mismatch(steps: Sequence[Record], max_mismatch: float) -> Alarm | Non
 
 
 def _unlike(steps: Sequence[Record]) -> Alarm | None:
-    """Look at all steps: one group of several tasks suffices."""
+    """Look at all steps: one group that mixes tasks is enough for an alarm."""
     unlike = [step for step in steps if step.get("groups/unlike")]
     if not unlike:
         return None
@@ -274,7 +273,7 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         what=what,
         advice=f"{_why_no_signal(solved, unsolved)}. What gives more groups a signal: "
         "env.tasks.order=curriculum, a larger trainer.max_sampling_rounds, which plays others in "
-        "their place, a larger trainer.group_size, a reward with more levels",
+        "their place, a larger trainer.group_size, or a reward with more levels",
         is_collapse=is_collapse,
     )
 
@@ -295,7 +294,7 @@ def _why_no_signal(solved: float, unsolved: float) -> str:
 
 
 def _has_lost_signal_and_reward(steps: Sequence[Record]) -> bool:
-    """Return whether most groups had a signal once, and the reward was higher."""
+    """Return whether most groups once had a signal, and the reward was higher."""
     with_signal = means_of(steps, "groups/trained")
     without = means_of(steps, "groups/skipped")
     rewards = means_of(steps, "reward/mean")
@@ -312,7 +311,7 @@ def _mismatch(steps: Sequence[Record]) -> Alarm | None:
     return Alarm(
         metric="mismatch/mean",
         what=f"The logprobs of sampler and trainer have moved apart: from {first:.2g} to "
-        f"{last:.2g} a token",
+        f"{last:.2g} nats a token",
         advice="choose a correction (trainer.loss.correction.type=truncate), lower "
         "trainer.max_staleness, or run the engine in the trainer's precision",
     )
@@ -324,7 +323,7 @@ def _clipped(steps: Sequence[Record]) -> Alarm | None:
         return None
     return Alarm(
         metric="clip/share",
-        what=f"The clip acts on {share:.0%} of the tokens: each update goes further than it may",
+        what=f"The clip acts on {share:.0%} of the tokens: each update goes further than it allows",
         advice="lower trainer.optimizer.lr, trainer.updates_per_step or trainer.passes_per_step",
     )
 
@@ -337,7 +336,7 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
     return Alarm(
         metric="replies/unusable",
         what=unusable_text(share, "replies of the last steps"),
-        advice="read some"
+        advice="read some replies"
         + if_command("episodes", " (`openenv-pipe episodes latest --worst 3`)")
         + "; if they cost nothing yet, reward=usable changes that",
         at_once=share > 0.99,
@@ -361,7 +360,7 @@ def _forgotten(steps: Sequence[Record]) -> Alarm | None:
 
 
 def _memory(steps: Sequence[Record]) -> Alarm | None:
-    """Compare the means of four parts: memory that has reached its level rises no more."""
+    """Compare the means of four equal parts: memory that has settled no longer rises."""
     values = [step[MEMORY] for step in steps if step.get(MEMORY) is not None][NUM_SETTLING:]
     size = len(values) // 4
     if size < WINDOW:
@@ -373,7 +372,7 @@ def _memory(steps: Sequence[Record]) -> Alarm | None:
         metric=MEMORY,
         what=f"The memory of the run's processes rises steadily: from {means[0]:.2f} to "
         f"{means[-1]:.2f} GiB",
-        advice="look which process grows (htop): a server of the environment that keeps what its "
+        advice="check which process grows (htop): a server of the environment that keeps what its "
         "sessions leave behind, or code of your own, such as a reward or a callback that keeps "
         "episodes; until it is fixed, end the run with Ctrl-C and continue it with --resume, "
         "which starts all processes anew",

@@ -31,7 +31,7 @@ def _reward(steps: Sequence[Record]) -> Alarm | None:
     means = means_of(known, "reward/mean")
     first, best, last = means[0], max(means), means[-1]
     peak = known[means.index(best) : means.index(best) + WINDOW]
-    # Few rewards among many of 0 spread more where they are than over all steps.
+    # A few rewards among many zeros spread more in their own steps than over all steps.
     chance = NUM_ERRORS * max(reward_error(known), reward_error(peak))
     if best - last <= max(FALL * (best - first), SMALL_FALL * abs(best), chance):
         return None

@@ -19,7 +19,7 @@ from openenv_pipe.system.untrusted_text import shortened
 
 MAX_LABELS = 50  # lines of a table; the reports' files have all
 MAX_CHANGED = 10  # tasks that are named
-FEW_DISTINCT = 0.05  # share of an evaluation's episodes; if no more differ, it is worth a warning
+FEW_DISTINCT = 0.05  # share of an evaluation's episodes; a warning if no more are distinct
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,8 +222,7 @@ def _differences(first: Row, compared: Compared, config: EvalConfig) -> Table:
 
 
 def changed_tasks(change: ReportDifference) -> list[tuple[str, int, float, str]]:
-    """Return, of the fixed and of the regressed tasks: which of the two, how many they are, how
-    many there would be if their episodes were divided at random, and the names of some."""
+    """Return kind, number, number by chance and some names of the fixed and regressed tasks."""
     return [
         ("fixed", len(change.fixed), change.fixed_by_chance, _names(change.fixed)),
         ("regressed", len(change.regressed), change.regressed_by_chance, _names(change.regressed)),
@@ -263,7 +262,7 @@ def _difference(before: Row, after: Row, config: EvalConfig, seed: int) -> Repor
 
 
 def _is_scored_otherwise(before: Row, after: Row) -> bool:
-    """Return whether two reports of a run are by other rewards; runs side by side have one."""
+    """Return whether two reports of one run were scored differently; False for different runs."""
     is_other = before.report.other_scoring != after.report.other_scoring
     return before.folder == after.folder and is_other
 

@@ -131,7 +131,7 @@ def _success(report: EvalReport | None) -> str:
 def _cells(row: RunRow) -> list[str | Text]:
     style = STATUS_STYLES[row.status]
     cause = (row.problem or "").partition("\n")[0]
-    if len(cause) > MAX_CAUSE and row.status != "unreadable":  # Only here is why it cannot be read.
+    if len(cause) > MAX_CAUSE and row.status != "unreadable":  # Only this table has that cause.
         cause = f"{cause[:MAX_CAUSE]}…"
     evaluation = "eval " if row.num_steps is None else ""
     return [

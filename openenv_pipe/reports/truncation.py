@@ -12,8 +12,8 @@ NUM_ERRORS = 2.0  # standard errors that a rise is more than
 def truncated(steps: Sequence[Record]) -> Alarm | None:
     """Return an alarm if limits cut off many of the last episodes, or a reply in them.
 
-    There is none while the reward rises, and none of nearly random tokens, which end a reply by
-    chance only, however long it may be.
+    There is none while the reward rises, and none for nearly random tokens, which end a reply only
+    by chance, whatever the limit.
     """
     share = share_of(steps, "episodes/truncated", "episodes/count")
     entropy = mean_of(steps[-WINDOW:], "sampling/entropy")
@@ -45,7 +45,7 @@ def _is_rising(steps: Sequence[Record]) -> bool:
 
 
 def more_tokens(steps: Sequence[Record], share: float, keys: str) -> str:
-    """Advise to raise the limit that cuts replies off: a request's own one, or those of the run.
+    """Return advice to raise the limit that cuts off replies: a request's own, or the run's.
 
     share: of the last episodes, those that any limit cut off.
     keys: those of the run's limits.

@@ -1,7 +1,7 @@
 """Say that episodes have no reward: a judge, a verifier or a reward term gave no value for them.
 
-Such an episode counts in no mean and teaches nothing, so a run in which all of them fail looks like
-one that has just not learned yet.
+Such an episode counts in no mean and teaches nothing, so a run that has only such episodes looks
+like one that has not learned yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class UnscoredWatch:
         self._has_warned = False
 
     def warning(self, record: Record, groups: Sequence[Group] = ()) -> str | None:
-        """Take note of a step; return a warning, once a run, if none of its episodes has a reward.
+        """Note a step; return a warning, once per run, if none of its episodes has a reward.
 
         groups: the step's, for the reason.
         """

@@ -15,7 +15,7 @@ from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Group
 
 METRIC = "replies/unusable"
-MANY_UNUSABLE = 0.5  # fraction of replies from which on it is worth a warning
+MANY_UNUSABLE = 0.5  # fraction of replies from which on there is a warning
 MAX_SHOWN = 300  # characters of an exception
 MARGIN = 0.1  # of a rise that is more than the noise of a step
 
@@ -44,7 +44,7 @@ class UnusableWatch:
         self._has_warned_of_exceptions = False
 
     def exceptions(self, record: Mapping[str, Any], groups: Sequence[Group]) -> str | None:
-        """Return a warning if every action of a step that reached the server raised; once a run.
+        """Return a warning if every action of a step that reached the server raised; once per run.
 
         groups: the step's.
         """
@@ -63,9 +63,9 @@ class UnusableWatch:
         )
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
-        """Return a warning if the fraction has risen above the limit with this step; once a run.
+        """Return a warning if the fraction has risen above the limit with this step; once per run.
 
-        A model that has never written usable replies is not warned of: its fraction has not risen.
+        A model that has never written usable replies gets none: its fraction has not risen.
         """
         share = record.get(METRIC)
         if record.get("stage") != "grpo" or share is None:

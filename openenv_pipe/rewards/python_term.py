@@ -14,7 +14,7 @@ from openenv_pipe.types import Episode, Group
 
 
 class FunctionTerm:
-    """A `rewards.values.GroupTerm` whose values a function of the user returns.
+    """A `rewards.values.GroupTerm` whose values a user's function returns.
 
     For one episode it may take `LIMIT_S`; a verifier has a limit of its own.
     """

@@ -1,5 +1,6 @@
-"""Read the numbers that an environment reports in its observations, for metrics and reward terms,
-and those that clients report of their episodes.
+"""Read the numbers that environments report in observations, and clients of their episodes.
+
+They are for metrics and reward terms.
 
 A path names a field, from the outside in: `score`, `metadata.rubric_scores.style`, `cells.0` for
 the first item of a list. A field's name may contain dots itself, as that of a nested rubric does.

@@ -24,7 +24,7 @@ class Scorer:
         judge: Judge | None = None,
         opened: Mapping[str, OpenedTerm] | None = None,
     ) -> None:
-        """Without its judge, or if it is not opened, a term is left out of the reward.
+        """A term is left out of the reward if its judge is missing or it is not opened.
 
         opened: the terms that `open_scorer` has opened, by name.
 
@@ -46,7 +46,7 @@ class Scorer:
 
     @property
     def reads_messages(self) -> bool:
-        """Whether others are asked about the messages of episodes."""
+        """Whether a judge or an opened term reads the messages of episodes."""
         return (self._judge is not None and bool(self._judged)) or bool(self._opened)
 
     async def score(self, group: Group) -> None:
@@ -107,8 +107,8 @@ async def open_scorer(
     is called with the term's name, its configuration and the folders.
 
     Args:
-        folder: of their answers, which is made if there is one to ask.
-        others: such folders of other runs, which are read only.
+        folder: for their answers; it is made if anything is asked.
+        others: such folders of other runs, which are only read.
         log: of the judge's own server.
     """
     open_judge = load(block_types("judge")[config.judge.type].build)

@@ -52,8 +52,10 @@ def reply_length(episode: Episode) -> list[float]:
 
 
 def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
-    """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0]. It
-    counts the tokens of the episode's longest branch, which env.max_episode_tokens limits."""
+    """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0].
+
+    It counts the tokens of the episode's longest branch, which env.max_episode_tokens limits.
+    """
     left = limit_tokens - episode.num_branch_tokens
     return at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
@@ -63,7 +65,7 @@ def matching_replies(episode: Episode, *, pattern: LimitedPattern) -> list[float
 
 
 def _matches(pattern: LimitedPattern, reply: str) -> bool:
-    """Return whether the reply matches; one that takes too long to tell does not."""
+    """Return whether the reply matches; it does not if the search takes too long."""
     try:
         return pattern.search(reply) is not None
     except SlowPatternError:

@@ -38,7 +38,7 @@ class GroupTerm(Protocol):
     async def values(self, group: Group) -> Values:
         """Return the values of the episodes that did not fail.
 
-        A member that is left out has its reward without this term.
+        The reward of a member that is left out is computed without this term.
 
         Raises JudgeError, ConfigError: the run cannot go on.
         """
@@ -65,7 +65,7 @@ class OpenedTerm(GroupTerm, Protocol):
 
 
 class Judge(Protocol):
-    """What the scorer asks of a judge; the terms that it decides know more."""
+    """What the scorer needs of a judge; the terms that it decides use more."""
 
     @property
     def max_failed_share(self) -> float:
@@ -81,7 +81,7 @@ class TermSources:
 
     The `build` of a term's type is called with the term's name, its configuration and these. It
     returns None if what the term needs is missing, and the term is left out. Where its type has an
-    `open`, `open_scorer` calls that before, and enters the context that it returns.
+    `open`, `open_scorer` calls that first, and enters the context that it returns.
     """
 
     judge: Judge | None

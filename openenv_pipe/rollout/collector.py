@@ -129,7 +129,7 @@ async def play_groups(
 def _num_sessions(context: RolloutContext, tasks: Sequence[Task], group_size: int) -> int:
     """Return how many of the episodes find a session at once, whichever of them are played.
 
-    The engine decodes this many together, so none of them may wait for a session of another's.
+    The engine decodes this many together, so none of them may wait for another's session.
     """
     num_episodes = Counter(group_size * [task.env for task in tasks])
     limits = {task.env: context.of(task).runner.capacity for task in tasks}
@@ -158,7 +158,7 @@ class _RolloutBatch:
         tasks: asyncio.TaskGroup,
         count: EpisodeCount,
     ) -> None:
-        # Of each member its episode, or in a game of several players one for each that is trained.
+        # For each member its episode, or in a game of several players one per trained player.
         self._episodes: dict[str, list[list[Episode]]] = {spec.group: [] for spec in specs}
         self._ended: dict[str, list[Group]] = {}
         self._score = score
@@ -199,7 +199,7 @@ class _RolloutBatch:
     def groups(self) -> list[Group]:
         """Return the groups in the order of their tasks, and of the players of a game.
 
-        Raises FailureError if one was not played and scored to its end, whatever has stopped it.
+        Raises FailureError if a group was not played and scored to its end, whatever the cause.
         """
         if num_left := len(self._episodes) - len(self._ended):
             raise FailureError(

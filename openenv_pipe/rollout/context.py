@@ -169,5 +169,5 @@ class RolloutContext:
         return self.agents or self.loop
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
-        """Return the same context with another engine, such as a script, whom the loop plays."""
+        """Return the same context with another engine, which the loop plays, not an agent."""
         return replace(self, engine=engine, agents=None)

@@ -69,7 +69,7 @@ class Conversation(ABC):
         """Ask the engine for the next reply. Raises EngineError and ConfigError."""
 
     def _fitted(self, messages: Sequence[Message], cut: Callable[[str, int], str]) -> list[Message]:
-        """Cut long messages, and keep the images of those notes that are left, if they are seen.
+        """Cut long messages, and keep images whose notes are left, if the model sees images.
 
         cut: shortens a text to a number of tokens.
         """
@@ -176,7 +176,7 @@ class ScriptedConversation(TokenConversation):
 
 
 def written_completion(chat: Chat, text: str, max_tokens: int) -> Completion:
-    """Return a reply that no policy has sampled as a completion, whose logprobs are 0."""
+    """Turn a reply that no policy has sampled into a completion, with logprobs of 0."""
     token_ids = chat.reply_ids(text)
     return Completion(
         token_ids=token_ids[:max_tokens],

@@ -1,4 +1,4 @@
-"""The episode loop, from reset to the end. Token ids are appended, never tokenised again.
+"""The episode loop, from the reset to the end, between an engine and a session.
 
 Training, evaluations, `env check` and `env play` all play by it; they differ in their engines.
 """
@@ -48,8 +48,8 @@ async def own_loop(
     """Give no other player, as `agent=loop` says.
 
     The `build` of an agent's type is called with the run's configuration, the loop with its
-    sessions, the folder for logs and what shows a note. It gives an `EpisodeRunner`, or None, in
-    an asynchronous context manager.
+    sessions, the folder for logs and a function that shows a note. It gives an `EpisodeRunner`, or
+    None, in an asynchronous context manager.
     """
     yield
 
@@ -114,7 +114,7 @@ def player_seed(seed: int, player: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OpponentContext:
-    """The `PlayContext` of an engine of its own in a game, whose replies nobody learns from."""
+    """The `PlayContext` of a player with an engine of its own, from which nothing is learned."""
 
     env: EnvConfig
     engine: Engine
@@ -135,7 +135,7 @@ class LocalLoop(LocalRunner):
         self.adapter = await adapter_for(adapter, host.urls, host.access)
 
     async def prepare(self, chat: Chat | None) -> None:
-        """Do nothing: each episode gets it by its context."""
+        """Do nothing: each episode gets the chat format from its context."""
 
     async def open_splits(self, known: KnownSets) -> Splits:
         url = next(iter(self.host.urls), "")  # host=none has no server
@@ -221,7 +221,7 @@ class Player:
         if (num_for_tools := conversation.num_tool_tokens()) >= limit:
             raise ConfigError(
                 f"the descriptions of {len(opening.tools)} tools take {num_for_tools} tokens, and "
-                f"env.max_episode_tokens={limit}; raise it above that, as far as the model goes"
+                f"env.max_episode_tokens={limit}; raise it above that if the model allows more"
             )
         return conversation
 
@@ -249,7 +249,7 @@ class Player:
                 if result.done:
                     return [], Status.DONE
                 messages += await awaited(adapter.follow(result.observation))
-        except UnusableReply as rejected:  # The calls behind it are not made.
+        except UnusableReply as rejected:  # The calls after it are not made.
             turn.unusable = "; ".join(filter(None, (str(rejected), turn.unusable)))
         if turn.unusable is not None:
             messages += await awaited(adapter.reject(turn.unusable))

@@ -1,8 +1,8 @@
 """A game of several players in one session, in which each of them plays an episode of its own.
 
 To a player, the others are part of its environment: its step ends when it is to move again or the
-game is over, with the observation of that moment and what it was rewarded since its last step. It
-is shown no other observation, and no words of the others.
+game is over, with the observation of that moment and its rewards since its last step. It is shown
+no other observation, and no words of the others.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Seat:
         return await self._game.session.ask(kind, answer_kind, data, timeout_s)
 
     def give(self, observation: Observation, *, done: bool) -> None:
-        """Give the player its turn, or its last result. Without effect if it has one."""
+        """Give the player its turn or its last result, unless it already has one."""
         if not self._result.done():
             self._result.set_result(StepResult({**observation}, self.reward, done))
             self.reward = 0.0
@@ -73,7 +73,7 @@ class Seat:
 
 
 class Game:
-    """A session that players share, of whom one is to move at a time."""
+    """A session that players share; one of them is to move at a time."""
 
     session: EpisodeSession
 

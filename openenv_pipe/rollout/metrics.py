@@ -17,7 +17,7 @@ VOLATILE = re.compile(
     r"|\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 )
 
-# Metrics of `summarise_groups` that each of several environments has beside those of all.
+# Metrics that are also reported for each of several environments.
 OF_AN_ENVIRONMENT = (
     *("success/rate", "turns/mean", "replies/unusable", "groups/trained"),
     *("episodes/count", "episodes/failed", "episodes/truncated", "tokens/sampled"),
@@ -28,9 +28,8 @@ OF_AN_ENVIRONMENT = (
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Return counts and means over the scored episodes; failed ones are only counted.
 
-    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode, `replies/unusable` a
-    fraction of all turns. Means and extremes
-    are absent where no episode was scored.
+    `reply/tokens_mean` is in tokens per turn, `turns/mean` in turns per episode, `replies/unusable`
+    a fraction of all turns. Means and extremes are absent where no episode was scored.
     """
     everyone = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
@@ -78,9 +77,9 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def summarise_environment(groups: Sequence[Group], num_signals: int) -> dict[str, float]:
-    """Return what is of interest about one of several environments, whose groups these are.
+    """Return the main metrics of one of several environments, from its groups.
 
-    num_signals: of how many groups the rewards differ.
+    num_signals: how many of the groups have a learning signal.
     """
     found = summarise_groups(groups) | {"groups/trained": num_signals}
     return {
@@ -211,7 +210,7 @@ def summarise_signal(
 
 
 def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Return how many versions the sampling weights are behind `version`, which is trained.
+    """Return by how many versions the sampling weights lag behind `version`, which is trained.
 
     The mean is over sampled tokens of scored episodes, each with the oldest version of its turn.
     """

@@ -39,7 +39,7 @@ class Program:
 class RunningProgram(Protocol):
     @property
     def pid(self) -> int:
-        """Of the parent of the program's processes."""
+        """The id of the parent of the program's processes."""
 
     @property
     def returncode(self) -> int | None:
@@ -49,7 +49,7 @@ class RunningProgram(Protocol):
         """Return when it has ended, with the cause: 'exit code 1'."""
 
     async def stopped(self, timeout_s: float) -> None:
-        """End all of its processes, by SIGKILL those that run `timeout_s` after SIGTERM."""
+        """End all of its processes, with SIGKILL if they still run `timeout_s` after SIGTERM."""
 
 
 class ProgramStartError(Exception):
@@ -81,7 +81,7 @@ class Sandbox(Protocol):
         """What else the programs consist of, for the run's record."""
 
     def paths(self, folder: Path) -> ProgramPaths:
-        """Return where a program is to find things whose `Program.folder` this is."""
+        """Return the paths of the program whose `Program.folder` this is."""
 
     async def start(self, program: Program) -> RunningProgram:
         """Start the program of one episode.

@@ -34,7 +34,7 @@ SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
 
 
 def check_writable(config: RunConfig) -> None:
-    """Make a folder of the run's name in a temporary one beside where it would be.
+    """Check that the run's folder can be made, by making one in a temporary folder beside it.
 
     Raises ConfigError: no run folder can be made.
     """
@@ -54,7 +54,7 @@ def check_writable(config: RunConfig) -> None:
 def describe(
     folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Write all files of a new folder but run.json; return the fields of run.json but the id."""
+    """Write all files of a new folder except run.json; return most fields of run.json."""
     values = config.model_dump(mode="json")
     secrets = known_secrets(values)
     write_config(folder / "config.json", values, secrets)

@@ -7,9 +7,9 @@
       best -> step_000040
       best_only.json     names of those that are kept only as long as they are the best
 
-A checkpoint is written beside its place and renamed, and deleted in the reverse way, so that one
-with its proper name is complete. None is overwritten, except for one of the best that has no
-`resume/` by a whole one of the same step. A damaged one is never used.
+A checkpoint is written beside its place and then renamed, and is renamed before it is deleted, so
+that one with its proper name is complete. None is overwritten, except that a complete one replaces
+one of the same step without `resume/`. A damaged one is never used.
 """
 
 import logging
@@ -72,8 +72,7 @@ WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
 
 
 def fork_origin(record: RunRecord) -> StageStep | None:
-    """Return the step of the checkpoint that a fork started from; None for other runs, and for
-    forks of RUN@start."""
+    """Return the step that a fork started from; None for other runs and for forks of RUN@start."""
     lineage = record.lineage
     if lineage is None or lineage.kind != "fork" or lineage.checkpoint is None:
         return None
@@ -90,7 +89,7 @@ def can_resume(run: Path, record: RunRecord, status: str) -> bool:
     """Return whether `train --resume` may go on with a run that is not running.
 
     A finished run has nothing left to do, and one of evaluations nothing to train. A run that
-    failed before its first checkpoint fails again, and a fork cannot begin anew without one.
+    failed before its first checkpoint fails again, and a fork without checkpoints cannot restart.
     """
     needs_checkpoint = status == "failed" or not can_begin_anew(record)
     if status == "finished" or record.purpose == "evaluation":
@@ -215,8 +214,7 @@ def fork_command(folder: Path) -> str | None:
 
 
 def find_checkpoint(folder: Path, which: str, *, others: Sequence[str] = ()) -> Path:
-    """Return the checkpoint that a user names: by its step, its name or `best`. Without a name, it
-    is the newest sound one.
+    """Return the checkpoint of a step, a name or `best`; if `which` is empty, the newest sound one.
 
     others: further names that the caller knows, for the error.
     Raises RunFolderError: It does not exist or is damaged.

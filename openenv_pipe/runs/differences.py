@@ -13,7 +13,7 @@ Kind = Literal["code", "versions", "machine", "data", "model"]
 # The facts of a run that identify something, by kind. Other facts are measurements.
 FACTS: dict[str, Kind] = {
     "env_code": "code",
-    "env_files": "code",  # what `env_code` is of, which older runs have alone
+    "env_files": "code",  # the files behind `env_code`; older runs have only that
     "image": "code",
     "callables": "code",
     "env_functions": "code",
@@ -31,7 +31,7 @@ FACTS: dict[str, Kind] = {
 }
 
 
-# Kinds after which rewards are other ones. What changed of this program itself is tested.
+# Kinds that change what rewards measure. This program's own code does not: it is tested.
 MEASURING = ("code: ", "data: ")
 OWN_CODE = "code: openenv_pipe "
 ABSENT = "absent"
@@ -51,7 +51,7 @@ class Difference:
 
 
 def of_measures(differences: Iterable[str]) -> list[str]:
-    """Return those differences, as sentences, after which rewards do not compare."""
+    """Return those of the differences, as sentences, that make rewards incomparable."""
     return [each for each in differences if each.startswith(MEASURING) and OWN_CODE not in each]
 
 
@@ -94,7 +94,7 @@ def find_other_facts(
 
 
 def _with_forward_passes(facts: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Add those of `forward` by their keys, because the numbers in its reasons are measurements."""
+    """Add the members of `forward` as keys: numbers in its reasons are measurements."""
     forward = facts.get("forward")
     parts = forward.items() if isinstance(forward, Mapping) else ()
     return {**facts, **{f"forward.{name}": value for name, value in parts}}

@@ -1,21 +1,21 @@
-"""Store all trained episodes: one gzipped JSONL file per step, one episode per line.
+"""Store all episodes of training: one gzipped JSONL file per step, one episode per line.
 
 A line has the task, the group's id, the member, how the episode ended, its rewards and its turns.
 Token ids and texts are plain JSON (`zcat FILE | head -1`). A turn's logprobs are base64 of
 little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
 engine that takes messages has `usage` in place of ids and logprobs, which are empty. `messages` are
-those that the model was shown anew in a turn, the tools first; `judgements` are a judge's words.
+those that are new to the model in a turn, the tools first; `judgements` are a judge's words.
 
 A turn has `parent`, the index of the turn that it continues (null: none), where that was stated; a
 turn without it continues the turn before. It has `role` where that is not `agent`.
 
-The loss mask is not stored: a sample is the prompt_ids and completion_ids of the turns on a path to
-a turn of the agent that no other continues, masked out in prompts and trained on in completions of
-the agent (`algorithms/samples.py`).
+The loss mask is not stored: a sample is the prompt_ids and completion_ids of the turns on the path
+to an agent's turn that no other turn continues; only the agent's completions are trained on
+(`algorithms/samples.py`).
 
 An image of an observation is `{"image": "images/NAME.png", "width": ..., "height": ...}`, and
 its file lies in that place of the run folder. Equal images have one name, and are stored once.
-In prompts of a vision-language model, its `token_id` stands in the place of its placeholder tokens.
+In prompts of a vision-language model, an image's `token_id` replaces its placeholder tokens.
 
 Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
 without episodes is not stored.
@@ -323,7 +323,7 @@ def _check_types(episode: Episode) -> None:
 
 def _check_parents(parents: Sequence[int | None]) -> None:
     """Raise ValueError if a parent is not a turn of the episode, or turns continue each other."""
-    ends: set[int] = set()  # turns from which the way up ends at a root
+    ends: set[int] = set()  # turns whose way up is known to end at a root
     for index in range(len(parents)):
         way: list[int] = []
         place: int | None = index

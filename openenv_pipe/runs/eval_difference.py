@@ -31,7 +31,7 @@ class ReportDifference(FrozenModel):
     turns: Interval | None
     fixed: list[TaskChange]  # those whose success rose, the largest change first
     regressed: list[TaskChange]  # those whose success fell
-    # how many there would be if each task's episodes were divided between the two at random
+    # expected numbers if each task's episodes were divided between the two reports at random
     fixed_by_chance: float
     regressed_by_chance: float
 
@@ -104,8 +104,8 @@ def _change(before: TaskScores, after: TaskScores) -> TaskChange | None:
 def _chances(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, float]:
     """Return the probabilities that a task's success rises and that it falls by chance alone.
 
-    They are of the permutation test: which of the episodes are the later ones is drawn at random,
-    so the number of successes among these is hypergeometric. Both are 0 without episodes.
+    They are those of the permutation test: which episodes are the later ones is drawn at random, so
+    the number of successes among these is hypergeometric. Without episodes, both are 0.
     """
     num_before, num_after = len(before), len(after)
     num_solved = sum(before) + sum(after)

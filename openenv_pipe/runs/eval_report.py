@@ -28,7 +28,7 @@ from openenv_pipe.system.untrusted_text import code_span
 from openenv_pipe.types import Episode
 
 MAX_SHORT_REPLY = 80  # characters: a label, a letter or a number
-COLLAPSED = 0.8  # share of the replies; if more are one, the model hardly looks at its tasks
+COLLAPSED = 0.8  # share of equal replies; above it, the model hardly looks at its tasks
 
 
 class FrozenModel(BaseModel):
@@ -79,7 +79,7 @@ class LabelScores(FrozenModel):
 
 
 class CommonReply(FrozenModel):
-    """The most frequent reply to tasks that differ, in an evaluation of single short replies."""
+    """The most frequent reply to different tasks, in an evaluation with one short reply each."""
 
     text: str
     num_episodes: int
@@ -94,8 +94,7 @@ SCORING = re.compile(
 
 
 class EvalReport(FrozenModel):
-    """One model on the eval tasks. An interval is None if every episode failed, and has no
-    limits if too few tasks were scored (`eval.min_scored_share`)."""
+    """One model on the eval tasks, with an interval for each mean."""
 
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # start, warm_start, trained, ...
     model: str
@@ -109,6 +108,7 @@ class EvalReport(FrozenModel):
     num_timed_out: int = 0  # of the failed ones, those without an answer in time
     statuses: dict[str, int]  # counts over all episodes
     unsuccessful: dict[str, int]  # counts over those without success, failed ones included
+    # None if every episode failed; no limits if too few tasks were scored (eval.min_scored_share).
     success: FiniteInterval | None
     reward: FiniteInterval | None
     env_reward: FiniteInterval | None = None  # the environment's own, where `reward` is relative
@@ -122,7 +122,7 @@ class EvalReport(FrozenModel):
     num_distinct: int | None = None
     common_reply: CommonReply | None = None
     error: str | None = None  # why nothing could be played; of baselines only
-    # Settings and code of environment and reward that the run has otherwise: `1.0, not 0.5`.
+    # Settings and code of environment and reward that differ from the run's: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
 
     @property
@@ -152,7 +152,7 @@ class EvalReport(FrozenModel):
     def is_representative(self) -> bool:
         """True if enough tasks were scored for a decision: their success has an interval.
 
-        An evaluation of a single task has none by choice.
+        An evaluation of a single task has none, and is representative by choice.
         """
         if self.success is None:
             return False
@@ -160,7 +160,7 @@ class EvalReport(FrozenModel):
 
     @property
     def collapse(self) -> str | None:
-        """A warning if most replies are the same one, which is not always right; None if not."""
+        """A warning if most replies are the same and not always successful; None if not."""
         common, num_scored = self.common_reply, self.num_scored_episodes
         if common is None or common.num_episodes <= COLLAPSED * num_scored:
             return None
@@ -329,7 +329,7 @@ def _unusable_share(episodes: Sequence[Episode]) -> float | None:
 
 
 def _common_reply(scored: Sequence[Episode]) -> CommonReply | None:
-    """Return the most frequent reply, None unless all are single, short, and to several tasks."""
+    """Return the most frequent reply; None unless tasks differ and each has one short reply."""
     replies = [episode.turns[0].reply.strip() for episode in scored if len(episode.turns) == 1]
     firsts = {json.dumps(each.first_observation, sort_keys=True, default=str) for each in scored}
     if len(replies) < len(scored) or len(firsts) < 2 or max(map(len, replies)) > MAX_SHORT_REPLY:

@@ -110,7 +110,7 @@ def read_reports(folder: Path) -> dict[str, EvalReport]:
 
 
 def read_stages(folder: Path) -> dict[str, EvalReport]:
-    """Read the newest report of each stage; a run that was resumed has several last ones."""
+    """Read the newest report of each stage; a resumed run may have several of the last one."""
     newest: dict[str, EvalReport] = {}
     for report in read_reports(folder).values():  # Of equal labels, the newer comes later.
         if report.label in STAGES:
@@ -119,8 +119,8 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
 
 
 def during_by_name(folder: Path) -> dict[str, EvalReport]:
-    """Read the newest report of each evaluation between steps, of all environments, by file name
-    without `.json` and in the order of the steps."""
+    """Read the newest report of each step and environment, by file name without `.json`."""
+    # `report_paths` gives them in the order of steps.
     newest = {
         (report.step, env_of(report.label)): (path.stem, report)
         for path, report in _read_sound(folder)
@@ -154,14 +154,14 @@ def _is_during(path: Path) -> bool:
 
 
 def is_of_run(name: str) -> bool:
-    """Return whether a report, named by its file's name without `.json`, is the run's own: not of
-    `eval`, which also plays the baselines again and keeps what is not as it was."""
+    """Return whether a report, named as in `read_reports`, is the run's own and not of `eval`."""
+    # `eval` plays the baselines again, and saves a result that differs under another number.
     kind, _, label, number = place_of(name)
     return kind == 0 or (label.startswith(BASELINE) and number == 1)
 
 
 def place_of(name: str) -> tuple[int, int, str, int]:
-    """Return a report's sort key for lists, by its file's name without `.json`."""
+    """Return a report's sort key for lists. name: of its file, without `.json`."""
     label, number = name, 1
     # A number with fewer digits than a step's six counts the reports of one label.
     if numbered := re.fullmatch(r"(.*\D|.*_\d{6})_(\d{1,5})", name):

@@ -43,8 +43,8 @@ class SelectedModel:
 def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
     """Open the run; `latest` is the newest of all, and EXPERIMENT/latest that of an experiment.
 
-    Evaluations of models that no run has trained, and reproductions, only count where nothing else
-    is, and those that did not finish come last.
+    Runs that only evaluate, and reproductions, are the newest only where there are no others, and
+    unfinished ones of these come last.
 
     runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
 
@@ -105,9 +105,9 @@ def split_checkpoint(word: str) -> tuple[str, str]:
 
 
 def find_weights(folder: RunFolder, which: str) -> Path | None:
-    """Return the checkpoint that a user names, as `find_checkpoint`; None for the model before
-    training, which is `start`. That of a fork is the checkpoint that it began with.
+    """Return the checkpoint that a user names, as `find_checkpoint`; None for `start`.
 
+    `start` is the model before training; for a fork, it is the checkpoint that the fork began with.
     Raises RunFolderError.
     """
     if which == START:
@@ -163,10 +163,10 @@ def find_model(
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
     Without `@`, it is the newest sound checkpoint; `start` of a fork is the one that it began with.
-    `overrides` change the run's configuration. The label names the agent if it is not the type of
-    agent that the run was trained with.
+    `overrides` change the run's configuration. The label names the agent's type if the run was
+    trained with another type.
     runs_dir: as for `find_run`.
-    trust: also of a run whose folder another user made, or that was changed since.
+    trust: accept a folder that another user made, or that was changed since.
     secrets_of: as for `RunFolder.config_to_run`.
 
     Raises:

@@ -143,10 +143,10 @@ class RunFolder:
         """Return the configuration to act on, with hidden secrets taken from the environment.
 
         overrides: change it, as `amend` says; a secret that they replace is not asked for.
-        trust: run what it names, also if another user wrote it or it was changed.
-        secrets_of: the blocks that are used; others keep their marks. None: all.
+        trust: run what it names, even if another user wrote it or it was changed.
+        secrets_of: the blocks that are used; secrets of others stay hidden. None: all blocks.
 
-        Raises RunFolderError: The folder is not trusted, has a link through which a run would
+        Raises RunFolderError: The folder is not trusted or has a link through which a run would
         write, a secret is not set, or config.json is not valid.
         """
         reject_links(self.path)
@@ -168,7 +168,7 @@ class RunFolder:
     def with_template_time(self, config: RunConfig) -> RunConfig:
         """Return the run's configuration with the time that its chat template reads.
 
-        It is the same in all processes that ever render a prompt of this run.
+        The time is the same in all processes that ever render a prompt of this run.
         """
         if config.model.template_time is not None:
             return config
@@ -189,7 +189,7 @@ class RunFolder:
 
     @property
     def duration_s(self) -> float:
-        """Sum over all attempts; an unfinished one counts to now, or to its last trace."""
+        """The duration of all attempts; an unfinished one counts to now, or to its last trace."""
         spent = [((attempt.ended or self._now()) - attempt.started) for attempt in self.attempts]
         return sum(each.total_seconds() for each in spent)
 
@@ -316,13 +316,13 @@ class RunFolder:
         )
 
     def add_differences(self, found: Sequence[str]) -> None:
-        """Add what the current attempt finds after its start to be different from the last one."""
+        """Add differences from the last attempt that the current one finds after its start."""
         last = self.attempts[-1]
         last = last.model_copy(update={"differences": [*last.differences, *found]})
         self._write_record(attempts=[*self.attempts[:-1], last])
 
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
-        """Close the record. cause: why it ended; a long one is a file of the logs."""
+        """Close the record. cause: why the run ended; a long one is written to a file."""
         if cause is not None and len(cause) > MAX_LENGTH:
             write_text(self.error_text, cause)
             cause = for_people(cause, whole=self.error_text.relative_to(self.path))

@@ -17,7 +17,7 @@ FOLDER = "images"
 
 
 def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
-    """Write the images that the episodes have seen and the folder of a run lacks.
+    """Write the images of the episodes that a run's folder does not have yet.
 
     Raises RunFolderError: An image that was read from another run's folder is not there any more.
     """
@@ -34,7 +34,7 @@ def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
 
 
 def open_images(episode: Episode, folder: Path) -> None:
-    """Make the references of an episode that was read images of a run's folder, in place."""
+    """Replace an episode's references by images of a run's folder, in place."""
 
     def known(value: Any) -> Any:
         return replace_references(value, lambda reference: opened(reference, folder))

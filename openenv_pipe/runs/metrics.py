@@ -27,7 +27,7 @@ from openenv_pipe.system.files import naming, open_file, parse_json
 
 Metric = float | int | str
 MAX_STEP = 10**9
-ENVIRONMENT = "environment"  # before the name, for metrics of one of several environments
+ENVIRONMENT = "environment"  # prefix of the metrics of one of several environments
 MEMORY = "time/memory_gib"  # of all processes of the run
 FIRST_KEYS = ("step", "stage")
 
@@ -44,7 +44,7 @@ class MetricsFile:
     def append(self, record: Mapping[str, Metric]) -> None:
         """Write and sync one line: step and stage first, the other keys sorted.
 
-        Thus every checkpoint finds the lines of its steps.
+        So no checkpoint is saved before the lines of its steps.
         """
         first = [key for key in FIRST_KEYS if key in record]
         others = sorted(key for key in record if key not in FIRST_KEYS)
@@ -61,7 +61,7 @@ class MetricsFile:
 def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[str, Any]]:
     """Read the records of a file, [] if it is missing. An unfinished last line is ignored.
 
-    budget: of all records; None: those of this process's own run, however many.
+    budget: of all records; None: no limit, for this process's own run.
 
     Raises RunFolderError: A complete line is not a record, or there are too many.
     """
@@ -74,7 +74,7 @@ def read_metrics(path: Path, budget: JsonBudget | None = METRICS) -> list[dict[s
 def stage_of(num_steps: int, num_supervised_steps: int) -> tuple[str, int]:
     """Return the main stage of a run, as records name it, and its number of steps.
 
-    num_steps: `trainer.steps`; 0 for a run with a supervised stage alone.
+    num_steps: `trainer.steps`; 0 for a run with only a supervised stage.
     """
     return ("grpo", num_steps) if num_steps else ("warm_start", num_supervised_steps)
 
@@ -115,7 +115,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def complete_lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines from the position of an open file on, without one that has no end.
+    """Yield the complete lines of an open file, from its position on.
 
     Raises RunFolderError: The file cannot be read, or a line is too long.
     """

@@ -21,18 +21,18 @@ MAX_TEXT = 60  # characters of a cell
 
 
 class Metrics(list[dict[str, Any]]):
-    """The records of metrics.jsonl, one a step; docs/metrics.md says what each key means."""
+    """The records of metrics.jsonl, one per step; docs/metrics.md says what each key means."""
 
     def to_pandas(self) -> "DataFrame":
-        """A data frame with one row a step. Raises ModuleNotFoundError without pandas."""
+        """A data frame with one row per step. Raises ModuleNotFoundError without pandas."""
         return data_frame(self)
 
 
 class Episodes(list[Group]):
-    """Groups of episodes. They are shown as one line for each episode."""
+    """Groups of episodes, shown as one line for each episode."""
 
     def __init__(self, recorded: Sequence[RecordedEpisode], step: int | None) -> None:
-        """step: of GRPO, which learned from the episodes, or whose weights an evaluation played;
+        """step: the GRPO step that learned from the episodes, or whose weights were evaluated;
         None: no run has trained the model."""
         super().__init__(as_groups(recorded))
         self._step = step
@@ -41,13 +41,13 @@ class Episodes(list[Group]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """A data frame with one row an episode. Raises ModuleNotFoundError without pandas.
+        """A data frame with one row per episode. Raises ModuleNotFoundError without pandas.
 
         Columns: `step`, `group`, `task`, the reset keywords, `label.NAME` for each of the task's
         labels, `reply` (the last one), `reward`, `success`, `status`, `advantage`. A reset keyword
         that has the name of another column is `reset.NAME`. The reward is missing where an episode
-        failed or has none, and the advantage where nothing was trained on the episode; it is the
-        mean over the episode's turns.
+        failed or has none, and the advantage where the episode was not trained on; it is the mean
+        over the episode's trained turns.
         """
         return data_frame(
             {
@@ -83,7 +83,7 @@ class Episodes(list[Group]):
 
 
 class EvalReports(dict[str, EvalReport]):
-    """Evaluations by name. They are shown as one line each, and in a notebook as a table."""
+    """Evaluations by name, shown as one line each, and in a notebook as a table."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class EvalReports(dict[str, EvalReport]):
         raise KeyError(f"no evaluation {name!r}; there is: {', '.join(self) or 'none yet'}")
 
     def to_pandas(self) -> "DataFrame":
-        """A data frame with one row an evaluation. Raises ModuleNotFoundError without pandas.
+        """A data frame with one row per evaluation. Raises ModuleNotFoundError without pandas.
 
         Columns: `label`, `step` (of GRPO; missing if no run has trained the model), `success`,
         `success low`, `success high` (the interval; missing if too few tasks were scored), the same
         of `reward`, `tasks`, `tasks scored`, `samples` (of a task), `temperature` (missing for a
         scripted policy) and `model`. With `differences` also those of `success difference` and
-        `reward difference`, to the first evaluation on the tasks of both.
+        `reward difference`: to the first evaluation, on the tasks that both have.
         """
         frame = data_frame(self._record(name) for name in self)
         return frame.astype({"step": "Int64", "temperature": float}) if self else frame
@@ -171,7 +171,7 @@ def data_frame(records: Iterable[Mapping[str, Any]]) -> "DataFrame":
 
 
 def _cells(episode: Episode) -> dict[str, Any]:
-    """Return what a table has of an episode, by the titles of its columns."""
+    """Return an episode's cells in a table, by the titles of the columns."""
     task = episode.task
     labels = {f"label.{name}": label for name, label in task.labels.items()}
     cells = {

@@ -43,7 +43,7 @@ def read_packed(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _lines(path: Path, contents: Iterable[bytes]) -> Iterator[bytes]:
-    beginning: list[bytes] = []  # of the line that goes on in the next content
+    beginning: list[bytes] = []  # of a line that continues in the next content
     num_bytes = 0
     for content in contents:
         first, *others = content.split(b"\n")

@@ -1,4 +1,4 @@
-"""The folders in which runs are looked for, and what to name in place of one that is no run's.
+"""The folders in which runs are looked for, and hints for a folder that is no run folder.
 
 A run may go to any folder (`runs_dir`), so each one that is not the default is noted in the user's
 state folder, by the working directory that it was started from. Without that note `latest` would be
@@ -24,7 +24,7 @@ MAKES_FIRST_RUN = "`openenv-pipe demo` or `openenv-pipe train conf=wordle` makes
 
 
 def default_folder() -> Path:
-    """Return the folder of runs of which no other one is named."""
+    """Return the folder for runs whose configuration names no other."""
     return Path(os.environ.get(VARIABLE, "runs"))
 
 
@@ -86,7 +86,7 @@ def _file() -> Path:
 
 
 def instead_of_run(path: Path) -> str:
-    """Return what to name or do instead of a folder that is no run's."""
+    """Return what to name or do instead of a folder that is no run folder."""
     if (path / "latest").exists():
         return f"try {path / 'latest'}"
     if (path / "sweep.json").is_file():

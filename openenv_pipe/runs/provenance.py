@@ -42,7 +42,7 @@ class Record(BaseModel):
 class Checkout(Record):
     """One git checkout. `diff_digest` is the sha256 of `git diff HEAD`, None without changes.
 
-    Untracked files count if they are code of the run: of this program, or what it loads itself.
+    Untracked files count only in the code of the run: this program's, and what the run loads.
     """
 
     folder: str
@@ -71,7 +71,7 @@ class Diff(NamedTuple):
 def find_checkouts(code: Sequence[str]) -> list[Diff]:
     """Return the git checkouts of the tool's code and of the working directory, each once.
 
-    code: files and folders with code that the run loads beside the tool's.
+    code: files and folders with code that the run loads besides the tool's.
     """
     found = []
     if _git(TOOL_FOLDER, "ls-files", "--error-unmatch", "errors.py") is not None:
@@ -103,7 +103,7 @@ def find_versions() -> dict[str, str]:
 
 
 def find_machine() -> Machine:
-    """Describe this machine by Python and nvidia-smi."""
+    """Describe this machine, as Python and nvidia-smi see it."""
     return Machine(
         host=socket.gethostname(),
         platform=platform.platform(),

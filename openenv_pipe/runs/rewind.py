@@ -20,9 +20,9 @@ from openenv_pipe.system.files import open_file, write_bytes
 
 
 def rewind(folder: RunFolder, place: StageStep | None) -> list[str]:
-    """Set aside what the run did after `place`; None: all but the evaluation of its start.
+    """Set aside what the run did after `place`; None: after its start.
 
-    Returns what was set aside because it is damaged, as sentences.
+    Demonstrations stay. Returns what was set aside because it is damaged, as sentences.
     """
     order = place.order if place else (False, 0)
     grpo_step = place.step if place and place.stage == "grpo" else 0
@@ -57,9 +57,9 @@ def _remove_halves(folder: Path) -> None:
 
 
 def _set_evaluations_aside(folder: Path, place: StageStep | None, aside: Path) -> list[str]:
-    """Set aside evaluations of later weights made by training; those made by `eval` stay.
+    """Set aside evaluations of later weights that training played; those that `eval` played stay.
 
-    Damaged ones made by training are set aside too, and described in the result.
+    Damaged ones of training are set aside too, and described in the result.
 
     A run that stopped in its warm start has evaluated its weights as `trained`, at step 0 of GRPO.
     """
@@ -84,7 +84,7 @@ def _set_evaluations_aside(folder: Path, place: StageStep | None, aside: Path) -
 
 
 def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> list[str]:
-    """Set aside later lines, one that a kill cut off, and damaged ones, which are described."""
+    """Set aside lines that are later, cut off by a kill or damaged; describe damaged ones."""
     if not path.exists():
         return []
     damage = []

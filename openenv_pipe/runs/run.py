@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One run. Everything but `path` and `id` is read anew from its folder when it is asked for."""
+    """One run. Everything but `path` and `id` is read from its folder each time it is asked for."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises RunFolderError if `path` is not a run folder."""
@@ -92,7 +92,7 @@ class Run:
         """The groups of episodes that a GRPO step learned from, or those of an evaluation.
 
         of: a step, where 0 stands for the demonstrations, or the label of one of `evals`.
-        Raises RunFolderError if the run has none of it.
+        Raises RunFolderError if the run has no such episodes.
         """
         step, path = whole_number(of), None
         if step is not None:
@@ -108,11 +108,11 @@ class Run:
         return Episodes(read_recorded_episodes(path), step)
 
     def messages(self, observation: Observation, *, trust: bool = False) -> list[Message]:
-        """The messages that the run's adapter begins an episode with: `{"question": "5 + 7 ="}`.
+        """The messages with which the run's adapter begins an episode, made of an observation.
 
-        observation: what the reset of the environment returns; that of an episode is its
-            `first_observation`.
-        trust: as of `load_policy`.
+        observation: what the environment's reset returns, such as `{"question": "5 + 7 ="}`; that
+            of an episode is its `first_observation`.
+        trust: as for `load_policy`.
         Raises RunFolderError, and ConfigError if the observation is no dictionary, a template needs
         another field, or the adapter has to ask an environment.
         """
@@ -146,8 +146,8 @@ class Run:
     ) -> "Policy":
         """Load the model of a checkpoint, with its tokenizer. Imports torch.
 
-        which: as of `checkpoint`, or `start`: the model before training.
-        device: `auto`, `cpu` or `cuda`. trust: also if another user made the folder, or it was
+        which: as for `checkpoint`, or `start`: the model before training.
+        device: `auto`, `cpu` or `cuda`. trust: accept a folder that another user made, or that was
         changed since. Raises RunFolderError and ConfigError.
         """
         from openenv_pipe.models.load import load_policy, select_device

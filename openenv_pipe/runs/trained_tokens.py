@@ -1,4 +1,4 @@
-"""Files beside those of the episodes, with what the learner has computed of each trained token.
+"""Files beside those of the episodes, with what the learner computed for each trained token.
 
     episodes/tokens_000040.jsonl.gz     a line for each episode that step 40 has trained on
 
@@ -46,14 +46,14 @@ class RecordedTokens:
 
 
 def tokens_path(episodes: Path) -> Path:
-    """Return the file that belongs to a file of episodes of training."""
+    """Return the tokens file that belongs to an episodes file of training."""
     return episodes.with_name(episodes.name.replace("step_", "tokens_", 1))
 
 
 def write_trained_tokens(
     path: Path, samples: Sequence[Sample], tokens: Sequence[TrainedTokens | None]
 ) -> None:
-    """Write what was computed of the samples of a step atomically. tokens: of each sample."""
+    """Write atomically what was computed for a step's samples. tokens: of each sample."""
     by_episode: dict[tuple[str, int], list[tuple[Sample, TrainedTokens]]] = {}
     for sample, values in zip(samples, tokens, strict=True):
         if values is not None:
@@ -74,7 +74,7 @@ def write_trained_tokens(
 
 
 def read_trained_tokens(path: Path) -> Mapping[tuple[str, int], RecordedTokens]:
-    """Read what is recorded of each episode, by group and member; {} without a file.
+    """Read what is recorded for each episode, by group and member; {} without a file.
 
     Raises RunFolderError: The file is damaged.
     """

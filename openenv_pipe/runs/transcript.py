@@ -75,7 +75,7 @@ def message_text(message: Message) -> str:
 
 
 def branch_notes(episode: Episode) -> list[str]:
-    """Say of each turn that it does not continue the one before it, or is not trained; else ''."""
+    """Return a note for each turn that branches off or is not trained, and '' for the others."""
     found = []
     for index, (turn, parent) in enumerate(zip(episode.turns, episode.parents, strict=True)):
         notes = []

@@ -2,8 +2,8 @@
 
 The configuration of a run names code: commands, functions, environment packages, images. A new run
 folder gets a signature by the user's own key (`runs/user_key.py`), of the configuration and of
-the code in the current folder that it names. Whoever wants to run what a folder names calls
-`check_trust` first. To read a folder needs no trust, because reading runs nothing.
+the paths in the current folder from which it loads code. Whoever wants to run what a folder names
+calls `check_trust` first. Reading a folder needs no trust, because reading runs nothing.
 """
 
 import json
@@ -72,7 +72,7 @@ def _code_of_environment(config: RunConfig) -> Iterator[Path | None]:
 
 
 def functions_of_variables(env: EnvConfig) -> list[str]:
-    """Return what the variables of an environment may name as a function that it imports."""
+    """Return the values of an environment's variables that may name a function to import."""
     return [value for value in env.variables.values() if value and FUNCTION.fullmatch(value)]
 
 

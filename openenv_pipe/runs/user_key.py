@@ -35,7 +35,7 @@ def sign(text: str) -> str:
 
 
 def is_signed(text: str, signature: str) -> bool:
-    """True if `sign` has returned the signature for the text. Raises NoKeyError."""
+    """True if the signature is what `sign` returns for the text. Raises NoKeyError."""
     return hmac.compare_digest(sign(text).encode(), signature.encode(errors="replace"))
 
 
@@ -49,8 +49,8 @@ def _key() -> bytes:
             key = file.read(NUM_BYTES + 1)
     except OSError as error:
         raise NoKeyError(
-            f"the key {path} cannot be kept: {error.strerror}; set XDG_STATE_HOME to a folder of "
-            "your own that can be written to"
+            f"the key {path} cannot be kept: {error.strerror}; set XDG_STATE_HOME to a "
+            "writable folder of your own"
         ) from error
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise NoKeyError(

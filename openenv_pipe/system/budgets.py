@@ -11,7 +11,7 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 
-MAX_FILE_MB = 64  # of one read whole; the largest image, 8.4 million pixels, has 34
+MAX_FILE_MB = 64  # of a file read whole; the largest image, 8.4 million pixels, has 34
 MAX_DEPTH = 80  # levels of JSON; an observation has at most 64, and its episode a few more
 MAX_UNPACKED_MB = 1024  # of a step's episodes; 1,000 of 32,000 tokens have half of it
 # gzip saves 99 % of repetitive rows at best, and 99.9 % of what is made to be unpacked.
@@ -28,7 +28,7 @@ class JsonBudget:
 
     max_mb: int
     max_values: int
-    # of one object: pydantic makes a kilobyte of errors of each key that it does not know
+    # of one object: pydantic makes a kilobyte of errors for each key that it does not know
     max_keys: int | None = None
 
 

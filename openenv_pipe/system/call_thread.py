@@ -1,4 +1,4 @@
-"""A thread that makes calls for others, and delivers what they returned."""
+"""A thread that makes calls for other threads, and delivers what the calls returned."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ from openenv_pipe.system.copies import copied
 class Doorbell:
     """Has an event loop do something soon, whichever thread rings.
 
-    Rings between two answers are one: a loop that is busy wakes once for all that has come.
+    Rings between two answers count as one: a busy loop wakes once for all of them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class Call:
         return limit_s if self.began_s is None else self.began_s + limit_s - time.monotonic()
 
     async def wait(self, limit_s: float) -> None:
-        """Wait until the call is over, for so long at most."""
+        """Wait until the call is over, for `limit_s` at most."""
         if self.is_over:
             return
         loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class Call:
             self.waiter.set_result(None)
 
     def run(self) -> None:
-        """Call the function; where it returns an awaitable, a task of the running loop ends it."""
+        """Call the function; if it returns an awaitable, a task of the running loop awaits that."""
         self.began_s = time.monotonic()
         try:
             returned = self.function(*self.arguments, **self.keywords)
@@ -135,7 +135,7 @@ class CallThread:
             self._call(call.task.cancel)
 
     def end(self) -> None:
-        """Begin no further call, and end the thread once nothing blocks it or is awaited in it."""
+        """Begin no further call, and end the thread once it neither runs nor awaits anything."""
         self._is_abandoned = True
         self._call(self._end_awaiting)
 
@@ -163,7 +163,7 @@ class EndedCalls:
         self.loop = loop
 
     def add(self, call: Call) -> None:
-        """Wake who waits for a call. May be called from any thread."""
+        """Wake whoever waits for a call. May be called from any thread."""
         self._calls.append(call)
         self._doorbell.ring()
 

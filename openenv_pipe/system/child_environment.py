@@ -1,4 +1,4 @@
-"""The environment variables that programs of others get: an allowlist.
+"""The environment variables that third-party programs get: an allowlist.
 
 Environment servers, agents' programs, vLLM servers, installers, git and `docker` start with the
 variables below that this process has, and with those that the configuration names. Everything else
@@ -50,14 +50,13 @@ HUB = (
 # Of the `docker` command, which pulls with the user's logins and through the user's proxies.
 DOCKER = ("DOCKER_*", "BUILDKIT_*", "BUILDX_*", "SSH_AUTH_SOCK", *PROXIES)
 SHARED = (*PROCESS, *PYTHON, *LIBRARIES, *NETWORK, *HUB)
-# What a shell sets for itself. Nobody misses it in a program.
 # Of these variables, those with the name of a secret or with such a value are not passed: user
 # information or a key in a URL (a proxy's may lack the scheme), or a JSON Web Token.
 CREDENTIALS = re.compile(r"://\S*@|eyJ[\w-]{5,}\.eyJ[\w-]{5,}\.")
 
 
 def child_environment(*more: str, without: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables of this process that a program of others may have.
+    """Return the variables of this process that a third-party program may have.
 
     Both arguments are names, or beginnings of names that end with `*`.
 
@@ -116,10 +115,10 @@ def adopt_variables(variables: Mapping[str, str]) -> None:
 
 
 def names_left_out(environment: Mapping[str, str], output: str, key: str | None) -> str:
-    """Return a note that names the variables of which a process speaks, and which it did not get.
+    """Return a note that names the variables that a process mentions but did not get.
 
     output: the end of what the process has written.
-    key: what passes more of them, if anything does.
+    key: the configuration key that passes on more of them, if there is one.
     """
     words = set(re.findall(r"\w{2,}", output))
     names = sorted(words & {*os.environ} - {*environment})

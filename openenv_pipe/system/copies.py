@@ -18,8 +18,8 @@ ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 def copied(value: Value) -> Value:
     """Return a copy of data classes, JSON and configurations that shares nothing mutable with it.
 
-    Other objects, such as tensors and functions, are returned as they are. Lists of numbers are
-    copied at once, because those of token ids are long.
+    Other objects, such as tensors and functions, are returned as they are. A list of numbers is
+    copied in one step, because lists of token ids are long.
     """
     copy_of: Value = _COPIERS[type(value)](value)
     return copy_of

@@ -17,7 +17,7 @@ HELD = (errno.EACCES, errno.EAGAIN)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; return False if another process has done it.
+    """Lock an open file or folder until it is closed; return False if another process has it.
 
     On a file system without locks every process succeeds.
     """

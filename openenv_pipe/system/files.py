@@ -187,7 +187,7 @@ def parse_json(where: Path | str, content: bytes, budget: JsonBudget = RECORD) -
 
 @contextmanager
 def new_folder(target: Path, option: str) -> Iterator[Path]:
-    """Give a folder to write into, which becomes `target` at the end of the block.
+    """Yield a folder to write into, which becomes `target` at the end of the block.
 
     It is beside `target`, which does not exist or is empty, so `target` is complete or absent.
 
@@ -222,14 +222,14 @@ def socket_folder(prefix: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return this user's folder of things that can be made again, whether it exists or not."""
+    """Return this user's cache folder, whether it exists or not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "openenv-pipe"
 
 
 @contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path | None]:
-    """Give an empty folder in `parent` that is removed at the end of the block.
+    """Yield an empty folder in `parent` that is removed at the end of the block.
 
     `parent` is made, and is removed too if it was not there and is empty. None: it cannot be made.
     """

@@ -11,7 +11,7 @@ after the call. Its stdin is a pipe held by the parent:
 
 SIGTERM to the guardian also ends the tree after GRACE_S. SIGINT and SIGHUP are ignored, because the
 parent decides what a Ctrl-C means. When the command ends, all processes it left behind are killed
-at once, and the folder SCRATCH is removed unless it is empty text. The exit code is the command's;
+at once, and the folder SCRATCH is removed unless SCRATCH is "". The exit code is the command's;
 128 + N if signal N ended it; 127 if it cannot be started.
 
 Python's resource trackers are killed last. They end by themselves when the processes that they
@@ -112,7 +112,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be written now. The beginning of a text at the end is held back."""
+        """Return what can be written now. An end that may begin a text is held back."""
         data = self._held + chunk
         for text, replacement in self._replacements:
             data = data.replace(text, replacement)
@@ -122,7 +122,7 @@ class Redactor:
         return data[:written]
 
     def end(self) -> bytes:
-        """Return what was held back when nothing follows."""
+        """Return what was held back, after the last chunk."""
         return self._held
 
 

@@ -37,12 +37,12 @@ OPEN = Access()  # for servers without access control
 
 
 def bearer(key: str | None) -> Access:
-    """Return the access with a key; None: without one."""
+    """Return the access that sends `key`; without a key, `OPEN`."""
     return Access(headers={"Authorization": f"Bearer {key}"}) if key else OPEN
 
 
 class HttpError(OSError):
-    """A request got no complete answer: connection, TLS or time limit have failed."""
+    """A request got no complete answer: the connection or TLS failed, or the time was up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Response:
     """A complete answer, whatever its status."""
 
     status: int
-    headers: Mapping[str, str]  # names in any case
+    headers: Mapping[str, str]  # names are case-insensitive
     content: bytes
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from openenv_pipe.system.http import HttpClient, HttpError, Response
 from openenv_pipe.system.untrusted_text import quoted
 
-PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
+PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which to try again
 SETTINGS_STATUSES = {*range(300, 400), 401, 403, 404}  # wrong for every request: not repeated
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 MAX_QUOTED = 300  # characters of an answer in an error
@@ -24,9 +24,9 @@ class TransientError(Exception):
 
 
 async def repeated(attempt: Callable[[], Awaitable[Result]], max_retries: int) -> Result:
-    """Return what the first attempt returns that does not raise TransientError.
+    """Return the result of the first attempt that does not raise TransientError.
 
-    Raises TransientError: that of the last attempt, after `max_retries` further ones.
+    Raises TransientError: that of the last attempt, after `max_retries` retries.
     """
     for number in range(max_retries):
         try:
@@ -45,11 +45,11 @@ async def post(
     max_bytes: int,
     key: str = "",
 ) -> Response:
-    """Post JSON and return the answer, of any status that will not pass.
+    """Post JSON and return the answer, unless its status may pass.
 
     Args:
         max_bytes: content beyond it is cut off.
-        key: the configuration's key of the time limit, for the message; empty: it has none.
+        key: the configuration key of the time limit, for the message; empty: it has none.
 
     Raises:
         TransientError: there is no answer, or one with a status that may pass.

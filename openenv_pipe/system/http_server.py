@@ -1,6 +1,6 @@
 """Our own HTTP servers, within the limits of `server_side/openenv_pipe_limits.py`.
 
-The application decides by the headers who may send a body, and reads it by `read_body`.
+The application decides by the headers who may send a body, and reads it with `read_body`.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -26,7 +26,7 @@ class BoundedServer(uvicorn.Server):
     """Serves an ASGI application, whose connections are limited."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], **options: Any) -> None:
-        """options: further ones of uvicorn."""
+        """options: further options of uvicorn."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -54,7 +54,7 @@ async def read_body(
 ) -> bytes:
     """Return the body of a request.
 
-    Raises BodyError: it is longer, or compressed, or its client leaves.
+    Raises BodyError: it is longer than `max_bytes` or compressed, or its client leaves.
     """
     headers = dict(scope["headers"])
     if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":

@@ -3,8 +3,8 @@
 Intervals over tasks use the percentile bootstrap. Samples of one task are correlated, so tasks, not
 samples, are resampled (cluster bootstrap). Every task counts the same, however many of its samples
 failed. Over a few tasks or runs the bootstrap is far too narrow: these intervals use Student's t.
-Where all tasks have one value, both have no width. The interval is then the exact binomial one for
-how often another value occurs (Clopper and Pearson), times the furthest that such a value can lie.
+Where all tasks have one value, both would have no width. Each limit is then as far from the mean as
+another value can be, times how often it can occur (the exact binomial limit, Clopper and Pearson).
 
 C. J. Clopper, E. S. Pearson, The use of confidence or fiducial limits illustrated in the case of
 the binomial, Biometrika 26, 1934.
@@ -181,6 +181,6 @@ def _interval_of_equals(
     """Return the interval of a mean over tasks that all have one value, as the module describes."""
     if bounds is None or bounds[0] == bounds[1]:
         return Interval(mean=value, low=None, high=None)
-    share = ((1.0 - confidence) / 2.0) ** (1.0 / num_tasks)  # of tasks that have it, at least
+    share = ((1.0 - confidence) / 2.0) ** (1.0 / num_tasks)  # of tasks with it, at the least
     low, high = (share * value + (1.0 - share) * bound for bound in bounds)
     return Interval(mean=value, low=low, high=high)

@@ -1,4 +1,4 @@
-"""Packages that only some features need, the optional dependencies: how to install each."""
+"""Optional dependencies: how to install a package that only some features need."""
 
 import functools
 import re
@@ -46,9 +46,9 @@ def needed_by(what: str, package: str, otherwise: str = "") -> Iterator[None]:
 
 
 def reject_missing_requirements(folder: Path) -> None:
-    """Check that the packages of our extras are installed that a package's pyproject.toml names.
+    """Check the requirements in a package's pyproject.toml that our extras can install.
 
-    Other packages are not checked: environments work with other releases than they name.
+    Others are not checked: environments also work with other releases than they name.
 
     Raises ConfigError: one is not installed.
     """

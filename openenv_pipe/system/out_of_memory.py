@@ -1,8 +1,8 @@
 """Turns running out of memory, wherever it happens, into an error with advice for that stage.
 
-Nothing here imports torch: its errors are known by their type and text. The stage is that of the
-innermost module of this package in the traceback that has one: in `STAGES`, or as its own constant
-`OUT_OF_MEMORY_STAGE`, as modules of extras have it.
+Nothing here imports torch: its errors are recognised by their type and text. The stage is that of
+the innermost module of this package in the traceback that has one, in `STAGES` or, as modules of
+extras do, in a constant of its own, `OUT_OF_MEMORY_STAGE`.
 """
 
 import errno
@@ -62,7 +62,7 @@ def as_out_of_memory(
 ) -> OutOfMemoryError | None:
     """Return the error to show if memory ran out, None if something else went wrong.
 
-    stage: its words and advice, where the traceback's are not meant.
+    stage: words and advice to use in place of those that follow from the traceback.
     """
     if isinstance(error, OutOfMemoryError):
         return error

@@ -1,4 +1,4 @@
-"""Search texts by regular expressions within a limit of time.
+"""Search texts with regular expressions within a time limit.
 
 Python's `re` has no such limit, and a pattern like `^(a+)+$` takes longer than a lifetime on some
 texts of forty characters. The patterns come from configurations, environment servers and folders of

@@ -101,7 +101,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def check_type(entry: BlockType) -> None:
-    """Check a registered type. Its class is imported, and what its other targets name is not.
+    """Check a registered type. Its class is imported; its other targets are not.
 
     Raises ConfigError: the block, the class or a module does not exist, or they do not go together.
     """
@@ -146,7 +146,7 @@ def unusable_plugins_note() -> str:
 
 @functools.cache
 def _find_plugins(search_path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """The plugins of `sys.path`, which is the argument so that a longer one is searched again."""
+    """Find the plugins on `sys.path`, an argument so that a changed path is searched again."""
     from importlib.metadata import entry_points  # not needed for `--help`
 
     found = []

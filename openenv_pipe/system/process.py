@@ -51,7 +51,7 @@ class ManagedProcess:
         scratch: a folder to remove when the command ends.
         pass_fds: file descriptors that the command inherits under the same numbers.
         own_session: whether it gets a session, without a terminal. Linux divides the processor
-            between sessions first, and a command that polls may leave this one next to nothing.
+            between sessions first, so a polling command in its own may leave ours next to nothing.
         A command that cannot be started ends with return code 127 and the reason in the log.
 
         Raises OSError: The log or `cwd` is unusable.
@@ -126,7 +126,7 @@ class ManagedProcess:
         return f"exit code {self.returncode}"
 
     async def _notified(self) -> None:
-        """Return when the kernel tells of the end; at once if it does not tell of ends."""
+        """Return when the kernel reports the end; at once where it cannot report it."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # Only Linux has it; or the process is gone already.
@@ -163,8 +163,7 @@ def _replacements() -> bytes:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Find a TCP port that is free now. Another program may take it before it is used, so callers
-    must be ready to retry."""
+    """Find a TCP port that is free now; callers retry if another program takes it meanwhile."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Identify the process that made a run folder or container, and return whether it is alive."""
+"""Identify the process that made a run folder or container, and check whether it is alive."""
 
 import socket
 from contextlib import suppress

@@ -1,12 +1,12 @@
 """What this process sets for itself: for libraries, for Python's collector and for malloc.
 
-Torch and transformers make a million objects that stay. While they are imported, Python would look
-through them again and again, which takes a third of the time of the imports.
+Torch and transformers make a million objects that stay. During the imports, the collector would
+look through them again and again, which takes a third of the imports' time.
 
 By default glibc returns large blocks to the system at once and maps new, zeroed pages for the next
 ones. This costs a tenth of a small model's step, and more memory in the end, because blocks of
 changing sizes leave gaps. Other C libraries are left as they are. A call of the Python API gives
-back what it has left, because the notebook that made it goes on.
+the memory back when it ends, because the notebook that made the call goes on.
 """
 
 import ctypes
@@ -41,14 +41,14 @@ def collect_as_usual() -> None:
 
 
 def give_back_memory() -> None:
-    """Return to the system what work in this process has left.
+    """Return the memory that finished work still occupies in this process to the system.
 
-    A model and its optimizer are in cycles of references. Python looks for such only once a fourth
-    of all objects are new, and torch's alone are a million. What they occupied is kept by malloc,
-    and on GPUs by torch.
+    A model and its optimizer are in reference cycles. Python looks for these only once a fourth of
+    all objects are new, and torch's alone are a million. What they occupied is kept by malloc, and
+    on GPUs by torch.
     """
     gc.collect()
-    torch = sys.modules.get("torch")  # else importing it would take seconds
+    torch = sys.modules.get("torch")  # importing it here would take seconds
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
-LONG_WAIT_S = 20.0  # after which a person is told what is waited for
+LONG_WAIT_S = 20.0  # after which a person is told what the run waits for
 MAX_SILENCE_S = 120.0  # after which the person is told again
 NUMBERS = {  # shown label to metric's key and format; a metric that a record lacks is left out
     "reward": ("reward/mean", "{:.3f}"),
@@ -87,7 +87,7 @@ class LineProgress:
         self._emit(text)
 
     def close(self) -> None:
-        """Lines need no end."""
+        """Do nothing: lines need no end."""
 
 
 class StagePace:
@@ -124,7 +124,7 @@ class StagePace:
 async def long_phase(progress: Progress, text: str) -> AsyncIterator[EpisodeCount]:
     """Say what is done while the block runs, and again whenever it has taken long.
 
-    The block gets a count, and counts the episodes that it plays.
+    The block gets a count, in which it counts the episodes that it plays.
     """
     count = EpisodeCount()
     with progress.phase(text, count):
@@ -136,8 +136,7 @@ async def long_phase(progress: Progress, text: str) -> AsyncIterator[EpisodeCoun
 async def reporting_long_waits(
     text: str, notify: Callable[[str], None], count: EpisodeCount | None = None
 ) -> AsyncIterator[None]:
-    """Call `notify` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled, at
-    the latest after `MAX_SILENCE_S`.
+    """Call `notify` after `LONG_WAIT_S`, at each doubling, and at least every `MAX_SILENCE_S`.
 
     text: such as "waiting for the servers (log: env-0.log)".
     count: of the episodes that the block plays.

@@ -1,8 +1,8 @@
-"""Parts that another package adds: `target: module:name` and `options` of a configuration.
+"""Parts that users or plugins add: `target: module:name` and `options` of a configuration.
 
-A target makes an object that keeps a contract (a host, a tracker), or is itself a function that
+A target makes an object that fulfils a contract (a host, a tracker), or is itself a function that
 is called again and again (a loss, an advantage). What its signature and its class tell is checked
-without calling it; the rest is found when it is built.
+without calling it; the rest is checked when the part is built.
 """
 
 import inspect
@@ -33,7 +33,7 @@ def check_part(
     """Import the target of a part and return it, without calling it.
 
     key: where the block stands in the configuration, for messages.
-    contract: the Protocol that the part has to keep. A class as the target must have its methods.
+    contract: the Protocol that the part fulfils. A class as the target must have its methods.
 
     Raises ConfigError: the target cannot be imported, is of another kind, or does not take
     `num_arguments` arguments and its options.
@@ -96,7 +96,7 @@ def call_problem(function: Callable[..., Any], *arguments: Any, **keywords: Any)
 
 
 def takes_keyword(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name, as far as its signature tells."""
+    """Return whether a function has a parameter of this name, as far as its signature tells."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -132,7 +132,7 @@ def _reject_missing(
 
 
 def _described(num_arguments: int, block: Target) -> str:
-    """What a target is called with. Values of options may be secrets and are left out."""
+    """Say what a target is called with, without the options' values, which may be secrets."""
     noun = "argument" if num_arguments == 1 else "arguments"
     return f"{num_arguments} {noun} and the options [{', '.join(block.options)}]"
 

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, in bounded time and with errors in words.
+"""The connection to a Ray cluster, made and ended in bounded time, with readable errors.
 
 Ray is an optional package (the extra `ray`), which is imported when a connection is opened.
 """
@@ -38,8 +38,8 @@ def require_ray() -> None:
 class RayConnection:
     """A connection to a running cluster.
 
-    All of a process share one connection. Whatever was placed ends when the last of them is closed,
-    or this process is gone.
+    All instances in a process share one connection of Ray's. Whatever was placed ends when the last
+    instance is closed, or this process is gone.
     """
 
     def __init__(self, address: str) -> None:
@@ -64,7 +64,7 @@ class RayConnection:
         return _answers(host.strip("[]"), int(port))
 
     def head_lost(self, what: str) -> HostError:
-        """Return the error of a lost head. what: is to be resumed, in words."""
+        """Return the error about a lost head. what: the thing to resume, in words."""
         return HostError(
             f"the head of the Ray cluster at {self.head} does not answer any more; without it no "
             "process can be placed or replaced. Start the cluster again (`ray start --head`), "
@@ -84,7 +84,7 @@ class RayConnection:
 def call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> None:
     """Call a function of Ray's, which may wait forever where the cluster's head is lost.
 
-    It goes on in a daemon thread, which does not keep this process, and whose errors are ignored.
+    It runs in a daemon thread, which does not keep this process alive; its errors are only logged.
     """
 
     def call() -> None:

@@ -90,8 +90,8 @@ def find_env(package: str) -> Path:
 def load_callable(dotted: str) -> Callable[..., Any]:
     """Import `package.module:name`, also from `envs/` folders and the current folder.
 
-    Folders go last on `sys.path`, to shadow no installed package, and those of the current folder
-    only if the module is there. Raises ConfigError on failure.
+    Folders are added at the end of `sys.path`, where they shadow no installed package, those of the
+    current folder only if the module is there. Raises ConfigError on failure.
     """
     module_name, _, attribute_path = dotted.partition(":")
     is_own = module_in_current_folder(dotted) is not None
@@ -131,7 +131,7 @@ def module_in_current_folder(dotted: str) -> Path | None:
 
 
 def file_in_current_folder(dotted: str) -> Path | None:
-    """Return the file of such a module; None if there is none. Nothing is imported."""
+    """Return the file of a module that `module_in_current_folder` finds. Nothing is imported."""
     found = module_in_current_folder(dotted)
     if found is None or found.is_file():
         return found
@@ -164,7 +164,7 @@ def _current_dirs() -> list[str]:
 
 
 def _module_below(module_name: str) -> str:
-    """Return the name of such a module in a folder of the current one, or what is expected."""
+    """Return a hint: a module of this name in a subfolder, a similar name, or what is expected."""
     path = f"{module_name.replace('.', '/')}.py"
     for found in (each for depth in ("*", "*/*") for each in Path.cwd().glob(f"{depth}/{path}")):
         parts = found.relative_to(Path.cwd()).with_suffix("").parts

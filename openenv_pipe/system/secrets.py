@@ -122,7 +122,7 @@ def _secrets_of(name: str, text: str, before: str) -> Iterator[tuple[str, str]]:
 
 
 def _password(basic: str) -> str:
-    """Return the password in the credentials of HTTP's basic authentication; else no text."""
+    """Return the password in the credentials of HTTP's basic authentication; empty without one."""
     try:
         return base64.b64decode(basic, validate=True).decode().partition(":")[2]
     except ValueError:
@@ -131,7 +131,7 @@ def _password(basic: str) -> str:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> frozenset[str]:
-    """Return a secret, with and without its margins, as it is, URL-quoted and in base64."""
+    """Return a secret as it is, URL-quoted and in base64, with and without outer whitespace."""
     forms: set[str] = set()
     for text in {value, value.strip()}:
         data = text.encode(errors="surrogatepass")

@@ -19,7 +19,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.is_made = False
         self.is_repeated = False  # what is not saved yet is given up
-        self.farewell = ""  # what a user reads whose second request ends the work at once
+        self.farewell = ""  # shown to a user whose second request ends the work at once
         self._cancel: Callable[[], object] | None = None
 
     def make(self) -> None:
@@ -70,7 +70,7 @@ class StopRequest:
 def end_at_once(error: PipeError) -> None:
     """Print the error and exit the whole process, from any thread. The run can be resumed.
 
-    For where nothing else can end it: a thread is blocked, or another part would end it.
+    For cases in which nothing else ends it with this error, such as a blocked thread.
     """
     print(f"error: {for_people(str(error))}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)

@@ -109,7 +109,7 @@ class Supervisor:
         self._watcher = asyncio.create_task(self._watch())
 
     async def stop_watching(self) -> None:
-        """Leave the server as it is from now on. May be called again."""
+        """Stop watching the server, and leave it as it is. May be called again."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Coroutines that run at once, work in other threads, and cancellations that nothing asked for."""
+"""Concurrent coroutines, work in other threads, and cancellations that nobody asked for."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 async def run_all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run all calls at once and return their results, in their order.
+    """Run all calls concurrently and return their results, in the order of the calls.
 
     The first failure cancels the others and is raised.
     """
@@ -31,8 +31,8 @@ def in_thread(
 ) -> asyncio.Future[Result]:
     """Start the function in a thread of the executor, such as torch's.
 
-    It is queued at once, in the order of the calls. What it raises is the future's error, and
-    OutOfMemoryError with advice for the stage if memory ran out.
+    It is queued at once, in the order of the calls. What it raises is the future's error; if memory
+    ran out, that is an OutOfMemoryError with advice for the stage.
     """
 
     def advised(*arguments: *Arguments) -> Result:
@@ -48,9 +48,9 @@ def in_thread(
 
 
 def start_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Start work in a group. It raises FailureError if it is cancelled by no one."""
+    """Start work in a group. A cancellation that nobody requested raises FailureError."""
     task = group.create_task(_uncancelled(work))
-    # Python warns of a coroutine that nobody awaits, as of one cancelled before it begins.
+    # Python warns about a coroutine that nobody awaits, such as one cancelled before it begins.
     task.add_done_callback(lambda _: work.close())
     return task
 
@@ -58,7 +58,7 @@ def start_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, Result]) -> asy
 async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
     """Await the work of this task.
 
-    A TaskGroup ignores a CancelledError of its tasks, although only `Task.cancel` may cause one.
+    A TaskGroup ignores a CancelledError of its tasks, even one that no `Task.cancel` caused.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -74,7 +74,7 @@ async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def awaited(value: Result | Awaitable[Result]) -> Result:
-    """Return what a function has returned, or what its coroutine returns."""
+    """Return a value, or the result of awaiting it if it is awaitable."""
     if inspect.isawaitable(value):
         result: Result = await value
         return result

@@ -1,4 +1,4 @@
-"""A time limit for Python code that somebody else wrote and that never gives way by itself.
+"""A time limit for untrusted Python code that may never return by itself.
 
 An example is the chat template in a model's folder, whose loops may have no end. The code runs in
 the calling thread, because a thread of its own would cost more than most calls take.

@@ -1,8 +1,8 @@
-"""Text of others, made fit for where it is shown: a terminal, a log, Markdown or HTML.
+"""Untrusted text, made fit for where it is shown: a terminal, a log or Markdown.
 
-Servers, models, files and libraries decide what error texts, names and observations say. Each
-function here hides secrets, writes out characters that would control a terminal or reorder a line,
-and cuts what is too long. Nothing else does any of this.
+Servers, models, files and libraries decide what error texts, names and observations say. The
+functions here hide secrets, write out characters that would control a terminal or reorder a line,
+and cut what is too long.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openenv_pipe.system.secrets import redact
 
-MAX_LENGTH = 2000  # characters of one text of others, where people read it
+MAX_LENGTH = 2000  # characters of one untrusted text, where people read it
 MAX_QUOTE_LENGTH = 80  # characters of an answer in an error message
 # C0 and C1 except tab and line feed, invisible and bidirectional formatting, and lone surrogates.
 INVISIBLE = re.compile(

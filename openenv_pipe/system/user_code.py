@@ -1,8 +1,8 @@
 """Calls of user code: functions and objects that are not this package's own.
 
 Every such call goes through this module. It copies what goes in and out, so that user code changes
-nothing that the run stores or trains on. It holds a time limit, and it turns whatever the code
-raises, `SystemExit` and `CancelledError` included, into an error that names the code.
+nothing that the run stores or trains on. `UserCode` also enforces a time limit. Whatever the code
+raises, `SystemExit` and `CancelledError` included, becomes an error that names the code.
 
 `UserCode` runs the functions of one part (a reward term, an adapter) in a thread with an event
 loop of its own: no function blocks the run's event loop, and calls of one part never overlap where
@@ -43,11 +43,9 @@ class UserCode:
     def __init__(
         self, name: str, *, limit_s: float = LIMIT_S, passed: tuple[type[Exception], ...] = ()
     ) -> None:
-        """
-        Args:
-            name: the key and the target, for messages.
-            limit_s: of one call.
-            passed: the exceptions that the part's contract lets its functions raise.
+        """name: the key and the target, for messages. limit_s: of one call.
+
+        passed: the exceptions that the part's contract lets its functions raise.
         """
         self.name = name
         self._limit_s = limit_s
@@ -107,7 +105,7 @@ class UserCode:
         return thread
 
     async def _stop(self, call: Call) -> None:
-        """Cancel a call that nobody waits for any more, and leave a blocked thread behind."""
+        """Cancel a call that nobody waits for any more; if it blocks its thread, abandon that."""
         if call.began_s is None:
             call.function = _nothing
         elif call.thread is not None:
@@ -118,7 +116,7 @@ class UserCode:
                 self._abandon(call)
 
     def _abandon(self, call: Call) -> None:
-        """Leave a thread behind that a call blocks; another one makes the calls that follow."""
+        """Abandon a thread that a call blocks; another one makes the calls that follow."""
         if call.thread is None or call.thread is not self._thread:
             return
         call.thread.end()
@@ -212,7 +210,7 @@ def guarded(part: Part, name: str, passed: tuple[type[Exception], ...] = (PipeEr
 
 @dataclass(frozen=True, slots=True)
 class _GuardedContext(AbstractAsyncContextManager[Any]):
-    """An asynchronous context manager of a user. Errors of the block in it are not the user's."""
+    """A user's asynchronous context manager. What is raised within its block is not the user's."""
 
     context: AbstractAsyncContextManager[Any]
     guard: Callable[[Any], Any]
@@ -307,4 +305,4 @@ def _late(name: str, limit_s: float, where: str) -> UserCodeError:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What is called in the place of a function that is not needed any more."""
+    """Do nothing, in place of a function whose call is not needed any more."""

@@ -1,4 +1,4 @@
-"""The user's modules: which they are, and new imports where a process outlives their edits."""
+"""The user's modules: find them, and import them anew when they change during the process."""
 
 import importlib.util
 import sys
@@ -14,17 +14,17 @@ from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.resources import PACKAGE_DIR, env_dirs
 
 _lock = threading.Lock()
-_num_open = 0  # works that use modules
-_known: dict[Path, str] = {}  # the sha256 of each file at the beginning of the last work
+_num_open = 0  # blocks that use modules
+_known: dict[Path, str] = {}  # the sha256 of each file at the beginning of the last block
 
 
 @contextmanager
 def current_modules() -> Iterator[None]:
-    """Do work with the user's modules as they are when it begins.
+    """Run the block with the user's modules as they are when it begins.
 
-    If one of them has changed, all of them are forgotten, because they may have names of each
-    other, and `load_callable` imports them anew. Objects that the user has of them stay as they
-    are. Work that begins while other work is open shares the modules of that.
+    If one of them has changed, all of them are forgotten, because they may have imported names from
+    each other, and `load_callable` imports them anew. Objects made from the old ones stay as they
+    are. A block that begins while another is open shares the modules of that.
     """
     global _num_open
     with _lock:
@@ -70,7 +70,7 @@ def _forget_changed_modules() -> None:
         for name in own:
             del sys.modules[name]
         for file in files:
-            # Python tells versions apart by their size and whole seconds.
+            # Python tells versions of a file apart only by its size and the second of its change.
             with suppress(OSError):
                 Path(importlib.util.cache_from_source(str(file))).unlink()
     _known.update(digests)
@@ -78,7 +78,7 @@ def _forget_changed_modules() -> None:
 
 
 def _has_changed(file: Path, digest: str) -> bool:
-    """Return whether a file is another one than at the last work, or may be than when imported."""
+    """Return whether a file has changed since the last block, or may have since its import."""
     if file in _known:
         return _known[file] != digest
     return not digest or file.stat().st_mtime > psutil.Process().create_time()

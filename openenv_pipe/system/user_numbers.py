@@ -1,4 +1,4 @@
-"""Read the numbers of users' code: values of reward terms, verifiers and advantages, and steps.
+"""Read numbers that user code gives: values of reward terms, verifiers, advantages, and steps.
 
 Only numbers count as numbers. A text or a set is rejected, although Python could turn it into one.
 """

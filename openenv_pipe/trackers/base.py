@@ -28,7 +28,7 @@ class TrackedRun:
 
     folder: Path
     id: str  # "wordle/0007"
-    config: Mapping[str, Any]  # the whole configuration, with marks in the place of secrets
+    config: Mapping[str, Any]  # the whole configuration, with marks in place of secrets
     sweep: str | None  # the stamp of the sweep that the run belongs to
     parent: ParentRun | None
     saved_id: str | None  # what `open` returned in an earlier attempt; None: there was none

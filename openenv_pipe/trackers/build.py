@@ -1,4 +1,4 @@
-"""The trackers that a configuration names: checked, built, and all served at once."""
+"""Check, build and serve the trackers that a configuration names."""
 
 import queue
 import tempfile
@@ -42,7 +42,7 @@ def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
     """Build a tracker of the run in `folder`, which connects to nothing yet.
 
     The `build` of a tracker's type is called with the dotted key of its block, its configuration
-    and the run folder. A type without `check` is checked by a call of `build`.
+    and the run folder. For a type without `check`, `build` is called to check it.
 
     name: its key in the configuration.
     Raises ConfigError if its package is not installed, or if a target cannot be used.

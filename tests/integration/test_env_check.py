@@ -112,7 +112,7 @@ def test_a_tiny_model_is_trained_for_a_bounded_time():
     assert line.result is Result.WARN
     assert line.measured["steps"] == 1
     assert line.text.startswith("nothing was proven to be learnt in 1 steps: reward")
-    assert any("the time is over" in text for text in told)
+    assert any("the time limit is reached" in text for text in told)
 
 
 def test_only_an_experiment_can_be_learnt():

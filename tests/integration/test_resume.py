@@ -216,7 +216,7 @@ def test_a_reward_that_was_edited_between_attempts_is_a_warning_of_the_report(tm
     assert code == 0, said
     (tmp_path / "scores.py").write_text("def score(episode):\n    return 0.5\n")
     code, said = finish(start(tmp_path, "--resume", "smoke/0001", "trainer.steps=2"))
-    assert code == 0 and "evaluations of earlier attempts do not compare" in said, said
+    assert code == 0 and "evaluations of earlier attempts cannot be compared" in said, said
     report = (tmp_path / "smoke/0001/report.md").read_text()
-    assert "**Warning:** since attempt 2 (from step_000001) rewards may be other ones" in report
+    assert "**Warning:** since attempt 2 (from step_000001) rewards may be computed" in report
     assert "callables.scores:score was" in report

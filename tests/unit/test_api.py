@@ -315,7 +315,7 @@ async def _in_a_loop(call):
 )
 def test_adapters_that_ask_the_server_make_no_messages_without_it(tmp_path, words):
     changed = compose(*words, f"runs_dir={tmp_path}", "env.name=echo")
-    with pytest.raises(ConfigError, match=r"env.adapter.type=\w+ makes its first messages of what"):
+    with pytest.raises(ConfigError, match=r"env.adapter.type=\w+ builds its first messages from"):
         Run(run_samples.create(tmp_path, changed).path).messages(
             {"question": "Who?", "instructions": "Find it."}
         )

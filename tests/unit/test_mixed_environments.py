@@ -139,7 +139,7 @@ def test_each_environment_may_have_its_own_teacher():
         (["beside.catch.teacher=second"], "trainer.loss.kl.reference=null: env has no teacher"),
         (
             [*DISTILLING, "beside.catch.teacher=http://127.0.0.1:1/v1"],
-            "beside.catch: trainer.loss.kl.reference=.*estimator=exact: a server says",
+            "beside.catch: trainer.loss.kl.reference=.*estimator=exact: a server gives",
         ),
     ],
 )

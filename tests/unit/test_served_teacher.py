@@ -114,7 +114,7 @@ def test_the_gradient_is_that_of_a_teacher_on_this_machine():
     ],
 )
 def test_an_answer_about_other_tokens_is_rejected(completion):
-    with pytest.raises(EngineError, match="how likely each token"):
+    with pytest.raises(EngineError, match="did not return a logprob"):
         score(random_samples(0)[:1], completion)
 
 
@@ -152,6 +152,6 @@ def test_its_vocabulary_is_compared():
     async def story(url):
         return await asyncio.to_thread(check_teachers, settings(url))
 
-    assert "its tokens are the policy's" in asked(story, text=decode)[0]
+    assert "its vocabulary is the policy's" in asked(story, text=decode)[0]
     with pytest.raises(ConfigError, match="another vocabulary"):
         asked(story, text=lambda ids: decode(ids[:-1]))

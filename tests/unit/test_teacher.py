@@ -203,7 +203,7 @@ def test_its_memory_is_counted(teacher):
 
 
 def test_what_is_checked_of_it(teacher):
-    assert check_teachers(distilling(teacher)).endswith("parameters; its tokens are the policy's")
+    assert check_teachers(distilling(teacher)).endswith("; its vocabulary is the policy's")
     assert check_teachers(distilling(teacher, **{"trainer.loss.kl.coef": 0.0})) == ""
     assert check_teachers(run_config()) == ""
 
@@ -237,7 +237,7 @@ def test_a_teacher_may_have_more_tokens_but_not_fewer_positions(teacher):
     assert "the policy's" in check_teachers(distilling(teacher))
     config = json.loads((teacher / "config.json").read_text())
     (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
-    with pytest.raises(ConfigError, match=r"16 positions, which are less than env\.max_episode"):
+    with pytest.raises(ConfigError, match=r"16 positions, which are fewer than env\.max_episode"):
         give_teachers(tiny_policy(), distilling(teacher))
 
 
@@ -248,7 +248,7 @@ def test_another_vocabulary_is_rejected(teacher):
     first, second = list(vocabulary)[:2]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     path.write_text(json.dumps(tokenizer))
-    with pytest.raises(ConfigError, match="has not the policy's vocabulary"):
+    with pytest.raises(ConfigError, match="does not have the policy's vocabulary"):
         check_teachers(distilling(teacher))
 
 

@@ -211,7 +211,7 @@ def test_a_logprob_check_without_its_logprobs_is_an_error(content, message):
     ],
 )
 def test_other_endpoints_are_read_as_strictly(kind, content):
-    with pytest.raises(EngineError, match="JSON of another form"):
+    with pytest.raises(EngineError, match="JSON of an unexpected form"):
         parse(kind, content, "http://a:1")
 
 

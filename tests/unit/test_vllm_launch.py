@@ -91,7 +91,7 @@ def test_a_grammar_is_no_setting():
 
 def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="engine install vllm --build cpu` does that"):
+    with pytest.raises(ConfigError, match="engine install vllm --build cpu` installs it"):
         check_engine(engine(), "cpu", lora_rank=0)
     port = free_port()
     attached = engine("engine.launch=attach", f"engine.url=http://127.0.0.1:{port}")

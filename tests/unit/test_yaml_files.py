@@ -21,8 +21,8 @@ def path(tmp_path, monkeypatch):
 
 REJECTED = {
     "its own defaults": (HEADER + "defaults: [mine, _self_]\n", "conf/mine.yaml; remove one entry"),
-    "a cyclic mapping": (BASE + "env: &a {variables: *a}\n", "*a is inside of what it repeats"),
-    "a cyclic list": (RESET % "&a [*a]", "*a is inside of what it repeats"),
+    "a cyclic mapping": (BASE + "env: &a {variables: *a}\n", "*a is inside what it repeats"),
+    "a cyclic list": (RESET % "&a [*a]", "*a is inside what it repeats"),
     "deep lists": (RESET % ("[" * 300 + "]" * 300), "nested more than 64 levels"),
     "very deep lists": (RESET % ("[" * 9000 + "]" * 9000), "nested more than 64 levels"),
     "deep mappings": (RESET % ("{a: " * 80 + "1" + "}" * 80), "nested more than 64 levels"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from .outcome import LIMIT, Ended, SandboxError, garbled
 
-START_LIMIT_S = 45.0  # until the child is confined; takes hundredths of a second on an idle machine
+START_LIMIT_S = 45.0  # until the child is confined, in hundredths of a second on an idle machine
 MAX_ANSWER_BYTES = 1_000_000
 # A function that computes never sleeps. One that does would keep its place from other sessions'
 # programs until the deadline, and make their steps exceed the client's time limit.

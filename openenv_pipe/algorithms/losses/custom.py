@@ -36,7 +36,7 @@ class CustomLoss(Protocol):
 
 
 class UserLoss:
-    """A user's function as a policy loss, of which nothing counts as clipped."""
+    """A user's function as a policy loss, in which no token counts as clipped."""
 
     def __init__(self, config: PythonLossConfig) -> None:
         """Raises ConfigError if the target cannot be used."""

@@ -5,7 +5,7 @@ trainer, and training on its tokens as if they were the trainer's own is biased.
 correct that bias, and their bounds limit the variance. A product of ratios over a whole sample
 would explode with its length, so a weight per sample is a geometric mean.
 
-Shape letter: N trained tokens of a batch. None has a gradient.
+Shape letter: N trained tokens of a batch. No weight has a gradient.
 """
 
 from typing import NamedTuple
@@ -83,7 +83,7 @@ def is_far_off_policy(
     """Return which tokens DeepSeek-V3.2's off-policy sequence mask leaves out (arXiv:2512.02556).
 
     These are tokens with a negative advantage, [N] bool, of samples whose mean log ratio of sampler
-    to policy is more than `limit`, in nats: the policy has left them already.
+    to policy is more than `limit`, in nats: the policy has already moved away from them.
     """
     drift_N = sample_means(sampled_logprobs_N - logprobs_N.detach(), sample_index_N)
     return (advantages_N < 0) & (drift_N > limit)

@@ -24,8 +24,8 @@ def kl_estimate(
 ) -> torch.Tensor:
     """Return k1, the log ratio; k2, half its square; or k3, never negative, of small variance.
 
-    Beyond its bound a log ratio has no gradient. That of k2, whose gradient is the log ratio, is
-    wide: it pulls hardest at what the reference likes least.
+    Beyond a bound, a log ratio has no gradient. The bound of k2, whose gradient is the log ratio,
+    is wide: k2 pulls hardest at the tokens that are least likely under the reference.
     """
     bound = MAX_SQUARED if estimator == "k2" else MAX_LOG_RATIO
     difference_N = (logprobs_N - reference_logprobs_N).clamp(-bound, bound)
@@ -42,7 +42,7 @@ def kl_loss(estimate_N: torch.Tensor, ratio_N: torch.Tensor, estimator: Estimato
     """Multiply estimates by the ratio of policy to sampler, so that the mean over samples has the
     gradient of the divergence (for k3 DeepSeek-V3.2, arXiv:2512.02556).
 
-    k1 and k3 need the ratio's gradient. Of k2 the plain gradient is already the right one, so
-    its ratio is a weight.
+    k1 and k3 need the ratio's gradient. The plain gradient of k2 is already the right one, so its
+    ratio is only a weight.
     """
     return estimate_N * (ratio_N.detach() if estimator == "k2" else ratio_N)

@@ -12,7 +12,7 @@ Normaliser = Literal["sample", "token", "constant"]
 class Counts:
     """What the loss of an update is a mean over, so that the split into batches changes nothing.
 
-    With several updates a step, each counts its share of the step's `Uncomputed`.
+    With several updates per step, each counts its share of the step's `Uncomputed`.
     """
 
     num_episodes: float
@@ -23,7 +23,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uncomputed:
-    """Episodes that the loss of a step counts and has no samples of, since theirs is zero."""
+    """Episodes that count in a step's loss but have no samples, because their own loss is zero."""
 
     num_episodes: int = 0
     num_tokens: int = 0  # of the agent
@@ -36,8 +36,8 @@ def token_weights(
 
     sample     a mean over each episode's tokens, then over episodes (GRPO, arXiv:2402.03300)
     token      a mean over all tokens (DAPO, arXiv:2503.14476)
-    constant   a sum over each episode's tokens, over a constant: what a token weighs depends on
-               no episode's length (Dr. GRPO, arXiv:2503.20783)
+    constant   a sum over each episode's tokens, divided by a constant: the weight of a token does
+               not depend on the length of its episode (Dr. GRPO, arXiv:2503.20783)
 
     In the papers an episode has one sample. An episode that branches into several has one reward,
     and weighs as much as an episode of one sample with the same trained tokens.

@@ -15,7 +15,7 @@ class PolicyLoss(NamedTuple):
     """A policy loss and its metrics: all [N]; only the loss has a gradient."""
 
     loss: torch.Tensor
-    ratio: torch.Tensor  # current over old, of the token or, if that is clipped, of its sample
+    ratio: torch.Tensor  # current over old: the token's, or in GSPO its sample's
     clipped_low: torch.Tensor  # bool: the lower clip has changed this token's gradient
     clipped_high: torch.Tensor
 
@@ -32,8 +32,8 @@ def grpo_loss(
     """PPO's clipped objective per token (Schulman et al. 2017, arXiv:1707.06347), as in GRPO
     (arXiv:2402.03300). `clip_high` above `clip_low` is DAPO's clip-higher (arXiv:2503.14476).
 
-    max_ratio: a bound of ratios with negative advantages, which are not clipped from above
-        otherwise (INTELLECT-2, arXiv:2505.07291)
+    max_ratio: an upper bound of ratios with negative advantages, which have no other
+        (INTELLECT-2, arXiv:2505.07291)
     """
     ratio_N = ratios(logprobs_N - old_logprobs_N)
     return _clipped(ratio_N, advantages_N, clip_low, clip_high, max_ratio)
@@ -52,8 +52,8 @@ def gspo_loss(
     """Clip one ratio per sample: the geometric mean of its tokens' (Zheng et al. 2025,
     arXiv:2507.18071). Clips are far smaller than those of tokens, about 3e-4.
 
-    In the form GSPO-token of its section 4.3: the ratio's value is the sample's, its gradient the
-    token's own. For one advantage per sample the two are equal; advantages per turn need it.
+    This is GSPO-token of the paper's section 4.3: the ratio's value is the sample's, its gradient
+    the token's own. With one advantage per sample it equals GSPO; advantages per turn need it.
     """
     mean_N = sample_means((logprobs_N - old_logprobs_N).detach(), sample_index_N)
     ratio_N = ratios(mean_N) * torch.exp(logprobs_N - logprobs_N.detach())
@@ -71,7 +71,7 @@ def cispo_loss(
     """Weight REINFORCE by the ratio, clipped and without a gradient (MiniMax-M1,
     arXiv:2506.13585): where PPO drops a token, this only bounds its weight.
 
-    `clip_low` from 1 on is not a lower bound, as in the paper.
+    With `clip_low` of at least 1, as in the paper, there is no lower bound.
     """
     ratio_N = ratios(logprobs_N.detach() - old_logprobs_N)
     weight_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -93,8 +93,8 @@ def sapo_loss(
 ) -> PolicyLoss:
     """A smooth gate in place of the clip (SAPO, Gao et al. 2025, arXiv:2511.20347).
 
-    The gate 4 / tau sigmoid(tau (ratio - 1)) has the slope 1 at a ratio of 1, as without a clip,
-    and falls on both sides, the faster the larger tau. tau_negative: of advantages up to 0.
+    The slope of the gate 4 / tau sigmoid(tau (ratio - 1)) is 1 at a ratio of 1, as without a clip,
+    and falls on both sides, the faster the larger tau. tau_negative: for advantages of at most 0.
     """
     ratio_N = ratios(logprobs_N - old_logprobs_N)
     tau_N = torch.full_like(ratio_N, tau_negative).masked_fill(advantages_N > 0, tau_positive)

@@ -1,4 +1,4 @@
-"""May these settings go together? One table of rules, read by the schema, `train` and `check`.
+"""Which settings do not go together: a table of rules for the schema, `train`, `eval` and `check`.
 
 A rule that needs only the configuration belongs here; bounds of a single key are in
 `config/schema/`, and what has to be measured is checked where it is used.
@@ -29,11 +29,11 @@ def check_rules(config: "Document", *moments: Moment) -> list[Rule]:
     Rules about blocks that the configuration lacks are skipped: an environment alone has no
     `model`.
 
-    Raises BrokenRulesError: settings do not go together; it has all violations.
+    Raises BrokenRulesError: settings do not go together; it lists all violations.
     """
     blocks = set(type(config).model_fields)
     rules = [rule for rule in all_rules() if rule.when in moments and rule.blocks <= blocks]
-    whole = cast("RunConfig", config)  # as far as these rules look
+    whole = cast("RunConfig", config)  # These rules read only blocks that it has.
     messages = [message for rule in rules for message in rule.violations(whole)]
     if "beside" in blocks:
         for name, part in whole.environments.items():

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
     from openenv_pipe.config.schema.run import RunConfig
 
-LEVELS = ("level1", "level2")  # of engine.sleep, which free memory
+LEVELS = ("level1", "level2")  # values of engine.sleep that free memory
 
 
 def vllm_engine(config: "RunConfig") -> "VllmEngineConfig | None":
@@ -68,7 +68,7 @@ RULES = (
         advice="it cannot train and is only for evaluation; set engine=local or engine=vllm",
         when="train",
     ),
-    # The capabilities of engine=python are known only by importing it, and to read a run's
+    # The capabilities of engine=python are known only once it is imported, and reading a run's
     # configuration imports nothing.
     Rule(
         keys=("trainer.max_staleness", "engine"),
@@ -88,8 +88,8 @@ RULES = (
             and _capabilities(c).takes != "token_ids"
             and c.engine.type != "openai"
         ),
-        advice="this engine answers no calls; set engine=local, engine=vllm, for evaluation "
-        "engine=openai, or agent=loop",
+        advice="this engine cannot answer an agent's calls; set engine=local or engine=vllm, for "
+        "evaluations engine=openai, or set agent=loop",
         when="play",
     ),
     Rule(

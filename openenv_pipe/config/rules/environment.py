@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
 
 POLICY, UNTRAINED = "policy", "untrained"  # roles that the trained model plays
-MAX_RESAMPLED = 10**8  # tasks of all resamples of the bootstrap
+MAX_RESAMPLED = 10**8  # tasks drawn in all resamples of the bootstrap
 
 
 def _splits_share_tasks(config: "RunConfig") -> bool:
@@ -35,7 +35,7 @@ def _lacks_environment(config: "RunConfig") -> bool:
 
 
 def _unmeasured_terms(config: "RunConfig") -> list[str]:
-    """Return the terms that make the reward of evaluations no measure: they compare episodes."""
+    """Return the terms that only compare episodes, so that evaluations measure no reward."""
     num_samples = config.eval.during.samples_per_task or config.eval.samples_per_task
     return config.reward.relative if num_samples == 1 else config.reward.standardised
 
@@ -64,7 +64,7 @@ def _evaluates_for_nothing(config: "RunConfig") -> bool:
 
 
 def _roles_that_nobody_plays(config: "RunConfig") -> list[str]:
-    """Return the players whose role is not a name of env.baselines."""
+    """Return the players whose role is neither the model's nor a name of env.baselines."""
     known = {POLICY, UNTRAINED, *config.env.baselines}
     players = config.env.players
     return [name for name, role in players.roles.items() if role not in known] if players else []
@@ -78,7 +78,7 @@ def _has_unknown_opponent(config: "RunConfig") -> bool:
 
 
 def _league_has_no_seat(config: "RunConfig") -> bool:
-    """Return whether the model plays too few players for another version to play one of them."""
+    """Return whether there is a league, but the model has no second player for its members."""
     players = config.env.players
     roles = players.roles.values() if players else ()
     num_own = sum(role in (POLICY, UNTRAINED) for role in roles)
@@ -93,15 +93,14 @@ def _of_earlier_weights(
         Rule(
             keys=(key, "engine"),
             breaks=lambda c: breaks(c) and not c.engine.samples_in_process,
-            advice="this engine has the present weights of the policy alone; set engine=local, or "
+            advice="this engine has only the policy's current weights; set engine=local, or "
             f"{otherwise}",
             when=when,
         ),
         Rule(
             keys=(key, "trainer.parallel"),
             breaks=lambda c: breaks(c) and c.trainer.is_sharded,
-            advice="earlier weights are not divided among devices; set trainer.parallel=data, or "
-            f"{otherwise}",
+            advice=f"earlier weights are not sharded; set trainer.parallel=data, or {otherwise}",
             when=when,
         ),
     )
@@ -109,7 +108,7 @@ def _of_earlier_weights(
 
 NOT_MEASURED = (
     "the term's values compare the episodes of a group, so evaluations do not measure the reward; "
-    "use success, or for a term that is not standardised eval.samples_per_task=2 or more"
+    "use success, or, for a term that is not standardised, set eval.samples_per_task=2 or more"
 )
 WITH_SERVED = "with the model that `openenv-pipe serve RUN` or `serve RUN@start` serves"
 
@@ -156,8 +155,8 @@ RULES = (
     Rule(
         keys=("env.players.league", "env.players.roles"),
         breaks=_league_has_no_seat,
-        advice="an earlier version of the policy plays in its place, against it; give two players "
-        f"the role {POLICY}, or set env.players.league=null",
+        advice="an earlier version of the policy plays one of its players, against it; give two "
+        f"players the role {POLICY}, or set env.players.league=null",
         when="train",
     ),
     *_of_earlier_weights(
@@ -191,7 +190,7 @@ RULES = (
     Rule(
         keys=("eval.num_tasks", "env.tasks.eval.num_tasks"),
         breaks=_evaluates_more_than_there_are,
-        advice="there are not as many tasks; lower the first, or raise the second",
+        advice="there are not that many tasks; lower the first, or raise the second",
     ),
     Rule(
         keys=("host", "agent"),
@@ -272,7 +271,7 @@ RULES = (
     Rule(
         keys=("eval.during.num_tasks", "eval.num_tasks"),
         breaks=lambda c: (c.eval.during.num_tasks or 0) > c.eval.num_tasks,
-        advice="evaluations during training play the first of these tasks; lower the first, or "
+        advice="evaluations during training play some of these tasks; lower the first key, or "
         "raise the second",
     ),
     Rule(

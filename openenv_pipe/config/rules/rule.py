@@ -1,4 +1,4 @@
-"""A rule: settings that are valid one by one, and do not go together."""
+"""A rule: settings that are each valid, but do not go together."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from openenv_pipe.system.secrets import redact
 if TYPE_CHECKING:  # The schema reads the rules.
     from openenv_pipe.config.schema.run import RunConfig
 
-# When a rule has to hold. always: of every configuration; train: before a training; play: before
-# episodes are played, in a training or in an evaluation; eval: before an evaluation.
+# When a rule has to hold. always: for every configuration; train: before training; play: before
+# episodes are played, in training or in an evaluation; eval: before an evaluation.
 Moment = Literal["always", "train", "play", "eval"]
 MAX_VALUE_LENGTH = 80
 MAX_PRODUCT = 10**6  # of two counts, such as tasks and samples of each
@@ -51,7 +51,7 @@ class Rule:
         return [self._message(config, name) for name in found]
 
     def _message(self, config: "RunConfig", name: str = "") -> str:
-        """name: in the place of `*`."""
+        """Return the message of one violation. name: replaces `*`."""
         first, *others = [
             f"{key.replace('*', name)}={_shown(config, key, name)}" for key in self.keys
         ]

@@ -99,7 +99,7 @@ RULES = (
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.type"),
         breaks=lambda c: c.trainer.max_sampling_rounds > 1 and c.trainer.advantage.type == "python",
-        advice="which groups have no signal is known for group_relative only; set "
+        advice="only group_relative advantages tell which groups have no signal; set "
         "trainer.max_sampling_rounds=1",
     ),
     Rule(
@@ -135,8 +135,8 @@ RULES = (
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.scale"),
         breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _compares_terms(c),
-        advice="rounds replace groups whose rewards are all equal, and their terms may differ; set "
-        "trainer.max_sampling_rounds=1",
+        advice="rounds replace groups whose rewards are all equal, although their terms may "
+        "differ; set trainer.max_sampling_rounds=1",
     ),
     Rule(
         keys=("trainer.advantage.scale", "trainer.advantage.baseline"),
@@ -162,8 +162,8 @@ RULES = (
             and c.trainer.loss.max_ratio is not None
             and c.trainer.loss.max_ratio <= 1.0 + c.trainer.loss.clip_high
         ),
-        advice="ratios with positive advantages may be as large as 1 + clip_high, and others have "
-        "to have at least as much room; raise trainer.loss.max_ratio, or set it to null",
+        advice="ratios with positive advantages may reach 1 + clip_high, and max_ratio, which "
+        "bounds the others, has to be higher; raise trainer.loss.max_ratio, or set it to null",
     ),
     Rule(
         keys=("trainer.loss.kl.estimator", "trainer.loss.kl.importance_weights"),
@@ -201,7 +201,7 @@ RULES = (
         breaks=lambda c: (
             c.trainer.loss.kl.has_served_teacher and c.trainer.loss.kl.estimator == "exact"
         ),
-        advice="a server says of the sampled tokens alone how likely they are; set "
+        advice="a server gives logprobs of the sampled tokens only; set "
         "trainer.loss.kl.estimator=k2 and trainer.loss.kl.importance_weights=false",
     ),
     Rule(
@@ -212,13 +212,13 @@ RULES = (
     Rule(
         keys=("trainer.loss.kl.reference", "trainer.loss.normalise_groups"),
         breaks=lambda c: _has_teacher(c) and c.trainer.loss.normalise_groups == "with_signal",
-        advice="a teacher has something to say of all groups, also of those whose rewards are all "
-        "equal; set trainer.loss.normalise_groups=all",
+        advice="a teacher teaches in all groups, including those whose rewards are all equal; set "
+        "trainer.loss.normalise_groups=all",
     ),
     Rule(
         keys=("trainer.loss.kl.reference", "trainer.devices"),
         breaks=lambda c: _has_teacher(c) and c.trainer.devices > 1,
-        advice="a teacher is loaded by one process; set trainer.devices=1",
+        advice="a teacher is not supported on several devices; set trainer.devices=1",
     ),
     Rule(
         keys=("trainer.loss.kl.hint", "trainer.loss.kl.reference"),
@@ -240,7 +240,7 @@ RULES = (
     Rule(
         keys=("trainer.loss.kl.hint", "agent"),
         breaks=lambda c: _has_hint(c) and not c.agent.is_loop,
-        advice="where a hint belongs in another agent's prompts is not known; set agent=loop or "
+        advice="it is not known where a hint belongs in another agent's prompts; set agent=loop or "
         "trainer.loss.kl.hint=null",
     ),
     Rule(
@@ -248,8 +248,8 @@ RULES = (
         breaks=lambda c: (
             c.trainer.loss.echo_coef > 0 and c.trainer.loss.normalise_groups == "with_signal"
         ),
-        advice="the environment's tokens teach in all groups, also in those whose rewards are all "
-        "equal; set trainer.loss.normalise_groups=all",
+        advice="the environment's tokens teach in all groups, including those whose rewards are "
+        "all equal; set trainer.loss.normalise_groups=all",
     ),
     Rule(
         keys=("trainer.loss.echo_coef", "env.max_turns"),
@@ -260,13 +260,13 @@ RULES = (
     Rule(
         keys=("trainer.loss.echo_coef", "agent"),
         breaks=lambda c: c.trainer.loss.echo_coef > 0 and not c.agent.is_loop,
-        advice="which tokens of another agent's prompts the environment wrote is not known; set "
+        advice="it is not known which tokens of another agent's prompts the environment wrote; set "
         "agent=loop or trainer.loss.echo_coef=0",
     ),
     Rule(
         keys=("trainer.replay.per_step", "trainer.replay.size"),
         breaks=_replays_more_than_it_keeps,
-        advice="there are never as many episodes to draw from; lower trainer.replay.per_step, or "
+        advice="there are never that many episodes to draw from; lower trainer.replay.per_step, or "
         "raise trainer.replay.size",
     ),
     Rule(
@@ -309,7 +309,7 @@ RULES = (
     Rule(
         keys=("trainer.guard", "trainer.checkpoint.best"),
         breaks=lambda c: c.trainer.guard == "back" and c.trainer.checkpoint.best is None,
-        advice="no checkpoint is the best one; set trainer.checkpoint.best.metric and "
+        advice="no checkpoint is chosen as the best; set trainer.checkpoint.best.metric and "
         "trainer.checkpoint.best.direction, or trainer.guard=stop",
     ),
     Rule(
@@ -317,7 +317,7 @@ RULES = (
         breaks=lambda c: (
             c.trainer.guard == "back" and (c.trainer.max_staleness > 0 or c.trainer.devices > 1)
         ),
-        advice="groups played ahead and other ranks would keep the weights that are left; set "
+        advice="groups played ahead and other ranks would keep the abandoned weights; set "
         "trainer.guard=stop, or trainer.max_staleness=0 and trainer.devices=1",
     ),
     Rule(
@@ -337,7 +337,7 @@ RULES = (
         breaks=lambda c: (
             c.trainer.max_staleness > 0 and c.trainer.is_sharded and c.engine.type == "local"
         ),
-        advice="to play ahead needs a second policy, but all ranks together hold one; set "
+        advice="playing ahead needs a second policy, but all ranks together hold one; set "
         "trainer.max_staleness=0, engine=vllm or trainer.parallel=data",
         when="train",
     ),
@@ -362,13 +362,13 @@ RULES = (
     Rule(
         keys=("model.num_heads", "model.num_kv_heads"),
         breaks=_has_uneven_heads,
-        advice="several heads share one of keys and values; set model.num_heads to a multiple of "
-        "model.num_kv_heads",
+        advice="each head of keys and values serves the same number of heads; set model.num_heads "
+        "to a multiple of model.num_kv_heads",
     ),
     Rule(
         keys=("env.max_episode_tokens", "model.max_length"),
         breaks=_exceeds_tiny_model,
-        advice="an episode would be longer than the model's positions; lower "
+        advice="an episode could have more tokens than the model has positions; lower "
         "env.max_episode_tokens, or raise model.max_length",
     ),
 )

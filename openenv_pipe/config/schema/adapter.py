@@ -8,7 +8,7 @@ from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class ExampleExchange(Block):
-    """A message of the user, and a good reply to it. Both are text, and no templates."""
+    """A user message and a good reply to it. Both are plain text, not templates."""
 
     user: str
     reply: str

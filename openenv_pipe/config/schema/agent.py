@@ -11,7 +11,7 @@ class AgentBlock(Block):
 
     type: str
     is_loop: ClassVar[bool] = False  # the pipeline's own loop plays
-    # Whether it plays when the run wants an episode; False: it comes when it likes, or never.
+    # Whether it plays whenever the run needs an episode; False: clients decide when they play.
     plays_on_demand: ClassVar[bool] = True
 
     @property
@@ -26,7 +26,7 @@ class AgentBlock(Block):
 
 
 class LoopAgentConfig(AgentBlock):
-    """The pipeline makes prompts of observations, and actions of replies (conf/agent/loop.yaml)."""
+    """The pipeline turns observations into prompts, replies into actions (conf/agent/loop.yaml)."""
 
     type: Literal["loop"]
     is_loop: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class SandboxBlock(Block):
     """Base of the sandboxes."""
 
     type: str
-    is_this_machine: ClassVar[bool] = False  # programs read its files and inherit our variables
+    is_this_machine: ClassVar[bool] = False  # programs can read our files, inherit our variables
 
 
 SandboxConfig = Annotated[SandboxBlock, Registered("agent.sandbox")]

@@ -26,7 +26,7 @@ def _text(value: Any) -> Any:
 def check_header_value(value: str) -> str:
     """Return the value of an HTTP header, if HTTP can carry it.
 
-    Raises ValueError: it has another character than printable ASCII; the value is not shown.
+    Raises ValueError, which does not show the value: a character is not printable ASCII.
     """
     rejected = re.search(r"[^\t\x20-\x7e]", value)
     if rejected is None:
@@ -54,21 +54,21 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderValue = Annotated[str, AfterValidator(check_header_value)]
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
 VariableName = Annotated[str, Field(pattern=r"^[^=]+$", examples=["MY_TOKEN"])]  # as the OS takes
-# Environment variables of a program. Null passes on the value that this process has, which no file
-# of the run then has.
+# Environment variables of a program. Null passes on the value that this process has, which is then
+# in no file of the run.
 Variables = dict[VariableName, Text | None]
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
 Port = Annotated[int, Field(ge=1, le=65535)]
-# Numbers have bounds that no real configuration reaches: beyond them a typing error would end in
-# an overflow, in exhausted memory or in a wait without end. Blocks reject NaN and infinity.
+# Numbers have bounds that no real configuration reaches: without them, a typing error could end in
+# an overflow, in exhausted memory or in an endless wait. Blocks reject NaN and infinity.
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
-NumEpisodes = Annotated[int, Field(ge=1, le=10**6)]  # also of tasks; lists as long are built
+NumEpisodes = Annotated[int, Field(ge=1, le=10**6)]  # also of tasks; lists of this length are built
 NumProcesses = Annotated[int, Field(ge=1, le=1024)]  # also of threads
 LayerSize = Annotated[int, Field(ge=1, le=65536)]  # a width or a number of parts of a model
-NumTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]  # episodes with more are not read again
+NumTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]  # episodes with more could not be read back
 NumRetries = Annotated[int, Field(ge=0, le=1000)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch takes no larger one
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch accepts no larger one
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]
 NonNegative = Annotated[float, Field(ge=0.0, le=1e12)]
 Positive = Annotated[float, Field(gt=0.0, le=1e12)]

@@ -13,14 +13,14 @@ RayAddress = Annotated[
 
 
 class ClusterBlock(Block):
-    """Base of the clusters, which says what is on this machine: everything."""
+    """Base of the clusters; by its defaults, everything is on this machine."""
 
     type: str
     plays_on_nodes: ClassVar[bool] = False  # other machines play the episodes
 
     @property
     def num_learner_nodes(self) -> int:
-        """The machines that trainer.devices are divided over equally, this one included."""
+        """How many machines share trainer.devices equally, this one included."""
         return 1
 
     @property

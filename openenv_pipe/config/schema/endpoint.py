@@ -15,7 +15,7 @@ from openenv_pipe.config.schema.base import (
 
 
 class EndpointBlock(Block):
-    """A chat completions endpoint of OpenAI's form."""
+    """An OpenAI-compatible chat completions endpoint."""
 
     base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
     model: str = Field(description="the model's name at the endpoint")

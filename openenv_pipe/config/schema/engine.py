@@ -49,7 +49,7 @@ class LocalEngineConfig(EngineBlock):
 class ScriptedEngineConfig(EngineBlock):
     """A scripted policy, fn(observations, random) -> reply. For evaluation only.
 
-    If it has a parameter `opening`, that receives the first messages, the tools and the action's
+    A parameter `opening`, if it has one, receives the first messages, the tools and the action's
     schema.
     """
 
@@ -69,7 +69,7 @@ class ScriptedEngineConfig(EngineBlock):
 
 
 class OpenAIEngineConfig(EngineBlock, EndpointBlock):
-    """A chat completions endpoint of OpenAI's form (conf/engine/openai.yaml).
+    """An OpenAI-compatible chat completions endpoint (conf/engine/openai.yaml).
 
     For evaluation only, because the endpoint does not return the token ids that it sampled.
     """
@@ -114,7 +114,7 @@ EngineConfig = Annotated[EngineBlock, Registered("engine")]
 
 
 def _declared_capabilities(target: str) -> EngineCapabilities:
-    """Raises ConfigError if the target cannot be imported, or declares none."""
+    """Raises ConfigError if the target cannot be imported, or declares no capabilities."""
     declared = getattr(load_callable(target), "capabilities", None)
     if not isinstance(declared, EngineCapabilities):
         raise ConfigError(

@@ -15,13 +15,13 @@ PublishMode = Literal["adapter", "merged", "full"]
 class EngineCapabilities:
     """What an engine does, known from the configuration before the engine is built.
 
-    Raises ValueError: an engine that does not take token ids is to train.
+    Raises ValueError: `can_train` is True for an engine that does not take token ids.
     """
 
-    takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode
+    takes: Literal["token_ids", "messages", "observations"]  # how it is given an episode
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
-    # Its logprobs are the trainer's but for rounding: equal runs, equal bytes. It gets an agent's
-    # concurrent calls together, in a fixed order; other engines get each as it is made.
+    # Its logprobs equal the trainer's except for rounding, and equal runs give equal bytes. It gets
+    # an agent's concurrent calls together, in a fixed order; other engines get each as it is made.
     is_exact: bool
     publishes_in_flight: bool  # its policy may change while a rollout batch is under way
     # With takes="messages": it is given the images of observations, not only their notes.
@@ -47,7 +47,7 @@ class EngineCapabilities:
         return "truncate" if self.can_train and not self.is_exact else "none"
 
     def default_max_mismatch(self, precision: str) -> float:
-        """Return the default of `trainer.max_mismatch`, in nats a token.
+        """Return the default of `trainer.max_mismatch`, in nats per token.
 
         It is far above the differences that rounding and other kernels cause. precision: that of
         the trainer's matrix products, `model.autocast`.
@@ -77,20 +77,20 @@ class EngineBlock(Block):
 
     capabilities: ClassVar[EngineCapabilities]
     samples_in_process: ClassVar[bool] = False  # with the learner's weights, or a copy of them
-    supports_vision: ClassVar[bool] = True  # as far as `model` may be a vision-language model
+    supports_vision: ClassVar[bool] = True  # `model` may be a vision-language model
     type: str
 
     @classmethod
     def declared_capabilities(cls, values: Mapping[str, Any]) -> EngineCapabilities | None:
         """Return the capabilities of an engine whose values are not validated yet.
 
-        None: the values do not say yet. Raises ConfigError if they cannot be found out.
+        None: a value that they depend on is missing. Raises ConfigError if they are not declared.
         """
         return cls.capabilities
 
     @property
     def player(self) -> str | None:
-        """Name of what plays in the place of `model`; None: `model` plays."""
+        """Name of what plays in place of `model`; None: `model` plays."""
         return None
 
     @property
@@ -104,7 +104,7 @@ class EngineBlock(Block):
 
     @property
     def served_length(self) -> int | None:
-        """The longest episode in tokens for which servers compute positions; None: any."""
+        """The tokens of the longest episode that servers accept; None: any."""
         return None
 
     @property
@@ -129,5 +129,5 @@ class EngineBlock(Block):
         return None
 
     def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:
-        """Return the keys of this engine whose lower values take less of the learner's memory."""
+        """Return the keys of this engine that leave the learner more memory when lowered."""
         return []

@@ -20,7 +20,7 @@ from openenv_pipe.config.schema.tasks import TasksConfig
 
 
 class LeagueConfig(Block):
-    """Earlier versions of the policy, which play against it in a share of the games of training."""
+    """Earlier versions of the policy that play against it in a share of the training games."""
 
     every: PositiveCount = Field(description="steps after which the policy joins the league again")
     size: PositiveCount = Field(
@@ -110,11 +110,11 @@ class EnvConfig(Block):
 
     @property
     def league(self) -> LeagueConfig | None:
-        """The league of a game's players; None without one, or where no game is played."""
+        """The league of a game's players; None if there is no league, or no game."""
         return self.players.league if self.players is not None else None
 
     @property
     def min_reply_tokens(self) -> int:
-        """The tokens that a reply has room for, or it is not asked for: one and its end, if it may
-        have an end (`Turn.is_cut_off`)."""
+        """The tokens that must be left for a reply to be sampled: one, and its end if it may have
+        one (`Turn.is_cut_off`)."""
         return min(2, self.max_reply_tokens)

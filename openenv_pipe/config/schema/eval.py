@@ -16,7 +16,7 @@ from openenv_pipe.config.schema.base import (
 
 
 def _zero_if_none(every: Any) -> Any:
-    """Take null as 0, for it means never where other keys say how often something is done."""
+    """Read null as 0, because null means never in other keys that say how often to do something."""
     return 0 if every is None else every
 
 
@@ -30,13 +30,13 @@ def _greedy_or_warm(temperature: float) -> float:
 
 
 def _real_path(opponent: str) -> str:
-    """Return the real path of a checkpoint: that of a link may change, and a relative one differs
-    from folder to folder. The name of a policy stays as it is."""
+    """Return the real path of a checkpoint, because links change and a relative path depends on the
+    current folder. The name of a policy stays as it is."""
     return str(Path(opponent).expanduser().resolve()) if "/" in opponent else opponent
 
 
 class StopConfig(Block):
-    """The result of an evaluation during training at which training stops."""
+    """The evaluation result at which training stops."""
 
     measure: Literal["success", "reward"] = Field(description="the mean that is compared")
     bound: Literal["mean", "low"] = Field(

@@ -16,8 +16,8 @@ Hint = Literal["demonstration", "feedback"]
 
 
 class KlConfig(Block):
-    """The KL term of the loss, to the policy before the first step, a later one, or a teacher. The
-    policy is its own teacher with a hint in its prompt."""
+    """The KL term of the loss. Its reference is the policy before the first step, a later one, or a
+    teacher; with a hint in its prompt, the policy is its own teacher."""
 
     coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
     reference: str | None = Field(
@@ -45,7 +45,7 @@ class KlConfig(Block):
 
     @property
     def used_hint(self) -> Hint | None:
-        """The hint that the policy's own teacher has; None without one, or without the term."""
+        """The hint that the policy's own teacher gets; None if there is none, or no KL term."""
         return self.hint if self.coef > 0 else None
 
     @property
@@ -56,7 +56,7 @@ class KlConfig(Block):
 
 
 class CorrectionConfig(Block):
-    """Importance weights, old policy / sampler, where weights, kernels or precision differ. With
+    """Importance weights (old policy / sampler), where weights, kernels or precision differ. With
     `none`, the sampler's logprobs serve as the old ones, and the clip acts on the whole ratio."""
 
     type: Literal["none", "truncate", "mask", "geometric", "geometric_mask"] = Field(

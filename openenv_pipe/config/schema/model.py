@@ -122,7 +122,7 @@ class TinyModelConfig(_Model):
 class HubModelConfig(_Model):
     """Any causal language model of transformers, in safetensors or GGUF (conf/model/hub.yaml).
 
-    With `engine=local` also vision-language models like Qwen2-VL and Qwen2.5-VL.
+    With `engine=local` or `vllm` also vision-language models like Qwen2-VL and Qwen2.5-VL.
     """
 
     type: Literal["hub"]

@@ -12,13 +12,13 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
-MAX_DIGITS = 4000  # of a whole number; Python writes no longer ones
+MAX_DIGITS = 4000  # of a whole number; Python's own limit is 4,300
 MAX_KEY_LENGTH = 200  # in messages
 PLAIN = "text, a number, true, false, null, a list or a mapping"
 
 
 def reject_unusual_values(document: Mapping[Any, Any]) -> None:
-    """Check all values of a document. No recursion: a value may contain itself.
+    """Check all values of a document, without recursion, because a value may contain itself.
 
     Raises:
         ValueError: a value is not plain data, is not finite, has control characters, or there are
@@ -57,7 +57,7 @@ def _children(place: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(value: Any) -> str | None:
-    """Say what is wrong with a value by itself; the values that it contains come later."""
+    """Say what is wrong with a value itself; the values that it contains are checked later."""
     match value:
         case None | bool() | Mapping() | list() | tuple():
             return None

@@ -28,7 +28,7 @@ class OnlySuccessTransform(Block):
 class StandardiseTransform(Block):
     """Subtracts the mean of the group's values, and divides by their standard deviation.
 
-    Values that do not differ become 0, and so does that of an episode that is alone in its group.
+    Equal values become 0, and so does the value of an episode that is alone in its group.
     """
 
     type: Literal["standardise"]

@@ -16,7 +16,7 @@ class Term(Block):
         description="true: each turn is credited with its own value; false: the episode is "
         "credited with their sum, as a whole"
     )
-    asks_judge: ClassVar[bool] = False  # the `judge` block says which model that is
+    asks_judge: ClassVar[bool] = False  # the `judge` block names the model
     replaces_reward: ClassVar[bool] = False  # clients of such a run need not report rewards
     is_relative: ClassVar[bool] = False  # it says only how the episodes of a group compare
 
@@ -24,7 +24,7 @@ class Term(Block):
     def first_token(self) -> float:
         """The length in tokens up to which an episode's value is always 0.
 
-        A term that has one above 0 has the key `limit_tokens`, which an error message shows.
+        If it is above 0, the term has the key `limit_tokens`, which an error message shows.
         """
         return 0.0
 
@@ -96,7 +96,7 @@ class BrevityTerm(Term):
 class PythonTerm(Term):
     """A function `target(episode, **keywords)` that returns one number, or one number per turn.
 
-    It may be asynchronous. With None, the episode has no reward.
+    It may be asynchronous. If it returns None, the episode has no reward.
     """
 
     replaces_reward = True

@@ -45,8 +45,8 @@ class ServingConfig(_Composed):
 class BesideConfig(Block):
     """An environment beside the first one, with all that belongs to it.
 
-    In YAML and on the command line its key `conf` names an experiment, whose blocks these are
-    where they are not given.
+    In YAML and on the command line, its key `conf` names the experiment from which all keys come
+    that are not given.
     """
 
     weight: Positive = Field(

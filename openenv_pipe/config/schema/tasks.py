@@ -126,8 +126,8 @@ class TaskServer(ListedTasks):
 class TaskShare(Block):
     """A share of the training tasks, which training then leaves out (conf/env/tasks/share.yaml).
 
-    A hash of each task decides, so that the order of the rows has no influence, and equal rows
-    stay together; with `by`, rows that ask the same thing do, too.
+    A hash of each task decides, so that the order of the rows does not matter and equal rows stay
+    together; with `by`, so do rows that ask the same thing.
     """
 
     type: Literal["share"]
@@ -179,6 +179,6 @@ class TasksConfig(Block):
         if isinstance(self.eval, TaskShare) and self.train.type in ("range", "server"):
             raise ValueError(
                 f"env.tasks.eval.type=share divides the rows or folders of env.tasks.train, whose "
-                f"type is {self.train.type}; set another type of one of them"
+                f"type is {self.train.type}; set another type for one of them"
             )
         return self

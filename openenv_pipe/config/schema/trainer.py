@@ -47,7 +47,7 @@ class OptimizerConfig(Block):
 
 
 class WarmStartConfig(Block):
-    """Supervised steps on the replies of others, before GRPO."""
+    """Supervised steps on demonstrations, before GRPO."""
 
     steps: Count = Field(description="optimizer steps; 0: no warm start")
     source: SourceConfig = Field(description="where the episodes come from that are imitated")
@@ -56,7 +56,7 @@ class WarmStartConfig(Block):
 
 
 class ReplayConfig(Block):
-    """Good earlier episodes, which the policy learns to repeat beside its own loss."""
+    """Good earlier episodes, which an additional loss teaches the policy to repeat."""
 
     coef: Positive = Field(
         description="weight of the mean cross entropy of the replies' tokens in replayed episodes"
@@ -106,7 +106,7 @@ OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
 class BestConfig(Block):
-    """Which checkpoint `checkpoints/best` points to. The best so far is saved as soon as it is."""
+    """Which checkpoint `checkpoints/best` points to. Each new best one is saved at once."""
 
     metric: str = Field(
         description="the metric that decides: a key of metrics.jsonl in the step whose episodes "

@@ -18,7 +18,7 @@ def endpoint_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     An endpoint wants each tool call answered in a message of the role `tool` that names the call's
     id, and wants no other message in that role. Environments answer calls in their order. Images
-    may only be in a user's message: those of an answer follow it in one.
+    may only be in a user's message: those of a tool's answer follow it in such a message.
     """
     conversation = _Conversation()
     for is_reply, some in groupby(messages, lambda message: message["role"] == "assistant"):
@@ -73,7 +73,7 @@ def _user(content: str | list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(text: str, images: Mapping[str, Image]) -> str | list[dict[str, Any]]:
-    """Return a message's content, with each image behind its note in the text."""
+    """Return a message's content, with each image after its note in the text."""
     if not images:
         return text
     parts: list[dict[str, Any]] = []
@@ -113,7 +113,7 @@ def reply_text(reply: Mapping[str, Any]) -> str:
 
 
 def _call_text(call: Mapping[str, Any]) -> str:
-    """Invalid JSON in the arguments stays as it is: the adapter tells the model."""
+    """Return a call as text. Invalid JSON in the arguments stays: the adapter tells the model."""
     function = call["function"]
     name = json.dumps(function["name"])
     return f'<tool_call>{{"name": {name}, "arguments": {function["arguments"]}}}</tool_call>'

@@ -1,4 +1,4 @@
-"""Reads what a vLLM server answers, and rejects what contradicts the request.
+"""Read what a vLLM server answers, and reject what contradicts the request.
 
 Nothing after this module looks at a server's JSON: what is trained on was checked here. An answer
 that a repeated request may improve raises ServerGoneError, every other fault EngineError.
@@ -22,8 +22,10 @@ INTERRUPTED = ("abort", "error")  # the server gave the request up
 
 
 class ServerGoneError(Exception):
-    """A request got no usable answer: the connection broke, the server's engine has died, or the
-    server gave the request up. The same request may succeed."""
+    """A request got no usable answer, but the same request may succeed.
+
+    The connection broke, the server's engine has died, or the server gave the request up.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,7 @@ def parse(kind: type[Parsed], content: bytes, where: str) -> Parsed:
         )
     path = ".".join(map(str, first["loc"])) or "the answer"
     raise EngineError(
-        f"{where} answered with JSON of another form, at {path}: {first['msg']}; seen "
+        f"{where} answered with JSON of an unexpected form, at {path}: {first['msg']}; seen "
         f"{quoted(repr(first['input']))}; use the version of vLLM that docs/vllm.md names"
     )
 
@@ -271,7 +273,10 @@ def _problem_of_logprobs(ids: Sequence[int], entries: Sequence[_Position]) -> st
         if token_id != entry.token_id:
             return f"token {token_id} was sampled, and the logprob is that of {entry.token_id}"
         if not NO_LOGPROB < entry.logprob <= MAX_ROUNDING:
-            return f"the logprob of token {token_id} is {entry.logprob:g}, which is not a logprob"
+            return (
+                f"the logprob of token {token_id} is {entry.logprob:g}, expected more than "
+                f"{NO_LOGPROB:g} and at most 0"
+            )
     return None
 
 

@@ -246,7 +246,7 @@ def build_transfer(
     executor: Executor,
     backend: TransferBackend | None = None,
 ) -> Transfer:
-    """Return the way to the servers.
+    """Return the transfer that brings weights to the servers.
 
     The `build` of a type of `engine.weight_transfer` is called with all but the first two, and its
     `check` with the engine's configuration and the learner's footprint.

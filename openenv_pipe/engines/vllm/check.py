@@ -1,4 +1,4 @@
-"""What a run, and `openenv-pipe check`, look at before vLLM servers start."""
+"""What a run and `openenv-pipe check` verify before vLLM servers start."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ ANSWER_LIMIT_S = 10.0
 
 
 def check_servers(config: RunConfig) -> str:
-    """Check that vLLM, or what starts its servers otherwise, is installed. Raises ConfigError."""
+    """Check that vLLM, or whatever else starts its servers, is installed. Raises ConfigError."""
     from openenv_pipe.models.load import is_vision_model, select_device  # imports torch
 
     engine = config.engine
@@ -76,8 +76,8 @@ def _check_attached(config: VllmEngineConfig) -> str:
             raise ConfigError(f"engine.url={url} does not answer: {error}") from error
         if status in (401, 403):
             raise ConfigError(
-                f"{url}/health answers {status}: set engine.api_key to the server's key, best as "
-                "${oc.env:VLLM_API_KEY}"
+                f"{url}/health answers {status}: set engine.api_key to the server's key, "
+                "preferably as ${oc.env:VLLM_API_KEY}"
             )
         if status != 200:
             raise ConfigError(f"{url}/health answers {status}, expected 200 from a vLLM server")

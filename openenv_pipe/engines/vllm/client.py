@@ -166,7 +166,7 @@ class VllmClient(VllmConnection):
 
     @asynccontextmanager
     async def readable(self, folder: Path) -> AsyncIterator[Path]:
-        """Return the path by which the server reads a folder of this machine, during the block."""
+        """Within the block, give the path by which the server reads a folder of this machine."""
         if self._files is None:
             yield folder
             return
@@ -189,8 +189,8 @@ class VllmClient(VllmConnection):
     ) -> Claimed | None:
         """Claim the server for a run, or renew the claim; see `ownership.py`.
 
-        None: the server is not in vLLM's development mode, so that nobody can replace its weights
-        or put it to sleep.
+        Returns None if the server is not in vLLM's development mode, without which nobody can
+        replace its weights or put it to sleep.
         """
         given = {"owner": owner, "name": name, "exclusive": exclusive, "lease_s": lease_s}
         try:
@@ -254,7 +254,7 @@ class VllmClient(VllmConnection):
     async def chat_ids(
         self, model: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        """Return the token ids of the prompt that the server makes of a request for a chat."""
+        """Return the token ids of the prompt that the server makes of a chat request."""
         body = {"model": model, "messages": messages, "add_generation_prompt": True}
         content = await self._post("/tokenize", {**body, "tools": tools} if tools else body)
         return parse(Tokenized, content, f"{self.url}/tokenize").tokens

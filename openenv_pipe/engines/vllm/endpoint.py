@@ -34,8 +34,8 @@ from openenv_pipe.system.readiness import (
 
 Notify = Callable[[str], None]
 STOP_LIMIT_S = 10.0
-# What vLLM calls its parsers of tool calls, where it is not the name of the format here. It has
-# none for Nemotron 2, whose calls are in the text then.
+# The names of vLLM's tool parsers, where they differ from those of the formats here. vLLM has none
+# for Nemotron 2, whose calls therefore stay in the text.
 TOOL_PARSERS = {
     "cohere": "cohere_command3",
     "deepseek": "deepseek_v31",
@@ -167,7 +167,7 @@ def _reject_own_option(argument: str) -> None:
 
 
 def _variables(build: Build) -> dict[str, str]:
-    """Return the variables that the build needs beside those of this process."""
+    """Return the variables that the build needs besides those of this process."""
     if build != "cpu":
         return {}
     # Without this limit the server's cache takes nearly all memory, whether it is free or not.

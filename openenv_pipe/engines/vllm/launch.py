@@ -69,7 +69,8 @@ class VllmServer(RestartableServer, Protocol):
 class VllmProcess:
     """A server process on this machine. It and its children end when this process ends.
 
-    With `clear`, the process goes on after `stop` if it could be cleared, and `start` finds it.
+    With `clear`, the process keeps running after `stop` if it could be cleared, for the next
+    `start`.
     """
 
     files: Files | None = None
@@ -90,7 +91,7 @@ class VllmProcess:
         Args:
             address: where it listens.
             key: None: a new one.
-            clear: see `kept.cleared`; None: `stop` always ends the process.
+            clear: see `kept_vllm.cleared`; None: `stop` always ends the process.
         """
         self.spec = spec
         self.about: dict[str, Any] = {}
@@ -157,8 +158,8 @@ class AttachedVllmServer:
     async def start(self) -> None:
         """Start nothing: `Replica` waits for the first answer.
 
-        Raises EngineError: the first time, if no vLLM server is at the URL. Later, a server that
-        has gone may take its time to come back.
+        Raises EngineError: at the first call, if no vLLM server is at the URL. Later, a server that
+        is gone may take its time to come back.
         """
         self._has_answered = False
         if not self._was_found:
@@ -187,8 +188,8 @@ class AttachedVllmServer:
                 return str(error)
         if status in (401, 403):
             return (
-                f"it answers /health with status {status}: set engine.api_key to its key, best as "
-                "${oc.env:VLLM_API_KEY}"
+                f"it answers /health with status {status}: set engine.api_key to its key, "
+                "preferably as ${oc.env:VLLM_API_KEY}"
             )
         return "it answers /health with status 404" if status == 404 else None
 

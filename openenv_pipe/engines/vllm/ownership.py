@@ -68,14 +68,14 @@ def reject_other_run(label: str, owner: Owner, url: str) -> None:
         raise EngineError(
             f"the server at {url} has the weights of another run: "
             f"{quoted(found[3], LONGEST_NAME)}, version {found[2]}. Nothing that it sampled is "
-            "used; give each run a server of its own, and resume this one"
+            "used; give each run a server of its own, and resume this run"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimed:
     holder: str  # the run that has the server; empty: the claim is granted
-    silent_s: float  # since the holder has renewed its claim
+    silent_s: float  # since the holder last renewed its claim
     is_new: bool  # the server did not have this claim before
 
 
@@ -96,7 +96,7 @@ class Claim:
 
         Args:
             exclusive: no other run may use the server meanwhile.
-            on_lost: is called if another run has taken the server over.
+            on_lost: is called if another run has taken over the server.
             on_forgotten: is called if the server does not know the claim any more, because
                 somebody has restarted it.
         """
@@ -130,7 +130,7 @@ class Claim:
             if last_silent_s < 0:
                 self._notify(
                     f"{self._client.url} is claimed by {quoted(claimed.holder, LONGEST_NAME)}: "
-                    f"looking for up to {LEASE_S:g} s whether that run lives"
+                    f"checking for up to {LEASE_S:g} s whether that run is alive"
                 )
             last_silent_s = claimed.silent_s
             await asyncio.sleep(POLL_S)
@@ -140,7 +140,7 @@ class Claim:
         """Renew the claim, before something changes the server for all who use it.
 
         Raises:
-            EngineError: another run has taken the server over.
+            EngineError: another run has taken over the server.
             ServerGoneError: the server was restarted and does not have the policy.
         """
         claimed = await self._ask()
@@ -150,7 +150,7 @@ class Claim:
             error = EngineError(
                 f"the server at {self._client.url} was taken over by another run: "
                 f"{quoted(claimed.holder, LONGEST_NAME)}, because this one did not answer for "
-                f"{LEASE_S:g} s; give each run a server of its own, and resume this one"
+                f"{LEASE_S:g} s; give each run a server of its own, and resume this run"
             )
             self._on_lost(error)
             raise error

@@ -13,7 +13,7 @@ BACKENDS: dict[str, TransferBackend] = {"broadcast": "nccl", "ipc": "ipc"}
 def transfer_backend(
     config: VllmEngineConfig, mode: PublishMode, build: Build
 ) -> TransferBackend | None:
-    """Return the weight transfer of vLLM's own that servers need; None: they need none."""
+    """Return the backend of vLLM's own weight transfer that servers need; None: they need none."""
     if mode == "adapter" or build == "cpu":
         return None
     return BACKENDS.get(config.weight_transfer)

@@ -189,14 +189,14 @@ class Replica:
 
         Raises:
             EngineError: another run's weights did, at least in part.
-            ServerGoneError: weights of nobody did: the server gets the policy again.
+            ServerGoneError: weights of no run did; the server gets the policy again.
         """
         owner = self._versions.owner
         try:
             if model == BASE:  # the server itself labels each token's version
                 return [owner.version(label, url) for label in labels]
             for label in labels:
-                # An adapter on other weights than those that it was checked on.
+                # The adapter is on other weights than those that it was checked on.
                 if label != self._base_label:
                     reject_other_run(label, owner, url)
                     raise ServerGoneError(f"the base weights of {url} are {quoted(label)} now")
@@ -331,7 +331,7 @@ class Replica:
 
     async def _was_forgotten(self) -> str:
         await self._forgotten.wait()
-        return "it lives, but has lost the policy: somebody else has restarted or changed it"
+        return "it is running, but has lost the policy: somebody else has restarted or changed it"
 
     async def _wake(self, client: VllmClient, version: PolicyVersion) -> None:
         """Wake the server and send it a policy.
@@ -388,7 +388,7 @@ class Replica:
             return None
         try:
             return await client.metrics_text()
-        except (ServerGoneError, EngineError):  # metrics of the server end no run
+        except (ServerGoneError, EngineError):  # missing metrics do not end the run
             return None
 
     def _fail(self, error: PipeError) -> None:

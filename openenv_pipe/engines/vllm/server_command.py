@@ -24,7 +24,7 @@ ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 KEY_VARIABLE = "VLLM_API_KEY"  # in which the server and its middleware find the key
-HOSTS_VARIABLE = "OPENENV_PIPE_HOSTS"  # names that requests may use for it; see openenv_pipe_key.py
+HOSTS_VARIABLE = "OPENENV_PIPE_HOSTS"  # allowed names of the server; see openenv_pipe_key.py
 VARIABLES = "engine.variables"
 HUB_CACHE = "/root/.cache/huggingface"  # in a container
 MOUNTS = {INSIDE: "/openenv-pipe", SERVER_SIDE: "/openenv-pipe-key"}  # our folders in a container

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 MAX_READ_BYTES = 1 << 20
-# A line of a traceback that names an error, behind the prefixes of vLLM's processes.
+# A line of a traceback that names an error, after the prefixes of vLLM's processes.
 ERROR_LINE = re.compile(
     rb"^(?:\([^)\n]*\) )?(?:ERROR [^\]\n]*\] )?((?:\w+\.)*\w+Error: .+)", re.MULTILINE
 )

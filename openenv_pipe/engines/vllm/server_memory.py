@@ -28,7 +28,7 @@ class ServerMemory:
 
 
 def servers_in_machine(config: RunConfig, shape: Shape) -> ServerMemory | None:
-    """Return the servers' memory if the learner uses the CPU; None if it has none here."""
+    """Return the servers' memory if the learner uses the CPU; None if no server shares it."""
     engine = _started(config)
     if engine is None or config.cluster.serves_on_nodes:
         return None
@@ -57,8 +57,11 @@ def server_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) -> i
 
 
 def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) -> int:
-    """Return the size of weight files in memory: the base model, if it is written for the servers,
-    and the latest published policies plus the next. Adapters are small and not counted."""
+    """Return the size of weight files in memory, without adapters, which are small.
+
+    They are the base model, if it is written for the servers, and the latest published policies
+    plus the next.
+    """
     model = config.model
     if engine.weights_dir is not None:
         return 0

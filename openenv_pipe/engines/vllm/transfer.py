@@ -36,7 +36,7 @@ class PolicyVersion:
 
 
 class Transfer:
-    """A way to bring versions of the policy to servers. This one keeps nothing of old versions.
+    """A way to bring versions of the policy to servers. The defaults keep no old versions.
 
     Methods with a client raise EngineError and ServerGoneError.
     """
@@ -74,7 +74,7 @@ class Transfer:
         """Remove this run's versions from a server that keeps running after the run."""
 
     async def clear(self, client: VllmClient) -> None:
-        """Remove versions of killed runs from a server, which the next version does not replace."""
+        """Remove the versions of killed runs that the next version does not replace on a server."""
 
     def close(self) -> None:
         """Free this side's resources. Nothing can be sent afterwards."""

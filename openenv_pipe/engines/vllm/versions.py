@@ -1,4 +1,4 @@
-"""The versions of the policy that servers have to have, whichever way they travel.
+"""The versions of the policy that servers need, whichever way they travel.
 
 A version is written once for all servers and sent to each. A server that has just started gets
 every version that requests may name. `replica.py` keeps track of which server has which version.
@@ -46,8 +46,10 @@ class Versions:
         return version
 
     async def restore(self, client: VllmClient) -> PolicyVersion | None:
-        """Give a server that has just started the versions that it needs, also those that are
-        adopted meanwhile; return the latest. Raises EngineError and ServerGoneError."""
+        """Give a server that has just started the versions that it needs; return the latest.
+
+        They include those that are adopted meanwhile. Raises EngineError and ServerGoneError.
+        """
         sent = None
         while sent is not self.latest:
             await self.transfer.wait_until_readable()

@@ -1,7 +1,7 @@
 """A folder, in memory where possible, through which the trainer passes weights to servers.
 
-The run removes it at its end, and a guardian if the run is killed. If that is killed as well, the
-user's next run removes the folder, or `openenv-pipe prune`.
+The run removes it at its end, or a guardian process does if the run is killed. If the guardian is
+killed as well, the user's next run or `openenv-pipe prune` removes the folder.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(
             f"engine.weights_dir={configured!r}: no folder can be made in {parent}: {error}; set "
-            "it to a folder of yours that can be written to"
+            "it to a writable folder of yours"
         ) from error
     with _removed_at_the_end(folder):
         (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
@@ -49,7 +49,7 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _removed_at_the_end(folder: Path) -> Iterator[None]:
-    """Remove a folder at the end of the block, also if this process is killed in it."""
+    """Remove a folder at the end of the block, even if this process is killed in the block."""
     guardian = None
     try:
         guardian = ManagedProcess(
@@ -71,7 +71,7 @@ def parent_folder(configured: str | None) -> Path:
 
 
 def orphans(parent: Path) -> list[Path]:
-    """List the weights folders of this user in `parent` whose run, on this machine, is dead."""
+    """List this user's weights folders in `parent` whose run, on this machine, is dead."""
     found = []
     for folder in sorted(parent.glob(f"{_prefix()}*")):
         with contextlib.suppress(OSError, ValidationError):
@@ -88,7 +88,7 @@ def _prefix() -> str:
 
 
 def _reject_open_to_others(parent: Path) -> None:
-    """Raise ConfigError if another user could put a folder of his in the place of one of ours."""
+    """Raise ConfigError if another user could replace a folder of ours by one of their own."""
     status = parent.stat()
     is_shared = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (0, os.getuid()):

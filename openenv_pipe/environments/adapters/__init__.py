@@ -83,6 +83,6 @@ def opening_messages(config: AdapterConfig, observation: Observation) -> list[Me
 def _needs_server(config: AdapterConfig) -> ConfigError:
     view = "; `openenv-pipe view` plays a checkpoint in its environment"
     return ConfigError(
-        f"env.adapter.type={config.type} makes its first messages of what the environment's server "
-        f"says, such as its tools{if_command('view', view)}"
+        f"env.adapter.type={config.type} builds its first messages from what the environment's "
+        f"server says, such as its tools{if_command('view', view)}"
     )

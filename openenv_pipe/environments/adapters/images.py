@@ -1,4 +1,4 @@
-"""Images in what a model reads: a note stands where an image is in the text."""
+"""Images in what a model reads: in the text, a note stands for each image."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,9 @@ class Notes:
         self._images: dict[str, Image] = {}
 
     def replace(self, value: Any) -> Any:
-        """Return a value of JSON with a note in the place of each image.
+        """Return a JSON value with a note in place of each image.
 
-        Texts that look like an image which could not be read become a note too.
+        A text that looks like an image but could not be read also becomes a note.
         """
         if isinstance(value, str):
             return _unread(value) or value

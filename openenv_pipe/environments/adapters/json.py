@@ -90,7 +90,7 @@ def without_metadata(schema: Schema) -> Schema:
 
 
 def without_fields(schema: Schema, names: Sequence[str]) -> Schema:
-    """Return the schema without the fields that a model is not told of.
+    """Return the schema without the fields that a model is not told about.
 
     Raises ConfigError: The schema has no such field, or requires it.
     """
@@ -113,7 +113,7 @@ def _optional(schema: Schema) -> str:
 
 
 def _example(schema: Schema, check: ActionCheck) -> str:
-    """Return an example of a usable reply, to be put behind a rejection; empty if there is none."""
+    """Return an example of a usable reply, to append to a rejection; empty if there is none."""
     if not schema.get("properties"):
         return ""
     try:

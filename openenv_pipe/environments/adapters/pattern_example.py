@@ -61,7 +61,7 @@ def _part(kind: str, value: Any, depth: int) -> str:
 
 
 def _repeated(fewest: int, most: int, parts: Sequence[tuple[Any, Any]], depth: int) -> str:
-    """Return as few repetitions as there may be; for any text, `...`."""
+    """Return as few repetitions as the pattern allows; `...` where it allows any text."""
     kind, value = (str(parts[0][0]), parts[0][1]) if len(parts) == 1 else ("", ())
     if kind == "ANY" and most > len(ANYTHING) >= fewest:
         return ANYTHING

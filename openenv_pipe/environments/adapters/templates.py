@@ -15,7 +15,7 @@ from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Observation
 
 MAX_NAMED = 500  # characters
-RENDER_LIMIT_S = 10.0  # of one message, which takes a template about a millisecond
+RENDER_LIMIT_S = 10.0  # of one message, which usually takes about a millisecond
 EMPTY: tuple[object, ...] = (None, "", [], {})
 BOOKKEEPING = frozenset(
     {"episode_id", "session_id", "request_id", "timestamp", "created_at", "step_count"}
@@ -76,13 +76,13 @@ def example_messages(examples: Sequence[ExampleExchange]) -> list[Message]:
 
 
 def _message(role: str, text: str, notes: Notes) -> Message:
-    """Return a message, with the images that its text has notes of as `images`."""
+    """Return a message; its `images` are those whose notes are in its text."""
     images = notes.shown_in(text)
     return {"role": role, "content": text} | ({"images": images} if images else {})
 
 
 def _named(fields: Mapping[str, Any]) -> str:
-    """Name the fields, of which a server may send thousands."""
+    """List the names of the fields, shortened: a server may send thousands."""
     names = ", ".join(sorted(fields))
     return names if len(names) <= MAX_NAMED else f"{names[:MAX_NAMED]}..."
 
@@ -94,7 +94,7 @@ def observation_message(
     plain: Callable[[Observation], str],
     **more: str,
 ) -> Message:
-    """Render by the template, which also sees `more`; without a template, call `plain`."""
+    """Render with the template, which also sees `more`; without a template, call `plain`."""
     if template is None:
         notes = Notes()
         return _message(role, plain(notes.replace(observation)), notes)

@@ -65,10 +65,10 @@ class TextAdapter:
 
 
 def _expected(pattern: LimitedPattern) -> str:
-    """Return what a model is told of a reply that does not match."""
+    """Return what a model is told about a reply that does not match."""
     if (example := example_of(pattern)) is None:
         return f"the reply does not match {pattern.source}"
-    return f"it has not the expected form; a usable reply is, for example, {example!r}"
+    return f"the reply does not have the expected form; a usable one is, for example, {example!r}"
 
 
 def _pattern(source: str) -> LimitedPattern:

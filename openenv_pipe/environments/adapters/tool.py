@@ -31,8 +31,8 @@ MAX_PROBLEMS = 3  # broken calls of one reply that are described
 class ToolAdapter:
     """Tools as actions: the chat template describes them, results have the role `tool`.
 
-    The environment answers a call of an unknown tool or with bad arguments by an error, which the
-    model reads as the call's result.
+    The environment answers a call of an unknown tool, or one with bad arguments, with an error that
+    the model reads as the call's result.
     """
 
     def __init__(self, config: ToolAdapterConfig) -> None:

@@ -1,5 +1,4 @@
-"""Adapter `python`: the adapter of a user, which is called as user code and whose answers are
-checked."""
+"""Adapter `python`: a user's adapter, called as user code, with its answers checked."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from openenv_pipe.types import Action, Message, Observation, Opening
 
 
 class UserAdapter:
-    """An `Adapter` whose methods are those of a user's, in a thread of their own."""
+    """An `Adapter` that calls the methods of a user's adapter in a thread of their own."""
 
     def __init__(self, config: PythonAdapterConfig) -> None:
         """Raises ConfigError if the target cannot be used."""

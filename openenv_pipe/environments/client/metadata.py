@@ -9,7 +9,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access, fetch_object
 
 TIME_LIMIT_S = 10.0
-# Observation fields of these names probably contain the answer and are not shown to a model.
+# Fields of these names probably contain the answer, so suggested templates leave them out.
 ANSWER_FIELD_NAMES = frozenset(
     {"answer", "solution", "secret", "ground_truth", "correct_answer", "expected_answer"}
 )

@@ -113,7 +113,7 @@ def is_wrong_return(rejection: StepRejectedError) -> bool:
 
 
 def is_mistake(rejection: StepRejectedError, env: "EnvConfig") -> bool:
-    """True if a rejected step is the policy's mistake, and not the failure of the episode."""
+    """True if a rejected step is the policy's mistake and does not make the episode fail."""
     if rejection.code == EXECUTION_ERROR:
         return env.step_exception == "unusable"
     return rejection.code in ("VALIDATION_ERROR", "INVALID_JSON")  # rejected there, or before

@@ -49,7 +49,7 @@ HTTP_ONLY = "this is how a server without /ws answers, and plain HTTP keeps no e
 REDIRECT = "redirects are not followed, because headers may be secret; name the final URL"
 # What an HTTP status in place of a WebSocket means. FastAPI answers 403 where there is no /ws.
 HINTS = {**dict.fromkeys((403, 404), HTTP_ONLY), **dict.fromkeys((301, 302, 307, 308), REDIRECT)}
-# What to do where a message has no answer, by its type.
+# What to do if a message gets no answer, by the message's type.
 LIMITS = {
     kind: f"; if it may take longer, raise env.{kind}_timeout_s" for kind in ("reset", "step")
 }
@@ -83,7 +83,7 @@ class Session:
         *("_connection", "_deadline", "_in_sync", "_last_answer_s", "_max_message_mb"),
         "url",
     )
-    # When a long wait for a server was last told, in monotonic seconds: once for all its sessions.
+    # When a long wait for a server was last logged, for all its sessions, in monotonic seconds.
     _told_s: ClassVar[dict[str, float]] = {}
 
     def __init__(self, url: str, connection: ClientConnection, max_message_mb: int) -> None:
@@ -251,7 +251,7 @@ class Session:
         frame = parse_frame(await self._connection.recv(), self.url)
         error = error_of_frame(frame, kind, self.url)
         if frame.get("type") == "error" and not isinstance(error, StepRejectedError):
-            return error  # A full server says so unasked, and one that ends a session.
+            return error  # A server that is full, or ends a session, says so unasked.
         return SessionError(
             f"{self.url}: the server sent a frame of type {quoted(str(frame.get('type')))} before "
             f"it was asked to {kind}, so answers can no longer be told apart; fix the "
@@ -269,7 +269,8 @@ class Session:
                 return error_of_frame(frame, kind, self.url)
         if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
             return SessionClosedError(
-                f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
+                f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}; "
+                "raise that limit"
             )
         if self._last_answer_s is None and closed.rcvd is not None and closed.rcvd.code == 1000:
             return ServerFullError(

@@ -1,1 +1,1 @@
-"""Where environment servers run: `base` is the contract, the other files keep it."""
+"""Where environment servers run: `base` is the interface, which other files implement."""

@@ -1,7 +1,7 @@
 """Begin to start a run's environment servers before the libraries of the run are loaded.
 
-Loading torch and transformers takes about as long as a server needs to answer, on another core. The
-run takes the host over when it has a folder; if it never does, the servers end with the block.
+Loading torch and transformers takes about as long as a server's start, and uses another core. The
+run takes over the host when it has a folder; if it never does, the servers end with the block.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from openenv_pipe.system.resources import find_env
 
 
 class EarlyHost:
-    """A host whose servers have begun to start, with their logs in a folder for a while."""
+    """A host whose servers have begun to start, with their logs in a temporary folder."""
 
     def __init__(self, host: ProcessHost, folder: Path) -> None:
         """folder: where the logs are."""
@@ -43,7 +43,7 @@ class EarlyHost:
 
 @contextmanager
 def early_host(config: RunConfig) -> Iterator[EarlyHost | None]:
-    """Give a host of `host=process` whose servers start meanwhile; None for other configurations.
+    """Yield a host of `host=process` whose servers are starting; None for other configurations.
 
     What cannot be started is left to the run, which rejects it with the reason.
     """

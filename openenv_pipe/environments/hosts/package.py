@@ -78,7 +78,7 @@ def manifest_app(package: Path) -> str:
 
 
 def _has_module(package: Path, module: str) -> bool:
-    """Whether the package has a Python module of this name: a folder, or a file of any kind."""
+    """Return whether the package has this Python module: a folder, or a file of any kind."""
     path = package.joinpath(*module.split("."))
     return path.is_dir() or any(path.parent.glob(f"{glob.escape(path.name)}.*"))
 
@@ -119,8 +119,8 @@ def check_variables(env: "EnvConfig") -> None:
 
 
 def package_of(env: "EnvConfig") -> Path | None:
-    """Return the folder of the package that is served; None with `env.command`, whose code is not
-    known. Raises ConfigError if it is not found."""
+    """Return the served package's folder; None with `env.command`. Raises ConfigError."""
+    # The code behind `env.command` is not known.
     return None if env.command or env.package is None else find_env(env.package)
 
 
@@ -138,7 +138,7 @@ def code_digest(package: Path) -> str:
 
 
 def code_files(package: Path) -> dict[str, str]:
-    """Return the sha256 of each of those files by its relative name."""
+    """Return the sha256 of each file that `code_digest` covers, by its relative name."""
     paths = (path.relative_to(package) for path in package.rglob("*"))
     return _digests(
         package,
@@ -151,7 +151,7 @@ def code_files(package: Path) -> dict[str, str]:
 
 
 def digest_of_files(root: Path, names: Iterable[str], beside: str = "") -> str:
-    """Return the sha256 of files, by sorted relative names and contents, and of a text.
+    """Return one sha256 of the sorted relative names and the contents of files, and of a text.
 
     beside: the text. Folders among `names` are skipped.
     """

@@ -81,7 +81,7 @@ class ProcessHost(SupervisedHost):
         self._package = package_of(env)
 
     async def start(self) -> None:
-        """See `Host.start`. An environment that cannot be created says why."""
+        """See `Host.start`. The error says why an environment cannot be created."""
         try:
             await super().start()
         except HostError as error:
@@ -94,9 +94,9 @@ class ProcessHost(SupervisedHost):
             _log.warning("env %r: the server at %s %s", self._env.name, self.urls[0], UNPROTECTED)
 
     async def is_protected(self) -> bool:
-        """Whether the servers need the key, as the first one's answer to a request without shows.
+        """Return whether the servers require the key, tested by a request to the first without it.
 
-        Those of uvicorn get it by `system/server_side`, whatever their command is.
+        `system/server_side` makes uvicorn servers require it, whatever their command is.
         """
         return await check_health(self._processes[0].url, HEALTH_LIMIT_S) is not None
 
@@ -140,14 +140,14 @@ class ProcessHost(SupervisedHost):
 class EnvProcess:
     """One server process, a `system.supervisor.RestartableServer`.
 
-    Its current folder is one of its own beside its log, `env-0.files`, so that what a server writes
-    does not end up among the user's files. It is removed with the server if it is empty.
+    It runs in a folder of its own beside its log, `env-0.files`, so that what a server writes does
+    not end up among the user's files. The folder is removed with the server if it is empty.
     """
 
     def __init__(
         self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path, key: str
     ) -> None:
-        """key: that the server asks every request for."""
+        """key: the server requires it of every request."""
         self.log = log
         self._key = key
         self._folder = log.with_suffix(".files")
@@ -224,7 +224,7 @@ class EnvProcess:
         )
 
     def _with_key(self, port: int) -> dict[str, str]:
-        """Return the server's variables, with those by which it rejects other users' requests."""
+        """Return the server's variables, and those that let it reject other users' requests."""
         paths = (str(SERVER_SIDE), self._environment.get("PYTHONPATH", ""))
         return self._environment | {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -336,7 +336,7 @@ def _with_package(env: "EnvConfig", key: str, text: str) -> str:
 def _environment(env: "EnvConfig", num_sessions: int) -> dict[str, str]:
     """Return the environment variables of a server process.
 
-    A command finds the Python modules that it would find in the folder of its relative paths.
+    PYTHONPATH lets a command import the modules in the folder of its relative paths.
     """
     own = {
         name: _with_package(env, f"{VARIABLES}.{name}", value).replace(FOLDER, str(Path.cwd()))
@@ -356,8 +356,8 @@ def _interpreter(env: "EnvConfig") -> str:
     found = shutil.which(Path(env.python).expanduser())
     if found is None:
         raise ConfigError(
-            f"env.python={env.python!r} is not a program here; expected the Python of an "
-            "environment with the package's requirements, such as ./my_env/.venv/bin/python"
+            f"env.python={env.python!r} is not a program here; expected the Python of a "
+            "virtual environment with the package's requirements, such as ./my_env/.venv/bin/python"
         )
     return str(Path(found).absolute())  # not resolved: Python finds its environment by the link
 

@@ -1,4 +1,4 @@
-"""Serve the application of an environment's package, by uvicorn.
+"""Serve the application of an environment's package with uvicorn.
 
     python serve_package.py PACKAGE_FOLDER APP [uvicorn's options]
 
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 WEB_PAGE = "openenv.core.env_server.web_interface"
-# What OpenEnv's own package imports from it, which is always the first import of these names.
+# What OpenEnv's own package imports from the page; nothing imports these names before it does.
 FORWARDED = ("create_web_interface_app", "WebInterfaceManager")
 
 
@@ -36,7 +36,7 @@ class LateWebPage(MetaPathFinder, Loader):
         vars(module)["__getattr__"] = self._find
 
     def _find(self, name: str) -> Any:
-        """Return what the page's module has under this name, or what calls it.
+        """Return the attribute of the page's module, or a function that calls it later.
 
         Raises AttributeError, also for what Python itself looks for in an imported module.
         """

@@ -1,6 +1,6 @@
 """Read rows of Hugging Face data sets as reset keywords, all before anything is started.
 
-A data set gives all rows of a column one type. Cells of CSV files are read as those of a .csv file.
+In a data set, all rows of a column have one type. CSV data sets are read like a .csv file.
 """
 
 import csv

@@ -137,9 +137,9 @@ class Passes:
 class Curriculum:
     """Mostly tasks that the policy sometimes solves; for the rest, those unseen the longest.
 
-    A task that always or never succeeds gives no advantages to learn from. Tasks are drawn
-    without replacement, in proportion to p (1 - p) of their recent success rate p, and with
-    `by_cost` also to 1 / the tokens of their recent groups, so that a token buys the most signal.
+    A task that always or never succeeds gives no learning signal. Tasks are drawn without
+    replacement, in proportion to p (1 - p) of their recent success rate p, and with `by_cost` in
+    inverse proportion to the tokens of their recent groups, so that a token buys the most signal.
     A fixed fraction, and all that is missing while too few rates are known, goes to tasks never
     played, then to those played longest ago. A group whose episodes all failed does not count.
 
@@ -217,7 +217,7 @@ class Curriculum:
         return {index: weight * usual / costs[index] for index, weight in weights.items()}
 
     def _means(self, recent: Mapping[int, deque[Number]]) -> dict[int, float]:
-        """Return the mean of each task, in the order of tasks, or that of its labels."""
+        """Return each task's mean, in a fixed order; without values, it is that of its labels."""
         means = {index: fmean(recent[index]) for index in sorted(recent)}
         by_kind: dict[Kind, list[float]] = {}
         for index, mean in means.items():

@@ -1,4 +1,4 @@
-"""Read rows of files as reset keywords, all before anything is started (`data_sets`: of data sets).
+"""Read rows of files as reset keywords before anything starts; `data_sets` reads data sets.
 
 No value changes on its way: JSON keeps its types, and a CSV column is numbers or booleans only if
 every cell prints back as it was read. What cannot be sent to an environment is an error here.
@@ -63,7 +63,7 @@ def no_file_text(path: Path) -> str:
     """Say where a file was looked for, and which one there has the most similar name."""
     folder = path.parent.resolve()
     if not folder.is_dir():
-        return f"there is no folder {folder}; name a file, from the current folder {Path.cwd()}"
+        return f"there is no folder {folder}; name a file relative to {Path.cwd()}"
     names = sorted(each.name for each in folder.iterdir() if each.is_file())
     near = did_you_mean(path.name, names)
     return f"there is no file {path.name} in {folder}{near}; name one that is there"
@@ -124,8 +124,7 @@ def _float(literal: str) -> float:
         if math.isfinite(value) and Decimal(literal) in printed:
             return value
     raise ValueError(
-        f"{literal} is not what a floating-point number can hold, which is {value!r}; write it as "
-        "text, in quotes"
+        f"a floating-point number would store {literal} as {value!r}; write it as text, in quotes"
     )
 
 
@@ -180,7 +179,7 @@ def _number(cell: str) -> int | float | None:
 def check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> None:
     """Raise ValueError for column names that two columns have, or that no reset keyword can have.
 
-    An environment drops keywords that it does not know without a word.
+    An environment silently drops keywords that it does not know.
     """
     for name in header:
         if header.count(name) > 1:
@@ -279,7 +278,7 @@ def require_values(
 def require_sendable(row: Row, where: str, key: str) -> None:
     """Raise ConfigError for a value that no message to an environment can carry.
 
-    Such as half of a surrogate pair, a date, or lists that nest too deep. key: of the task set.
+    Examples: half of a surrogate pair, a date, lists that nest too deep. key: of the task set.
     """
     try:
         request_frame("reset", row, sys.maxsize)

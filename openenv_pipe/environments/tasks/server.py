@@ -21,7 +21,7 @@ class ServerSplit:
     """A split that a server lists."""
 
     name: str
-    kind: str  # OpenEnv calls it the type: train, validation or test; empty if it is not said
+    kind: str  # OpenEnv calls it the type: train, validation or test; empty if not given
     num_tasks: int
 
 

@@ -9,7 +9,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.copies import copied
 from openenv_pipe.types import Task
 
-Labels = Mapping[str, str]  # from a column to what it says of the task
+Labels = Mapping[str, str]  # from a column to the task's label in it
 
 
 class TaskSet(Protocol):
@@ -60,8 +60,7 @@ class ListedRows:
         names: Sequence[str] | None = None,
         labels: Sequence[Labels] = (),
     ) -> None:
-        """
-        names: of the tasks, for their ids; None: their numbers. labels: of each task; (): none.
+        """names: of the tasks, for their ids; None: their numbers. labels: of each task; (): none.
 
         Raises ConfigError if there are no rows.
         """
@@ -83,7 +82,7 @@ class ListedRows:
         return self._task(index, 0 if start is None else start + index)
 
     def wherever(self, index: int) -> Task:
-        """Return the task as it would be at any other index: with seed 0, or that of its row."""
+        """Return the task with a seed that its index does not change: that of its row, or 0."""
         return self._task(index, 0)
 
     def _task(self, index: int, seed: int) -> Task:
@@ -108,7 +107,7 @@ class ListedRows:
 
 
 class SelectedTasks:
-    """Some tasks of another set. The ids keep their numbers or names in it."""
+    """Some tasks of another set, whose numbers or names there stay in the ids."""
 
     def __init__(self, tasks: TaskSet, split: str, indices: Sequence[int], source: str) -> None:
         self.source = source

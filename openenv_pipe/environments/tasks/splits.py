@@ -51,14 +51,14 @@ class Splits:
     eval: TaskSet
 
     def named(self, env: str) -> "Splits":
-        """Return the same tasks as those of an environment of `beside`."""
+        """Return the same tasks, as tasks of the environment `env` of `beside`."""
         return Splits(train=NamedTasks(self.train, env), eval=NamedTasks(self.eval, env))
 
 
 def known_splits(config: RunConfig) -> KnownSets:
     """Read the task sets that need no server, by split, so that mistakes show before a start.
 
-    Blocks.
+    It blocks the calling thread.
 
     Raises ConfigError: A source cannot be read, the splits share a task, or the evaluation asks for
     more tasks than there are.
@@ -95,8 +95,8 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
 def _divided(tasks: ListedRows, config: TaskShare) -> tuple[TaskSet, TaskSet]:
     """Divide the training tasks into those that are left for training, and the held-out share.
 
-    The tasks with the smallest hashes are held out. Tasks that are the same by `config.by` have one
-    hash, and so are in the same part: that of the task if they are equal, else that of its value.
+    The tasks with the smallest hashes are held out. Tasks with one value of `config.by` share a
+    hash, and so a part: the hash of the task if they are all equal, else that of the value.
 
     Raises ConfigError if a part is empty, or a task has no value of `config.by`.
     """
@@ -190,9 +190,9 @@ def _reject_shared_tasks(splits: Splits) -> None:
 
 
 def split_warnings(config: TasksConfig, splits: Splits) -> list[str]:
-    """Return what makes the eval split measure training badly.
+    """Return what makes the eval split a bad measure of training.
 
-    These are shared questions, missing labels, and values of another type.
+    It may have shared questions, missing labels, or values of another type.
     """
     shared = shared_values(config, splits)
     return [
@@ -214,7 +214,7 @@ def count_labels(tasks: TaskSet) -> dict[str, Counter[str]]:
 def missing_labels(config: TasksConfig, splits: Splits) -> Iterator[str]:
     """Name the labels of training tasks that no eval task has, for each column.
 
-    A column without any label in the eval split was not named for it, and is left out.
+    A column that has no labels at all in the eval split is left out.
     """
     if not isinstance(config.train, TaskFile | TaskDataset) or not config.train.labels:
         return
@@ -236,7 +236,7 @@ def missing_labels(config: TasksConfig, splits: Splits) -> Iterator[str]:
 
 
 def shared_values(config: TasksConfig, splits: Splits) -> str | None:
-    """Say how many eval tasks have the question of a training task; None if there are none.
+    """Say how many eval tasks share their question with a training task; None if none does.
 
     The question is the first keyword that `required` lists, such as that of env=questions.
     """
@@ -261,9 +261,9 @@ def shared_values(config: TasksConfig, splits: Splits) -> str | None:
 def other_types(config: TasksConfig, splits: Splits) -> Iterator[str]:
     """Name the reset keywords whose values have other types in the eval split than in training.
 
-    A column of a CSV file is text as a whole if one cell is no number, so one file may have text
-    where the other one has numbers. An environment that compares a reply with both judges it
-    differently.
+    A column of a CSV file is text as a whole if one cell is not a number, so one file may have text
+    where the other one has numbers. An environment that compares replies with such values judges
+    them differently.
     """
     if not all(isinstance(each, TaskFile | TaskDataset) for each in (config.train, config.eval)):
         return
@@ -281,7 +281,7 @@ def other_types(config: TasksConfig, splits: Splits) -> Iterator[str]:
 
 
 def _types(tasks: TaskSet) -> dict[str, set[str]]:
-    """Return how JSON calls the types of each reset keyword's values, apart from null."""
+    """Return the JSON types of each reset keyword's values, in words and without null."""
     found: dict[str, set[str]] = {}
     for index in range(len(tasks)):
         for keyword, value in tasks[index].reset.items():

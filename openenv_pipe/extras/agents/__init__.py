@@ -1,4 +1,4 @@
-"""Agents that call the model by HTTP: programs that a run starts, and clients that come to it."""
+"""Agents that call the model over HTTP: programs that a run starts, and clients that connect."""
 
 from openenv_pipe.registry import BlockType, Command, Extra
 

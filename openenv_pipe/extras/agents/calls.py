@@ -1,4 +1,4 @@
-"""The model calls of one program: from chat requests to completions of the engine, and to turns."""
+"""The model calls of one program: from chat requests to completions of the engine."""
 
 import asyncio
 import json
@@ -33,11 +33,11 @@ BROKEN_UP = (
 
 
 class RejectedCallError(Exception):
-    """A model call without an answer. The text goes to the program."""
+    """A model call that gets no answer. The text goes to its caller."""
 
 
 class TooLongError(RejectedCallError):
-    """A prompt for which there is no room. The program gets a final message."""
+    """A prompt that leaves no room for a reply. The program gets a final message instead."""
 
 
 class EndedError(RejectedCallError):
@@ -47,12 +47,12 @@ class EndedError(RejectedCallError):
 @dataclass(slots=True)
 class Connection:
     is_answered: bool = False  # the whole answer was sent
-    is_lost: bool = False  # the program left before
+    is_lost: bool = False  # the program left before that
 
 
 @dataclass(kw_only=True, slots=True)
 class Call:
-    """One answered call of the model. The ids of a hosted model's are numbers of messages."""
+    """One answered call of the model. For a hosted model, the ids are numbers of messages."""
 
     number: int
     request: ChatRequest
@@ -62,7 +62,7 @@ class Call:
     reply: str
     times_s: list[float]  # Unix times: when it was asked for, and answered
     connection: Connection
-    usage: Usage | None = None  # of a hosted model: the tokens of the whole prompt, and the reply's
+    usage: Usage | None = None  # of a hosted model: tokens of the whole prompt and of the reply
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class WaitingCall:
 
     @property
     def order(self) -> str:
-        """What calls made at once are sorted by: nothing that differs between equal programs."""
+        """The sort key of calls made at once: nothing in it differs between equal programs."""
         request = self.request
         return json.dumps(
             [request.messages, request.tools, request.max_tokens, request.takes_calls],
@@ -96,8 +96,8 @@ class ModelCalls:
     """Answers the calls of one episode's program, and keeps them.
 
     Calls that the program makes at once are sampled together. An exact engine samples them in
-    rounds. A round begins when the program does nothing but wait for answers, and has its calls in
-    the order of their text, so that equal programs give equal rounds. Other engines answer calls as
+    rounds. A round begins when the program does nothing but wait for answers, and its calls are
+    sorted by their text, so that equal programs give equal rounds. Other engines answer calls as
     they come.
     """
 
@@ -114,7 +114,7 @@ class ModelCalls:
         self._config = config
         self._known = KnownReplies()
         self._num_begun = 0
-        self._num_sampled = 0  # tokens of completions
+        self._num_sampled = 0  # tokens, of the first completion of each round
         self._num_waiting = 0  # calls that wait for the engine
         self._waiting_since_s = 0.0  # by the monotonic clock
         self._waited_s = 0.0
@@ -228,7 +228,7 @@ class ModelCalls:
             messages, known_ids = self._restored(request)
             prompt_ids = self._chat.rendered_ids(messages, request.tools, known_ids)
             limit = self._room(len(prompt_ids))
-        except (RejectedCallError, ConfigError) as error:  # of the template, for these messages
+        except (RejectedCallError, ConfigError) as error:  # ConfigError: of the template
             is_rejected = isinstance(error, RejectedCallError)
             rejection = error if is_rejected else RejectedCallError(str(error))
             waiting.answer.set_exception(rejection)
@@ -279,8 +279,10 @@ class ModelCalls:
         )
 
     def _restored(self, request: ChatRequest) -> tuple[list[Message], dict[int, list[int] | None]]:
-        """Return the messages for the template, and the model's own by index, with the sampled ids
-        of those that it may show as text."""
+        """Return the messages for the template, and the sampled ids of the model's own, by index.
+
+        None: the template gets such a message in another form than its text.
+        """
         messages, ids = self._chat.without_markup(request.messages), dict[int, list[int] | None]()
         found = self._known.find(request.sent)
         others = [index for index in range(len(messages)) if index not in found.replies]
@@ -301,7 +303,7 @@ class ModelCalls:
         return messages, ids
 
     def _room(self, num_prompt_tokens: int) -> int:
-        """Return the tokens that a reply may have. Raises TooLongError."""
+        """Return how many tokens a reply may have. Raises TooLongError."""
         env, spent = self._context.env, self._config.max_tokens
         room = env.max_episode_tokens - num_prompt_tokens
         whole = room if spent is None else spent - self._num_tokens - num_prompt_tokens

@@ -16,7 +16,7 @@ def check_programs(config: ProgramAgentConfig) -> str:
 
 
 def check_clients(config: ClientAgentConfig) -> str:
-    """Return where clients come to. Raises ConfigError if the port is taken."""
+    """Return where clients connect. Raises ConfigError if the port is taken."""
     if config.host in LOOPBACK and port_in_use(config.port):
         raise ConfigError(
             f"agent.port={config.port}: the port is used by another program; set another one"

@@ -57,7 +57,7 @@ def serve(
     vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. Requests must carry the
     key in the environment variable VLLM_API_KEY, or the one that is printed.
 
-    With --train, a run begins whose episodes are played by programs with openenv_pipe.client.
+    With --train, starts a run whose episodes are played by programs that use openenv_pipe.client.
 
     \b
     openenv-pipe serve runs/wordle/latest

@@ -1,7 +1,7 @@
 """The web server that programs reach: the model in four dialects, and their environment's session.
 
-Every episode has a random key, which is the password and the route. `/v1/...` and the paths of
-other dialects take it where their clients send it; the addresses of a session have it in their path
+Every episode has a random key, which is both password and route. `/v1/...` and the paths of other
+dialects take it from where their clients send it; the addresses of a session have it in their path
 (`session_routes`).
 """
 
@@ -73,8 +73,8 @@ class Gateway(Endpoint):
         port: 0 for any free one.
         routes: further addresses.
         token: what clients have to send to open episodes; None: there are no clients.
-        path: of a unix socket to listen at in the place of host and port, which everyone may use
-            who can open its folder; `url` is then how programs reach it.
+        path: of a unix socket to listen at in place of host and port; everyone who can open its
+            folder may use it. `url` is then how programs reach it.
 
         Raises OSError if it cannot listen there.
         """
@@ -117,7 +117,7 @@ class Gateway(Endpoint):
             self._registry.delete(key)
 
     def _admit(self, scope: Scope, headers: Headers) -> Admitted:
-        """Admit the token at the address where episodes open, and elsewhere the key of one."""
+        """Admit the token at the address that opens episodes, and elsewhere an episode's key."""
         reject_other_sites(headers, self._host)
         path: str = scope["path"]
         if path == ROLLOUTS and self._token is not None:

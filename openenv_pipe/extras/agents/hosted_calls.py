@@ -24,10 +24,10 @@ REJECTIONS = (400, 413, 422)  # statuses that say that this request is wrong, an
 
 
 class HostedCalls(ModelCalls):
-    """Answers the calls of one episode's program by an endpoint, which gets its messages and tools.
+    """Answers the calls of one program with an endpoint, which gets their messages and tools.
 
-    Each message has a number in the place of token ids, so that calls are linked as those of an
-    engine with token ids are: a call continues the longest conversation that it begins with.
+    Each message has a number in place of token ids, so that calls are linked as they are for an
+    engine with token ids: a call continues the longest conversation that it begins with.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -116,7 +116,7 @@ class HostedCalls(ModelCalls):
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return what a message is known by: of a reply, what programs send back of it."""
+    """Return what identifies a message: of a reply, the part that programs send back."""
     is_reply = message.get("role") == "assistant"
     return json.dumps(message_key(message) if is_reply else message, sort_keys=True)
 

@@ -30,7 +30,7 @@ class KnownReply:
 @dataclass(frozen=True, slots=True)
 class _Place:
     history: bytes  # a digest of all messages before it
-    before: bytes  # the one before it
+    before: bytes  # a digest of the last of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,17 +95,17 @@ class KnownReplies:
         ids, text = call_ids_of(message), text_of(message.get("content"))
         by_id = [each for each in given if ids and each.call_ids == ids]
         by_place = [each for each in given if each.place == place]
-        # Of a history whose beginning was changed, as by compaction or a clock.
+        # For a history whose beginning has changed, as by compaction or a clock.
         by_last = [each for each in given if each.place.before == place.before]
         chosen = by_id or by_place or by_last or given
         if text != text.strip():
-            # The program does not strip what it gets, so that its text is exact.
+            # The program does not strip what it gets, so its text is exact.
             chosen = [each for each in chosen if each.text == text]
         return [each.reply for each in chosen]
 
 
 def _places(history: Sequence[Mapping[str, Any]]) -> list[_Place]:
-    """Return the place of each message, and that of the one which comes next."""
+    """Return the place of each message, and that of the next one to come."""
     digest, before = blake2b(digest_size=16), b""
     places = [_Place(digest.digest(), before)]
     for message in history:

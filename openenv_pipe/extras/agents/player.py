@@ -1,4 +1,4 @@
-"""Play one episode by what calls the model by HTTP, and make turns of its calls and steps."""
+"""Let an agent play one episode over HTTP, and make turns of its model calls and steps."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -26,8 +26,8 @@ MAX_REASONS = 8  # for which calls were rejected
 def build_turns(calls: Sequence[Call], steps: EnvironmentSteps) -> list[Turn]:
     """Return a turn for each call, linked to the call that it continues.
 
-    A step belongs to the last call that was answered before it, and one before the first call
-    belongs to that. A call whose answer nobody received is a retry.
+    A step belongs to the last call that was answered before it, or to the first call if there is
+    none. A call whose answer nobody received is a retry.
     """
     turns = [
         Turn(
@@ -52,7 +52,7 @@ def build_turns(calls: Sequence[Call], steps: EnvironmentSteps) -> list[Turn]:
         if call.connection.is_lost:
             turn.role = TurnRole.RETRY
         if turn.parent == (index - 1 if index else None):
-            turn.parent = PREVIOUS  # as of the pipeline's loop
+            turn.parent = PREVIOUS  # as in the pipeline's loop
     for number, step, time_s in steps.taken if turns else ():
         turn = turns[max(0, number)]
         turn.steps.append(step)
@@ -61,14 +61,14 @@ def build_turns(calls: Sequence[Call], steps: EnvironmentSteps) -> list[Turn]:
 
 
 def _new_messages(call: Call, calls: Sequence[Call], parent: int | None) -> list[Message]:
-    """Return the messages that follow the reply of the call before; of a first one, all of them."""
+    """Return the messages after the reply of the parent call; without a parent, all of them."""
     if parent is None:
         return with_tools(call.messages, call.request.tools)
     return call.messages[len(calls[parent].messages) + 1 :]
 
 
 def _new_tokens(usage: Usage, calls: Sequence[Call], parent: int | None) -> Usage:
-    """Return the usage without the prompt tokens that the call before has counted."""
+    """Return the usage without the prompt tokens that the parent call has counted."""
     before = None if parent is None else calls[parent].usage
     if before is None:
         return usage
@@ -77,7 +77,7 @@ def _new_tokens(usage: Usage, calls: Sequence[Call], parent: int | None) -> Usag
 
 
 class AgentPlayer(Player, ABC):
-    """Plays one episode by what calls the model and takes steps by HTTP."""
+    """Plays one episode with an agent that calls the model and takes steps over HTTP."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AgentPlayer(Player, ABC):
         """Wait for the agent's end, and fill in the episode. Return how it ended."""
 
     async def _conclude(self, rollout: Rollout) -> None:
-        """Answer no further call and no further step, and make the episode's turns of them.
+        """Answer no further call and no further step, and build the episode's turns.
 
         Raises SessionError if the environment's session has failed, else the engine's error.
         """
@@ -165,7 +165,7 @@ class AgentPlayer(Player, ABC):
 
 
 def _noted(rejections: Sequence[str]) -> list[str]:
-    """Say how many calls got an error in the place of an answer, for each reason."""
+    """Say how many calls got an error instead of an answer, for each reason."""
     return [
         f"{count} {'call was' if count == 1 else 'calls were'} rejected with {reason}"
         for reason, count in Counter(rejections).items()

@@ -21,7 +21,7 @@ ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 
 
 class CallingAgentConfig(AgentBlock):
-    """Base of the agents that call the model by HTTP: the limits of an episode's calls."""
+    """Base of the agents that call the model over HTTP: the limits of an episode's calls."""
 
     max_calls: NumTurns = Field(
         description="calls of the model; every further one is answered with a final message"
@@ -40,7 +40,7 @@ class NoSandboxConfig(SandboxBlock):
 
 
 class ProgramAgentConfig(CallingAgentConfig):
-    """A program that calls the model by HTTP (conf/agent/program.yaml).
+    """A program that calls the model over HTTP (conf/agent/program.yaml).
 
     In `command`, `variables` and `files`, these are filled in: {python} this Python, or the image's
     python3, {prompt} the task as text, {prompt_file} a file with it, {task_file} a JSON file with
@@ -111,7 +111,7 @@ class ProgramAgentConfig(CallingAgentConfig):
 
 
 class ClientAgentConfig(CallingAgentConfig):
-    """Clients of `openenv_pipe.client`, which come by HTTP (conf/agent/client.yaml)."""
+    """Clients of `openenv_pipe.client`, which connect over HTTP (conf/agent/client.yaml)."""
 
     type: Literal["client"]
     host: str = Field(

@@ -160,7 +160,7 @@ def _error_frame(code: str, message: str) -> dict[str, Any]:
 
 
 def _mcp_tools(steps: EnvironmentSteps) -> list[dict[str, Any]]:
-    """Return the environment's tools; of another environment one tool, whose call is a step."""
+    """Return the environment's tools; if it has none, one tool, whose call is a step."""
     functions = [tool["function"] for tool in steps.opening.tools]
     if not functions:
         schema = steps.opening.action_schema or {"type": "object"}

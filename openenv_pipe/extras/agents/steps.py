@@ -1,4 +1,4 @@
-"""The environment's side of a program: its session, whose steps the program takes by HTTP."""
+"""The environment's side of a program: its session, whose steps the program takes over HTTP."""
 
 import asyncio
 import time
@@ -33,14 +33,14 @@ class EnvironmentSteps:
     ) -> None:
         """
         first: the result of the reset.
-        opening, adapter: tell of the environment's tools and actions.
+        opening, adapter: describe the environment's tools and actions.
         last_call: returns the number of the last model call, which a step is credited to.
         """
         self.first = first
         self.opening = opening
         self.adapter = adapter
-        self.taken: list[tuple[int, Step, float]] = []  # the call before it, the step, Unix time
-        self.rejected: dict[int, str] = {}  # by the call before it, why the last step was rejected
+        self.taken: list[tuple[int, Step, float]] = []  # the last call before, the step, Unix time
+        self.rejected: dict[int, str] = {}  # why the last step after a call was rejected, by call
         self.is_done = first.done
         self.is_used_up = False  # the program asked for more steps than env.max_turns
         self.failure: SessionError | None = None  # what ends the episode

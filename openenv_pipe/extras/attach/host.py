@@ -1,6 +1,6 @@
 """Host `attach`: environment servers that run already and that others start and stop.
 
-If a server stops answering, its sessions are lost, as those of a dead server. If it does not answer
+If a server stops answering, its sessions are lost, as with a dead server. If it does not answer
 again within `host.max_outage_s`, the host fails.
 """
 

@@ -7,6 +7,6 @@ RULES = (
         keys=("env.command", "env.python", "env.variables"),
         because=("host.type",),
         applies=lambda config: config.host.type == "attach",
-        advice="the run starts no server; start the server itself with it",
+        advice="the run starts no server; set it where the server is started",
     ),
 )

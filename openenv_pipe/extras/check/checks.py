@@ -1,7 +1,7 @@
 """All checks of `openenv-pipe check`: what `train` requires, then what can be tried beyond that.
 
-Each check yields lines. An error meant for people becomes a failed line, and the next check goes
-on. Nothing is loaded onto a GPU, nothing is downloaded.
+Each check yields lines. A PipeError becomes a failed line, and the next check runs. Nothing is
+loaded onto a GPU, and nothing is downloaded.
 """
 
 import logging
@@ -38,7 +38,7 @@ Check = Callable[[RunConfig], Iterator[Line]]
 
 
 def check_hub(config: RunConfig) -> Iterator[Line]:
-    """Ask the hub for a model that is not on this machine. Raises ConfigError without it."""
+    """Ask the hub for a model that is not on this machine. Raises ConfigError if that fails."""
     model = config.model
     if not isinstance(model, HubModelConfig) or find_model_folder(model) is not None:
         return
@@ -57,7 +57,7 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
 
 
 def check_lr(config: RunConfig) -> Iterator[Line]:
-    """Say where the learning rate is from, and whether it is too large for pretrained weights."""
+    """Compare learning rates with the defaults, and warn of one that may destroy the model."""
     if config.engine.capabilities.can_train and (text := describe_lr(config)):
         yield Line("learning rate", Result.OK, text)
         if warning := warn_of_lr(config):
@@ -78,7 +78,7 @@ def try_forward(config: RunConfig) -> Iterator[Line]:
         return
     num_parameters = sum(each.numel() for each in build_empty(config.model).parameters())
     if num_parameters > MAX_TRIED or config.model.quantization != "none":
-        text = "not tried: the model is large or quantized; the run chooses when it has loaded it"
+        text = "not tried: the model is large or quantized; the run chooses after loading it"
         yield Line("forward", Result.OK, text)
         return
     max_tokens = config.max_episode_tokens
@@ -145,20 +145,20 @@ def _try_tracker(config: RunConfig) -> Iterator[Line]:
 
 
 def _try_cluster(config: RunConfig) -> Iterator[Line]:
-    """Call the `trial` of the cluster's type with the configuration; it gives lines."""
+    """Call the `trial` of the cluster's type with the configuration; it yields lines."""
     trial = block_types("cluster")[config.cluster.type].trial
     yield from load(trial)(config) if trial else ()
 
 
 def _try_warm_start(config: RunConfig) -> Iterator[Line]:
-    """Call the `trial` of the source's type with the configuration; it gives lines."""
+    """Call the `trial` of the source's type with the configuration; it yields lines."""
     warm_start = config.trainer.warm_start
     trial = block_types("trainer.warm_start.source")[warm_start.source.type].trial
     yield from load(trial)(config) if trial and warm_start.steps else ()
 
 
 def _try_engine(config: RunConfig) -> Iterator[Line]:
-    """Call the `trial` of the engine's type with the configuration; it gives a text."""
+    """Call the `trial` of the engine's type with the configuration; it returns a text."""
     trial = block_types("engine")[config.engine.type].trial
     if trial and (found := load(trial)(config)):
         yield Line("engine", Result.OK, found)

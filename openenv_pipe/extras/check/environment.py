@@ -36,12 +36,12 @@ from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Observation, Opening, Task
 
 MAX_LABELS = 10  # of a column, the most frequent first
-MAX_ROUNDS = 4  # in which the episodes of a step are played one after the other, without a warning
+MAX_ROUNDS = 4  # one after the other, that a step's episodes may take without a warning
 Trajectory = list[tuple[Any, ...]]
 
 
 def load_chat(config: RunConfig) -> ChatFormat | None:
-    """Load the chat format; None without a tokenizer on this machine that can be trained with."""
+    """Load the chat format; None if this machine has no tokenizer that training can use."""
     if not config.engine.capabilities.needs_tokenizer:
         return None
     try:
@@ -61,7 +61,7 @@ def tokens_line(env: EnvConfig, chat: ChatFormat, openings: Sequence[Opening]) -
     if room >= env.max_reply_tokens:
         return Line("tokens", Result.OK, f"{text} leaves {room} for what follows", measured)
     tools = _about_tools(env, chat, openings[counts.index(longest)])
-    advice = "raise it, as far as the model goes, or cut observations by env.max_observation_tokens"
+    advice = "raise it if the model allows more, or cut observations by env.max_observation_tokens"
     if shortest >= limit:
         text = f"{text} leaves no room for a reply{tools}; {advice}"
         return Line("tokens", Result.FAIL, text, measured)
@@ -228,8 +228,8 @@ async def _baselines_differ(
 ) -> tuple[bool, bool]:
     """Play two tasks that begin alike with each baseline until one is answered differently.
 
-    Returns whether any baseline could play, and whether the tasks differ. What is wrong with a
-    baseline is in its own line.
+    Returns whether any baseline could play, and whether the tasks differ. A baseline's own line
+    says what is wrong with it.
     """
     is_played = False
     for dotted in config.env.baselines.values():

@@ -105,14 +105,14 @@ def _baseline_line(label: str, episode: Episode, reward: RewardConfig) -> Line:
 
 
 def random_reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
-    """A scripted policy for every adapter: a random action, or a text where any text is one."""
+    """A scripted policy for every adapter: a random action, or a text if any text is an action."""
     if opening.tools or opening.action_schema:
         return random_action(observations, draw, opening=opening)
     return "an example"
 
 
 def no_action(observations: Sequence[Observation], draw: random.Random) -> str:
-    """A scripted policy whose replies are unusable, but for adapters to which any text is one."""
+    """A scripted policy whose replies are unusable, unless the adapter takes any text as action."""
     return "???"
 
 
@@ -123,8 +123,8 @@ async def try_rewards(
     `env.metrics` that no observation has.
 
     They are tried with an episode of random actions, with one of replies that are not actions, and
-    with one of each baseline. Without `chat`, an engine that takes messages, these have no token
-    ids, as in the run. Raises HostError: as in training.
+    with one of each baseline. Without `chat`, for an engine that takes messages, the episodes have
+    no token ids, as in the run. Raises HostError: as in training.
     """
     terms = {k: term for k, term in config.reward.terms.items() if isinstance(term, PythonTerm)}
     if not terms and not config.env.metrics:
@@ -156,7 +156,7 @@ async def _play(
     splits: Splits,
     chat: ChatFormat | None,
 ) -> Episode | None:
-    """Return an episode of the policy; None if it fails, for other checks report that."""
+    """Return an episode of the policy; None if it fails, which other checks report."""
     try:
         async with asyncio.timeout(LIMIT_S):
             if chat is not None:

@@ -1,4 +1,4 @@
-"""The parts of a run that `cluster=ray` has on other machines."""
+"""The parts of a run that `cluster=ray` puts on other machines."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from openenv_pipe.system.ray_connection import require_ray
 
 
 class RayCluster(Cluster):
-    """The nodes of a Ray cluster, beside this machine."""
+    """The nodes of a Ray cluster, besides this machine."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)

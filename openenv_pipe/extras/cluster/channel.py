@@ -1,7 +1,7 @@
 """Messages between the run's process and a rollout worker, over one TCP connection.
 
-A call of a Ray actor takes about a millisecond of processor time, most of what a step of an episode
-costs without it; a message of this file takes about a tenth of that.
+A call of a Ray actor takes about a millisecond of processor time, more than half of what the rest
+of an episode's step costs; a message of this file takes about a tenth of such a call.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ class ConnectionOffer:
 
 
 class Channel:
-    """One end of a connection. Messages of the same moment go in one write."""
+    """One end of a connection. Messages sent in one turn of the event loop share a write."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: list[bytes] = []  # messages of this moment
+        self._waiting: list[bytes] = []  # messages of this turn of the event loop
 
     def send(self, message: Any) -> None:
         """Send a message soon. A lost connection shows in `receive`."""

@@ -55,7 +55,7 @@ class RayRanks:
         return self._settings.learner_nodes
 
     def start(self, worker: str, size: int, num_threads: int) -> None:
-        """See `learner.devices.NodeRanks.start`. Waits `cluster.start_timeout_s` for nodes."""
+        """See `learner.devices.NodeRanks.start`. Waits `cluster.start_timeout_s` at most."""
         settings, per_node = self._settings, size // self.num_nodes
         num_gpus = 0.0 if self._device.type == "cpu" else 1.0
         self._cluster = Nodes(settings.address)

@@ -75,7 +75,7 @@ class Nodes(RayConnection):
     async def wait_for_node(
         self, process: "PlacedProcess", timeout_s: float, *, needs: str, advice: str
     ) -> str:
-        """Wait until a process runs, and return its method `node`: the name of its node.
+        """Wait until a process runs, and return the result of its method `node`: its node's name.
 
         For some seconds Ray does not know that a node is lost, and may place a process there, which
         never runs. Such a process is placed again.
@@ -130,7 +130,7 @@ class Nodes(RayConnection):
         }
 
     async def watch_head(self) -> HostError:
-        """Wait until the cluster's head does not answer any more, and return that as an error.
+        """Wait until the cluster's head no longer answers, and return that as an error.
 
         Ray itself would end this process after a minute, without a word about the run.
         """
@@ -209,7 +209,7 @@ class PlacedCall:
         self._reference = reference
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait for the end of the call, or of the process, and return whether it came."""
+        """Wait up to `timeout_s` for the end of the call or the process; return whether it came."""
         over, _ = self._process.ray.wait([self._reference], timeout=timeout_s)
         return bool(over)
 

@@ -1,4 +1,4 @@
-"""One rollout worker on another node: its episodes, its questions, and answers to repeat."""
+"""One rollout worker on another node: its episodes, and replies of the engine to repeat."""
 
 import asyncio
 import hashlib
@@ -56,7 +56,7 @@ class EpisodeReplies:
         self._place = 0
 
     async def settle(self) -> None:
-        """Wait for the replies that were asked for: the engine is told of an episode's end last."""
+        """Wait for the replies still due: only then may the engine be told of the episode's end."""
         if pending := [exchange.reply for exchange in self._exchanges if not exchange.reply.done()]:
             await asyncio.wait(pending)
 
@@ -103,7 +103,7 @@ class RemoteWorker:
 
     def __init__(self, process: PlacedProcess, listener: Listener) -> None:
         self.process = process
-        self.num_free = 0  # episodes that it can play beside those that it plays
+        self.num_free = 0  # further episodes that it can play now
         self.num_deaths = 0  # of its environment servers
         self.is_lost = False
         self._plays: dict[int, _Play] = {}
@@ -153,7 +153,7 @@ class RemoteWorker:
         self.num_free = self.facts.capacity
 
     def end(self) -> None:
-        """End the worker's process and the connection to it; nothing is played on it any more."""
+        """End the worker's process and the connection to it; nothing more is played on it."""
         self.is_lost = True
         self.process.kill()
         if self._channel is not None:
@@ -182,13 +182,13 @@ class RemoteWorker:
                 self._send(CancelOrder(play=play))
 
     async def serve(self) -> WorkerLostError:
-        """Handle what the worker reports until it is lost, and return the error of that."""
+        """Handle what the worker reports until it is lost; return the error that says why."""
         assert self._channel is not None
         serving = asyncio.create_task(self.process.call("serve"))
         handling = asyncio.create_task(self._handle_reports(self._channel))
         try:
             await asyncio.wait((serving, handling), return_when=asyncio.FIRST_COMPLETED)
-            # Ray knows why a process ended, some moments after its connection did.
+            # Ray learns why a process ended some moments after its connection did.
             await asyncio.wait((serving,), timeout=REASON_LIMIT_S)
             lost = _why_lost(self.process.name, serving, handling)
         finally:
@@ -255,7 +255,7 @@ class RemoteWorker:
 
 
 def _why_lost(name: str, *tasks: asyncio.Task[None]) -> WorkerLostError:
-    """Return why a worker does not serve any more, by Ray's account where it has one."""
+    """Return why a worker no longer serves, by Ray's account where it has one."""
     errors = [error for task in tasks if task.done() and (error := task.exception())]
     for error in errors:
         if isinstance(error, WorkerLostError):

@@ -1,5 +1,7 @@
-"""Check a Ray cluster: what fits on its nodes, whether it starts there, and the network between the
-learner's ranks. vLLM servers are only given their room."""
+"""Check a Ray cluster: what fits on its nodes and starts there, and the learner's network.
+
+vLLM servers are not started; only room for them is taken.
+"""
 
 import asyncio
 import tempfile
@@ -27,9 +29,9 @@ SMALLEST_SUM, LARGE_SUM = 4, 16 * 2**20  # bytes
 def try_cluster(config: RunConfig) -> Iterator[Line]:
     """Compare the workers with the nodes' cores, then start them and their servers once.
 
-    With `cluster.vllm_on_nodes`, the vLLM servers' room is taken beside them, and vLLM looked for
-    there. With `cluster.learner_nodes` above 1, the learner's ranks are started, too, and add up a
-    tensor. What needs nodes that an autoscaler would have to add is not started.
+    With `cluster.vllm_on_nodes`, room for the vLLM servers is taken beside them, and vLLM is looked
+    for there. With `cluster.learner_nodes` above 1, the learner's ranks are started, too, and add
+    up a tensor. What needs nodes that an autoscaler would have to add is not started.
 
     Raises HostError and ConfigError.
     """

@@ -36,7 +36,7 @@ LOG = "engine.log"
 MAX_LOG_BYTES = 1 << 20  # of one answer
 PART_BYTES = 16 * 2**20  # of a file, in one call
 LOG_POLL_S = 0.5
-STOP_MARGIN_S = 10.0  # for the answer, beside the time in which the server has to end
+STOP_MARGIN_S = 10.0  # for the answer, on top of the time in which the server has to end
 
 
 class RemoteVllmServer:
@@ -53,7 +53,7 @@ class RemoteVllmServer:
     ) -> None:
         """Prepare the server without placing it.
 
-        is_written: the run has written the model's folder, so that no node has it.
+        is_written: the run has written the model's folder, so no node has it.
         log: the file on this machine into which the server's log is copied.
         """
         self.url = ""

@@ -185,7 +185,7 @@ class _WorkerContext:
 class _AskingEngine(StaticEngine):
     """The engine of one episode, whose requests the run's engine answers.
 
-    What concerns collections and weights is done where the run's engine is.
+    What concerns rollout batches and weights is done where the run's engine is.
     """
 
     max_episodes = 1

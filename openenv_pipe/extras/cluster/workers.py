@@ -174,7 +174,7 @@ class RolloutWorkers:
         return worker
 
     async def _serve_and_replace(self, index: int) -> None:
-        """Serve a worker, and the ones that replace it, until the run ends or the budget does."""
+        """Serve a worker, and the ones that replace it, until the run or `max_restarts` ends."""
         try:
             while True:
                 lost = await self._workers[index].serve()
@@ -195,8 +195,8 @@ class RolloutWorkers:
             _log.warning("%s", lost)
             if self._num_lost > self._settings.max_restarts:
                 raise HostError(
-                    f"{lost}; cluster.max_restarts={self._settings.max_restarts} lost workers "
-                    "are replaced, and no more; find out why they end, or raise it"
+                    f"{lost}; cluster.max_restarts={self._settings.max_restarts} are used up; "
+                    "find out why workers are lost, or raise it"
                 )
             try:
                 return await self._started(index)
@@ -215,7 +215,7 @@ class RolloutWorkers:
         end_at_once(error)
 
     async def _fail(self, error: PipeError) -> None:
-        """End all episodes with an error, and those that would be played later."""
+        """End all episodes with an error, also those that would be played later."""
         self._failure = self._failure or error
         for worker in self._workers:
             worker.end_all(self._failure)

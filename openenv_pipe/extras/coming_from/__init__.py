@@ -1,4 +1,4 @@
-"""Error messages about keys and losses by the names that TRL, verl, prime-rl and ART have."""
+"""Error messages about keys and losses under their names in TRL, verl, prime-rl and ART."""
 
 from openenv_pipe.registry import Extra
 

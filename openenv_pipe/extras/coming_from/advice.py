@@ -1,4 +1,4 @@
-"""What to write in the place of a name of another trainer."""
+"""What to write here instead of the name that another trainer has for it."""
 
 from typing import Any
 

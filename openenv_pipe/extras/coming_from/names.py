@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-# By the last part of the other name; one that several keys here have is left out.
+# By the last part of the other name; one that ends the name of a key here is left out.
 OTHER_NAMES: Mapping[str, str] = {
     # TRL
     "num_generations": "trainer.group_size",

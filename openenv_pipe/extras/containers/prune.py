@@ -1,7 +1,7 @@
 """`openenv-pipe prune`: remove what killed runs have left on this machine and in a cluster.
 
 Each part is removed by its own owner's rules: containers by their label, weights folders by the
-process named in them, pods by the lease of their run, which is expired if nobody renews it.
+process named in them, pods by the lease of their run, which expires if nobody renews it.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ class Namespace:
 
 
 def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: Notify) -> None:
-    """Remove the leftovers of dead runs, and tell the name of each.
+    """Remove the leftovers of dead runs, and report the name of each.
 
-    dry_run: tell the names only.
+    dry_run: only report the names.
     namespace: where to look for pods; None: nowhere.
     context: the kubeconfig's context; None: the current one. Raises ConfigError and HostError.
     """

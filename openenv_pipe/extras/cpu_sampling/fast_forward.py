@@ -2,9 +2,8 @@
 
 transformers' modules spend most of a small model's time in Python, masks and copies, and with
 autocast they cast all weights again for each token. This pass computes the same products with the
-same rounding in fewer operations, from weights that are cast once for each rollout batch, and keys
-and values are allocated ahead. `forward_check` compares it with the model before it
-is used.
+same rounding in fewer operations: weights are cast once for each rollout batch, and room for keys
+and values is allocated ahead. `forward_check` compares it with the model before it is used.
 
 Shape letters: N tokens of a pass, R rows (conversations), P pieces of rows, Q tokens of the longest
 piece, C capacity of a row in tokens, W tokens that a pass may look at, H query heads, K key-value
@@ -29,7 +28,7 @@ from openenv_pipe.extras.cpu_sampling.row_attention import (
 from openenv_pipe.models.forward.row_forward import Rows
 from openenv_pipe.types import NO_IMAGES, Images
 
-# tokens of a pass over prompts, so that what it computes stays in the processor's cache
+# tokens of a pass over prompts: few enough that what it computes stays in the processor's cache
 BLOCK = 512
 
 
@@ -143,7 +142,7 @@ class FastForward:
         return 0 if prefix is None else self._prefix_lengths[prefix]
 
     def _own_prefix(self, row: int, width: int) -> None:
-        """Let a row have its first tokens itself, and forget all others."""
+        """Copy the first tokens of a row from its prefix into the row, and forget all others."""
         prefix = self._prefix_of[row]
         assert prefix is not None
         self._rows.copy_prefix(row, self._prefixes, prefix, width)

@@ -37,7 +37,7 @@ def unsupported_reason(model: Any, decoder: Any) -> str | None:
 
 
 class _Matrix:
-    """A matrix and what it adds, packed for oneDNN where torch has it."""
+    """A matrix and its bias, packed for oneDNN where torch has it."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, precision: torch.dtype
@@ -68,9 +68,10 @@ class _Matrix:
 class _Product:
     """A linear layer, or several that read the same input.
 
-    In float32, adapters are merged into the matrix. In bfloat16, what a young adapter adds to a
-    weight is less than half of the step to the next number, and would be lost in it: there, its
-    first factor is beside the matrix and the second one a product of its own, as in the learner.
+    In float32, adapters are merged into the matrix. In bfloat16, what a barely trained adapter adds
+    to a weight is less than half of the step to the next number and would be rounded away: there,
+    the matrix is followed by its first factor, and its second one is a product of its own, as in
+    the learner.
     """
 
     def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:

@@ -1,8 +1,8 @@
-"""What a fast forward pass caches of rows, and the attention of new tokens to it.
+"""The keys and values that a fast forward pass caches, and the attention of new tokens to them.
 
 The members of a group begin with the same prompt, whose keys and values are stored once. The
-queries of all members are one product with them, in place of a product for each row, and the
-memory that a pass reads is that much smaller.
+queries of all members are multiplied with them in one product, not in one for each row, and a pass
+reads that much less memory.
 
 Shape letters: N new tokens, P pieces of rows, Q tokens of the longest piece, K key-value heads,
 J query heads of each of them, D head size, W own tokens that a pass may look at, G groups of pieces
@@ -17,15 +17,15 @@ from contextlib import suppress
 
 import torch
 
-# tokens; then capacity doubles, so that copies are few. Were it a power of two, a pass would look
-# for the tokens of all rows in the same places of the processor's cache.
+# tokens; then capacity doubles, so that copies are few. With a power of two, the tokens of all rows
+# would compete for the same places in the processor's cache.
 MIN_CAPACITY = 544
 
 
 class RowStore:
     """The keys and the values of each layer, [R, K, C, D].
 
-    They are apart, because a pass that reads only one of them loads no memory of the other.
+    They are separate, because a pass that reads only one of them loads no memory of the other.
     """
 
     def __init__(self, *, num_layers: int, num_kv_heads: int, head_size: int) -> None:
@@ -50,7 +50,7 @@ class RowStore:
             return
         shape = (num_rows, self._num_kv_heads, capacity, self._head_size)
         for layers in (self.keys, self.values):
-            for number in range(self._num_layers):  # so that only one layer is there twice
+            for number in range(self._num_layers):  # one by one: only one layer is there twice
                 grown = _zeros(shape)
                 if number < len(layers):
                     grown[: self.num_rows, :, :used] = layers[number][:, :, :used]
@@ -122,7 +122,7 @@ class SharedPrefixes:
     def __init__(
         self, store: RowStore, prefixes_P: Sequence[int | None], lengths: Sequence[int]
     ) -> None:
-        """prefixes_P: the row of the store that a piece begins with; None: it has all its tokens.
+        """prefixes_P: the row of the store that a piece begins with; None: it begins with none.
 
         lengths: of each row of the store, in tokens.
         """
@@ -176,7 +176,7 @@ class SharedPrefixes:
 
 
 def _num_members(sizes: Sequence[int]) -> int:
-    """Return the number of members up to which a group is padded; larger ones are divided.
+    """Return the number of members up to which a group is padded; larger groups are divided.
 
     Reading the keys and values of a prefix costs as much as two members' products with them.
     """
@@ -203,8 +203,8 @@ class RowAttention:
     ) -> None:
         """positions_PQ: of the tokens among the row's own ones.
 
-        place_N: where each token is among the P * Q; None: none is padding. shared: None: the rows
-        have all of their tokens.
+        place_N: where each token is among the P * Q; None: none is padding. shared: prefixes of the
+        rows; None: they have none.
         """
         self._store = store
         self._rows = rows

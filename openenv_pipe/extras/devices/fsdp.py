@@ -44,12 +44,12 @@ WEIGHTS = "model.safetensors"
 
 
 def own_part(values: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard, which shares memory; a tensor that is not sharded as it is."""
+    """Return this rank's shard, sharing its memory, or a tensor that is not sharded as it is."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
 def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Cut this rank's shard out of a full tensor like the parameter; no communication."""
+    """Cut this rank's shard out of a full tensor like the parameter, without communication."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh, places = parameter.device_mesh, parameter.placements
@@ -65,7 +65,7 @@ def as_shard_of(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """Return the whole of a tensor whose ranks hold shards. A collective."""
+    """Return the whole of a tensor of which the ranks hold shards. A collective."""
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
@@ -86,7 +86,7 @@ def shard(model: Any, ranks: ConnectedRanks, device: torch.device, *, num_replic
     num_replicas: groups of ranks that each hold all shards; a divisor of the number of ranks.
 
     Each layer is gathered for its computation. The weights outside of layers are gathered with
-    the root, which also keeps a head that is tied to the embedding one tensor.
+    the root, so that a head that is tied to the embedding stays one tensor with it.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     root, layers = Root(model), list(inner.get_decoder().layers)

@@ -2,7 +2,7 @@
 
 With `parallel: data` the run's policy is whole in this process, and has a copy in each worker. Only
 GRPO is distributed: rank 0 does the warm start alone and then broadcasts its result. With
-`parallel: fsdp` (`ShardedLearner`) each rank holds a shard of it from the beginning.
+`parallel: fsdp` (`ShardedLearner`) each rank holds a shard of the policy from the beginning.
 """
 
 from collections.abc import Mapping, Sequence

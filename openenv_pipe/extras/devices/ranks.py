@@ -75,7 +75,7 @@ class ConnectedRanks(Ranks):
         )
 
     def _wait_for_others(self, store: dist.Store, reject_lost: Callable[[], None] | None) -> None:
-        """Tell that this rank is there; with `reject_lost`, wait until all are.
+        """Announce that this rank is there; with `reject_lost`, wait until all are.
 
         `init_process_group` would wait up to LONGEST_WAIT for one that is lost.
         """

@@ -35,7 +35,7 @@ Layout = dict[str, tuple[torch.Size, torch.dtype]]  # of whole tensors
 
 
 def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Write sharded tensors (DTensor) and equal ones into one file. A collective.
+    """Write sharded tensors (DTensor), and tensors equal on all ranks, into a file. A collective.
 
     Every rank gives the same names in the same order.
     """

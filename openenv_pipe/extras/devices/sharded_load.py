@@ -44,7 +44,7 @@ def load_sharded_policy(
     num_replicas: see `fsdp.shard`.
     max_tokens: of an episode, for `fix_rope_table`.
 
-    A rank downloads a model that is not on its machine, on this machine rank 0 before the others.
+    Ranks download a model that is not on their machine; on this one, rank 0 does before the others.
 
     Raises ConfigError: the model cannot be read, or it cannot be sharded.
     """
@@ -122,8 +122,8 @@ def _fill_buffers(model: Any, device: torch.device) -> None:
 def _with_adapter(model: Any, config: ModelConfig) -> tuple[Any, Values]:
     """Add an adapter on the device `meta`, and return its initial values too.
 
-    They are those of an unsharded policy. peft draws them on the device of the matrices, so that
-    each matrix is replaced by a single number in the meantime, which looks like a matrix.
+    They are those of an unsharded policy. peft draws them on the device of the matrices, so in the
+    meantime each matrix is replaced by a single number that is expanded to its shape.
     """
     empty: dict[int, torch.nn.Parameter] = {}
     stand_ins: dict[int, torch.nn.Parameter] = {}
@@ -152,7 +152,7 @@ def _with_adapter(model: Any, config: ModelConfig) -> tuple[Any, Values]:
 
 
 def _fill(root: Root, device: torch.device) -> dict[str, torch.Tensor]:
-    """Give each shard on the device `meta` memory; return those of the base model by their names.
+    """Give memory to each shard on the device `meta`; return the base model's by their names.
 
     Tied weights stay one tensor.
     """

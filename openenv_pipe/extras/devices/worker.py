@@ -3,7 +3,8 @@
     python -m openenv_pipe.extras.devices.worker SOCKET RANK SIZE DEVICE NUM_THREADS
 
 It connects to the unix socket SOCKET and executes the orders that rank 0 sends, until rank 0 closes
-the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
+the connection. Its output is its log. Rank 0 alone plays episodes; unless the policy is sharded,
+it also writes checkpoints alone.
 
 On another machine, rank 0 calls the methods of a `Worker` instead (`workers.NodeRanks`).
 """
@@ -49,7 +50,7 @@ EXIT_DELAY_S = 1.0
 class Worker:
     """Executes rank 0's orders: a method of its own, or of an object that it has built before."""
 
-    policy: ShardedPolicy  # of a sharded policy, as the objects below
+    policy: ShardedPolicy  # like the objects below, only if the policy is sharded
     learner: ShardedLearner
     warm_start: ShardedWarmStart
     weights: ShardedPolicyWeights

@@ -47,7 +47,7 @@ class LeadRanks(ConnectedRanks):
 
     @contextlib.contextmanager
     def joined(self, order: str, *arguments: Any) -> Iterator[None]:
-        if self._is_joined:  # an order is under way, of which this is a part on every rank
+        if self._is_joined:  # on every rank, this is a part of the order under way
             yield
             return
         self._is_joined = True
@@ -251,7 +251,7 @@ class Workers:
         ended = {rank: code for rank, code in codes.items() if code is not None}
         if not ended:
             return None
-        rank = max(ended, key=lambda rank: ended[rank])  # 128 and a signal's number
+        rank = max(ended, key=lambda rank: ended[rank])  # that of a signal first: it is above 128
         return RankLostError(
             f"rank {rank} of trainer.devices={self.ranks.size} ended with exit code {ended[rank]}",
             log=self._processes[rank - 1].log,

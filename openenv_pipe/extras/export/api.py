@@ -18,7 +18,7 @@ def export(
 
     run: a run, for its last checkpoint, or a checkpoint as "RUN@40", "RUN@best" or "RUN@start".
     output: the folder to make; default: RUN/export/NAME.
-    trust: also of a run whose folder another user made, or that was changed since.
+    trust: also export from a run whose folder another user made, or that was changed since.
     on_progress: receives a line about what was compared; default: the log, at level INFO.
     Returns the folder. Raises ConfigError, RunFolderError and FailureError.
     """

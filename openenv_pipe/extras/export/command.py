@@ -1,7 +1,7 @@
 """`export`: write a checkpoint as a Hugging Face folder with its adapter merged and a model card.
 
-The folder is written beside its place, read back and compared with the trained policy, and renamed,
-so it is complete and right, or absent.
+The folder is written beside its final place, read back, compared with the trained policy, and then
+renamed, so it is complete and right, or absent.
 """
 
 from collections.abc import Callable

@@ -41,7 +41,7 @@ class Recorded:
 
     folder: RunFolder
     config: RunConfig  # its `judge` and `reward` score the episodes
-    output: Path  # the folder of what the judge answers; nothing is written into the run's own
+    output: Path  # the folder of the judge's answers; nothing is written into the run's own
 
 
 def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> Recorded:
@@ -90,9 +90,9 @@ async def score_again(
 ) -> list[Group]:
     """Return copies of the groups with the rewards that the judge gives now.
 
-    Answers that the run has of the same judge to the same question are used again.
+    The run's answers of the same judge to the same question are reused.
 
-    repeat: 0; or a number, to ask the same once more. Raises JudgeError and ConfigError.
+    repeat: 0, or a number with which the same is asked again. Raises JudgeError and ConfigError.
     """
     scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
@@ -290,7 +290,7 @@ def _scores(group: Group, term: str) -> dict[int, list[float]]:
 
 
 def _self_correlation(first: list[float], second: list[float]) -> float:
-    """Return the rank correlation; of constant scores 1.0, if both are constant."""
+    """Return the rank correlation; for constant scores, 1.0 if both are constant, else 0.0."""
     if len(set(second)) < 2:
         return float(len(set(first)) < 2)
     return rank_correlation(first, second) or 0.0
@@ -304,7 +304,7 @@ def _cost(groups: Sequence[Group], term: str) -> Line:
         for name in ("num_calls", "num_tokens", "cost")
     }
     calls, tokens, cost = per_order.values()
-    text = f"an episode takes {calls:.3g} calls, {tokens:.0f} tokens and {cost:.3g} of cost"
+    text = f"an episode takes {calls:.3g} calls and {tokens:.0f} tokens, and costs {cost:.3g}"
     return Line(f"{term}: cost", Result.OK, text, per_order)
 
 

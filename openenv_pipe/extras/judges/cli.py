@@ -68,10 +68,10 @@ def check(
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
-    """Measure a judge on recorded episodes: its agreement with the reward and with itself, what it
-    prefers besides, and what it costs.
+    """Measure a judge on recorded episodes: its agreement with the reward and with itself, its
+    position and length bias, and what it costs.
 
-    Exit code 1 if a limit is not kept. Answers are kept, so that a second check asks nobody.
+    Exit code 1 if a limit is not kept. Answers are cached, so a second check sends no requests.
 
     \b
     openenv-pipe judge check echo/0001

@@ -66,7 +66,7 @@ class CriteriaTerm:
         for place, (episode, index) in enumerate(zip(group.scored, index_of, strict=True)):
             verdict = verdicts[index]
             if verdict is None:
-                return {}  # an episode judged would be compared with one that is not
+                return {}  # else judged episodes would be compared with unjudged ones
             is_first = index not in index_of[:place]
             values[episode.member] = (
                 verdict if isinstance(verdict, NoValue) else self._value(verdict, is_first=is_first)

@@ -1,6 +1,6 @@
 """The judge: asks a model for verdicts, reads and keeps its answers, and minds the budget.
 
-A judge that gives no usable answer is not a score of 0: the episodes in question have no reward.
+An unusable answer does not count as a score of 0: the episodes in question have no reward.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class Judge:
         self._config = config
         self._client = client
         self._verdicts = verdicts
-        # What answers are kept under: those of a repetition apart from the others.
+        # Answers are kept by this address, and so those of a repetition apart from the others.
         self._address = client.url + (f"#{repeat}" if repeat else "")
         self._max_tokens_key = (
             config.max_tokens_key if isinstance(config, OpenAIJudgeConfig) else "max_tokens"
@@ -270,7 +270,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the last JSON object in a text, which is not inside another one.
+    """Return the last JSON object in a text that is not inside another one.
 
     The last, because a judge that thinks aloud may quote what an episode says about its verdict.
 

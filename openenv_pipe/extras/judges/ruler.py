@@ -138,7 +138,7 @@ class Ruler:
         )
 
     def _parts(self, group: Group, number: int, count: int) -> list[list[int]]:
-        """Return the indices of conversations in an order of the group's seed, by part."""
+        """Return, by part, the indices of conversations in an order drawn from the group's seed."""
         source = random.Random(f"{group.seed}/{group.id}/{number}")
         order = source.sample(range(count), count)
         if count <= self._term.max_group:
@@ -193,8 +193,8 @@ def read_scores(text: str, *, part: Sequence[int]) -> Scores:
 def _join(parts: Sequence[Scores]) -> Scores:
     """Join the scores of a split group. The anchors, which all parts have, make them comparable.
 
-    Each part's scores are moved by what its anchors differ on average from those of the first part,
-    and stay within 0..1.
+    Each part's scores are shifted by the mean difference of its anchors from those of the first
+    part, and clamped to 0..1.
     """
     if len(parts) == 1:
         return parts[0]

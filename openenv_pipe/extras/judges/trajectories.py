@@ -18,7 +18,7 @@ def conversation_of(episode: Episode) -> Conversation:
     """Return what the agent read and wrote, and what the environment showed at the end.
 
     A reply that the agent was shown and did not write there, such as an example, has the role
-    `given reply`. Of an episode without turns the first observation is shown. The reward that a
+    `given reply`. For an episode without turns, the first observation is shown. The reward that a
     program or client reports is left out.
     """
     if not episode.turns:

@@ -27,8 +27,8 @@ class Verdicts:
         self._own = ResponseCache(folder, KEY)
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
         self._locks: dict[str, asyncio.Lock] = {}  # by request
-        # Of those who accept or end a step: failures, which are not on disk, by request; and the
-        # requests whose answers, which are, nobody could read.
+        # What `settle` decides on: failures by request, which are not on disk; and the requests
+        # whose answers, which are on disk, nobody could read.
         self._failures: dict[str, tuple[str, Mapping[str, Any], dict[str, Any]]] = {}
         self._unread: list[tuple[str, Mapping[str, Any]]] = []
 
@@ -64,8 +64,8 @@ class Verdicts:
         """Decide on the failures so far.
 
         goes_on: they were few enough for the run to go on. They are kept, so that a resumed run
-            repeats them. Otherwise a resumed run asks again; answers that nobody could read stay
-            paid for.
+            has the same ones. Otherwise a resumed run asks again; answers that nobody could read
+            stay paid for.
         """
         if goes_on:
             for url, body, answer in self._failures.values():

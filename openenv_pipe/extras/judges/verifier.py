@@ -90,7 +90,7 @@ class Verifier:
             return NoValue(why="the verifier answered with null")
         if not isinstance(answer, Mapping):
             if self._term.weights is not None or self._term.gates:
-                raise FailedVerifierError(f"{_shown(answer)} has no names, as the weights expect")
+                raise FailedVerifierError(f"{_shown(answer)} has no names, which the weights need")
             value = _number(answer)
             return TermValue(credits=[value], total=value)
         if not answer or len(answer) > MAX_NUMBERS:

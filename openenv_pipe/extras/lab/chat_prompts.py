@@ -1,8 +1,8 @@
-"""What `env inspect model=...` tells a chat model of an environment: the system's text, examples.
+"""What `env inspect model=...` tells a chat model about an environment: system message, examples.
 
-It says what the environment is about, what an action is and which moves are legal. Actions that
-were found to be good when random ones were played are shown as exchanges before the first message:
-small models follow them where they ignore an instruction.
+It says what the environment is about, what an action is and which moves are legal. Random actions
+that turned out to be good are shown as exchanges before the first message: small models follow
+them where they ignore an instruction.
 """
 
 import json
@@ -48,7 +48,7 @@ NO_DESCRIPTION = re.compile(r"\w+ environment|Base class for .*", re.IGNORECASE)
 
 
 def is_description(text: str) -> bool:
-    """Whether the author of an environment wrote the text, and not OpenEnv's own classes."""
+    """Return whether a text is from the author of an environment, not OpenEnv's own classes."""
     return bool(text) and not NO_DESCRIPTION.fullmatch(text)
 
 
@@ -59,7 +59,7 @@ class Example:
     is_first: bool  # the observation is that of the reset
     reward: float  # of its step
     task: Task
-    is_best: bool  # another one has earned less; else it shows the form alone
+    is_best: bool  # another one has earned less; False: it only shows the form
     is_success: bool
 
 
@@ -89,7 +89,7 @@ class ChatPrompts:
         )
 
     def system(self, kind: str, description: ServerMetadata) -> str:
-        """Return the template of the system's text for an adapter's type."""
+        """Return the template of the system message for an adapter's type."""
         action = without_metadata(description.action)
         about = {"": description.text}
         if kind != "tool":
@@ -114,7 +114,7 @@ class ChatPrompts:
     def _request(self, action: Schema) -> str:
         """Ask for an action that is one text, with its choices or bounds.
 
-        Where moves are the choices, the field's description may name others, such as short forms.
+        If moves are the choices, the field's description is left out, because it may name others.
         """
         ((name, field),) = action["properties"].items()
         field = SchemaWalk(action).resolved(field)
@@ -146,7 +146,7 @@ class ChatPrompts:
     def _written(self, kind: str, example: Example) -> str:
         """Return an action as the model is to write it.
 
-        Where the chat template describes calls, these have a form of its own.
+        If the chat template has its own form of calls, a call is described in words.
         """
         action = example.action
         if kind == "tool" and self.takes_tools:
@@ -209,9 +209,9 @@ def _listed(trial: Trial) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _always_legal(seen: Sequence[Sequence[Any]]) -> Sequence[str]:
-    """Return the moves that are legal whenever some are; empty if these differ.
+    """Return the legal moves if all lists of them are equal, and short lists of words; else none.
 
-    Lists that differ are not a set of choices: it would lack the moves that were not seen.
+    Lists that differ are not a set of choices, which would lack the moves that were not seen.
     """
     moves = seen[0] if seen else []
     are_words = all(isinstance(each, str) and MOVE.fullmatch(each) for each in moves)
@@ -227,14 +227,14 @@ def _choices(action: Schema) -> Sequence[Any]:
 def _best_examples(
     trial: Trial, env: EnvConfig, held_out: TaskSet, *, is_closed: bool
 ) -> list[Example]:
-    """Return the random actions whose steps earned most; of equals those of better episodes first.
+    """Return different random actions whose steps earned most; ties go to better episodes.
 
-    Each is another action. Where actions are few choices, bad ones are shown too, each at its best,
-    because a model would prefer those that it is shown. They give no task of the evaluation away:
-    not one with the same seed and keywords, and not all of them, where tasks look alike and may be
-    the same.
+    If an action is one of few choices, bad ones are shown too, each at its best, because a model
+    prefers those that it is shown. No task of the evaluation is given away: tasks with its seed and
+    keywords are left out, and where tasks look alike and may be the same, successes are left out,
+    unless the prompt lists all choices anyway.
 
-    is_closed: an action is one of few choices, which a prompt lists anyway.
+    is_closed: an action is one of few choices, which a prompt lists.
     """
     evaluated = {_key(held_out[index]) for index in range(len(held_out))}
     found: list[tuple[tuple[float, float], Example]] = []
@@ -332,7 +332,7 @@ def _pattern(schema: Schema, moves: Sequence[str]) -> str | None:
     if not all(isinstance(choice, str) and choice.isprintable() for choice in choices):
         return None
     if "enum" not in field:
-        # The longest first, because one may begin with another.
+        # The longest first, because a choice may begin with another one.
         choices = sorted(moves, key=len, reverse=True)
     if choices:
         return rf"\b(?P<{name}>{'|'.join(map(re.escape, choices))})\b"

@@ -72,7 +72,7 @@ def inspect(
 
     The limits, sessions and penalties are measured. With --output, `train conf=NAME` works next.
     With model=NAME, prompts and limits are for that model; without, they are for random weights.
-    Where the files of --output are there, another model gets conf/conf/NAME/MODEL.yaml beside them.
+    If the files of --output exist, another model gets conf/conf/NAME/MODEL.yaml beside them.
     Exit code 1 if the environment cannot be trained as it is.
 
     \b
@@ -178,7 +178,7 @@ def play(
         bool, typer.Option("--web", help="Start the server's own web page instead.")
     ] = False,
 ) -> None:
-    """Play an environment by hand: you see what a model would be shown, a line is your reply.
+    """Play an environment by hand: you see what a model would see, and each line is a reply.
 
     \b
     openenv-pipe env play wordle --index 3

@@ -52,8 +52,8 @@ def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Choo
 
 
 class ChosenActions(StaticEngine):
-    """The engine of one episode whose actions a function chooses, and the adapter of its replies,
-    which have no text."""
+    """The engine and the adapter of one episode whose actions a function chooses; its replies have
+    no text."""
 
     capabilities = ScriptedEngineConfig.capabilities
     max_episodes = 1
@@ -113,7 +113,7 @@ async def play_to_end(
 
 
 def is_complaint(first: Observation) -> bool:
-    """True if a first observation seems to say that something is missing (a heuristic).
+    """Return whether a first observation seems to say that something is missing (a heuristic).
 
     It has an error in a field of that name, or is a short text with the usual words.
     """
@@ -137,7 +137,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def calls_tools(schema: Schema) -> bool:
-    """True for the actions of an MCP environment: calls of tools, or also the list of them."""
+    """Return whether actions are those of an MCP environment: calls of tools, or their listing."""
     parts = [schema, *schema.get("$defs", {}).values()]
     fields = [part.get("properties", {}) for part in parts if isinstance(part, dict)]
     return any("tool_name" in each for each in fields)
@@ -158,7 +158,7 @@ def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
 async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
     """Return the tools of an MCP environment; none for any other.
 
-    Without fields of its own, an action may be one, which is asked.
+    An action without fields of its own may be that of an MCP environment, so the server is asked.
     """
     has_fields = bool(without_metadata(schema).get("properties"))
     if has_fields and not calls_tools(schema):

@@ -44,9 +44,9 @@ LONG_EPISODE_TOKENS = 4096  # for episodes that would have fewer than MIN_TURNS 
 LONGEST_EPISODE_TOKENS = 16_384  # for episodes that could not end otherwise
 MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
 MIN_TURNS = 3
-WARM_START_TOKENS = 800_000  # trained in all, at most about; some hundred episodes teach JSON
-TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
-CHOICE_TOKENS = 32  # at least, of a model that may put words around a choice
+WARM_START_TOKENS = 800_000  # of the whole warm start, about; some hundred episodes teach JSON
+TEXT_REPLY_TOKENS = 48  # of free text, whose length nothing shows
+CHOICE_TOKENS = 32  # at least, for a model that may put words around a choice
 FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
 ROOM = 1.25  # factor over what was measured: other tasks may be longer
 NUM_SERVERS = 4  # where a server has one session
@@ -129,8 +129,8 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial, model: Trai
     """Measure the messages of a trial's episodes as the adapter and the model's template write
     them.
 
-    Where episodes were seen to end, the limits let some of them end, if the tokens suffice, and
-    half of them where each takes more than env.max_turns. Raises ConfigError.
+    If episodes were seen to end, the limits let some of them end, or half of them if each takes
+    more than env.max_turns, as far as the tokens suffice. Raises ConfigError.
     """
     chat = model.chat
     openings = [await _opening(adapter, first, trial) for first in trial.firsts]
@@ -219,7 +219,7 @@ def _num_following(chat: ChatFormat, messages: Sequence[Message], limit: int | N
 def _reply_tokens(env: EnvConfig, trial: Trial, model: TrainedModel) -> int:
     """Return the tokens of a reply: of the longest random action, or of some text.
 
-    Models that read write JSON in several lines, and in a code block.
+    Models that understand language write JSON in several lines, and in a code block.
     """
     kind = env.adapter.type
     if env.adapter.type == "text" and "|" not in env.adapter.pattern:
@@ -253,8 +253,8 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
 def for_model(
     serving: ServingConfig, trial: Trial, limits: Limits, model: TrainedModel
 ) -> dict[str, Any]:
-    """Return the keys of the experiment that only this model needs: no rates of a pretrained one,
-    which follow from its kind."""
+    """Return the keys of the experiment that only this model needs. The learning rates of a
+    pretrained one are not among them, because they follow from its kind."""
     if model.reads:
         return {"env": limits.keys, **({"model": dict(model.keys)} if model.keys else {})}
     return {
@@ -265,10 +265,10 @@ def for_model(
 
 
 def fit_memory(config: RunConfig) -> dict[str, Any]:
-    """Return the keys of batches that are small enough for the memory that this machine has free.
+    """Return the keys that make batches small enough for the free memory of this machine.
 
-    Empty if the defaults are, or nothing is known of the model. A batch of the trainer is halved
-    down to one episode, then that of the engine.
+    Empty if the defaults are, or the model's shape is not known. The trainer's batch is halved down
+    to one episode, then that of the engine.
 
     Raises ConfigError if the model cannot be read.
     """
@@ -303,7 +303,7 @@ def _for_random_weights(serving: ServingConfig, trial: Trial, limits: Limits) ->
             "episodes_per_step": 4,
             "optimizer": {"type": "muon", "lr": 4.0e-3, "schedule": "linear"},
         }
-    # Few episodes a step are noise for Muon: with 1e-3, 16 of them undid a warm start in six steps.
+    # Muon follows the noise of few episodes: at 1e-3, 16 a step undid a warm start in six steps.
     lr = 3.0e-4 if "warm_start" in trainer else 1.0e-2
     trainer["optimizer"] = {"type": "muon", "lr": lr}
     return trainer

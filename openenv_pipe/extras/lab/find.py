@@ -67,7 +67,7 @@ def _packages() -> Iterator[FoundEnvironment]:
 
 
 def _unique(folders: list[Path], *patterns: str) -> list[Path]:
-    """Return the folders of manifests, of several with one name the first, as `find_env` does."""
+    """Return the folders of manifests; of equal names only the first, as `find_env` does."""
     found: dict[str, Path] = {}
     for folder in folders:
         for manifest in sorted(path for pattern in patterns for path in folder.glob(pattern)):
@@ -76,7 +76,7 @@ def _unique(folders: list[Path], *patterns: str) -> list[Path]:
 
 
 def _blocks() -> dict[str, str]:
-    """Map packages to the blocks `env=NAME` that start them; one of the same name goes first."""
+    """Map packages to the blocks `env=NAME` that start them; a block of the same name wins."""
     found: dict[str, str] = {}
     for name in group_options("env"):
         files = (folder / f"env/{name}.yaml" for folder in conf_dirs())
@@ -95,7 +95,7 @@ def _described(folder: Path, use: str) -> FoundEnvironment:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Read a file of YAML or TOML; one that is missing or broken says nothing."""
+    """Read a YAML or TOML file; a missing or broken one gives an empty mapping."""
     try:
         text = file.read_text()
         read = tomllib.loads(text) if file.suffix == ".toml" else yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""`openenv-pipe env inspect`: write a block and an experiment for an environment, which train.
+"""`openenv-pipe env inspect`: write a block and an experiment that train on an environment.
 
 The published schemas decide the adapter: MCP tools take `tool`, an action of one text takes `text`,
 any other `json`. Random actions are played to measure limits, rewards and sessions. What a success
@@ -69,7 +69,7 @@ NO_GOAL = (
 )
 CAN_IT_ACT = (
     "nobody has tried whether the model writes usable replies here: `openenv-pipe eval conf={name} "
-    "eval.num_tasks=4` says it before a training; if they are unusable, let it imitate episodes "
+    "eval.num_tasks=4` shows it before you train; if they are unusable, let it imitate episodes "
     "first (trainer.warm_start, as conf/conf/email_search/smollm2_135m.yaml does)"
 )
 KEPT_PROMPTS = (
@@ -104,11 +104,11 @@ def inspect_environment(
 ) -> Inspection:
     """Play an environment, and return its block and its experiment as YAML.
 
-    A block of which no model can be trained says so in its first line, and has no experiment.
+    A block with which no model can be trained says so in its first line, and has no experiment.
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
-    conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written. Of an
-    experiment that is there, only the file of another model is written, for the block as it is.
+    conf/conf/NAME.yaml beside it, and conf/conf/NAME/MODEL.yaml. None: nothing is written. If block
+    and experiment exist, they are kept, and only the file of another model is written.
     model_overrides: of the block `model`; without any, the experiment is for random weights.
 
     Raises ConfigError, HostError and FailureError.
@@ -147,7 +147,7 @@ def _beside(output: Path, model: str) -> list[Path]:
 def _inspect(
     serving: ServingConfig, model: TrainedModel, seen: "_Seen", name: str | None, kept: Path | None
 ) -> Inspection:
-    """kept: the block that is there, whose experiment gets a file for the model."""
+    """kept: the existing block, whose experiment gets a file for the model."""
     description, trial = seen.description, seen.trial
     serving = serving.model_copy(update={"env": seen.env})
     problem = problem_of(trial, serving.env, description.action)
@@ -214,9 +214,9 @@ def _prompt_notes(seen: "_Seen", env: EnvConfig, name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _conf_with(name: str, block: str, kept: Path | None) -> Iterator[Path]:
-    """Give a temporary folder whose `conf` has the block, and models of the current folder.
+    """Yield a temporary folder whose `conf` has the block, and models of the current folder.
 
-    kept: a block in a `conf`, all of which is copied.
+    kept: an existing block; all of the `conf` that it is in is copied.
     """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         conf = Path(folder) / "conf"

@@ -88,7 +88,7 @@ async def _reward_text(config: RewardConfig, env: EnvConfig, episode: Episode) -
 
 class ShownAdapter:
     def __init__(self, adapter: Adapter, person: "PersonAtTerminal", *, raw: bool) -> None:
-        """raw: show observations in place of the messages that are made of them."""
+        """raw: show observations in place of the messages that are made from them."""
         self.read = adapter.read
         self._adapter = adapter
         self._person = person
@@ -107,7 +107,7 @@ class ShownAdapter:
         return messages
 
     async def follow_last(self, observation: Observation) -> None:
-        """Show the last observation, of which a model would not be shown empty messages."""
+        """Show the last observation, but no empty messages."""
         messages = await awaited(self._adapter.follow(observation))
         self._show(observation, [each for each in messages if each["content"].strip()])
 

@@ -17,7 +17,7 @@ from openenv_pipe.system.untrusted_text import quoted
 
 INDEX = "index"
 TRAIN, HELD_OUT = ("train",), ("eval", "validation", "test")  # names or types, the best one first
-NUM_COMPARED = 8  # tasks of each split, of which some begin differently
+NUM_COMPARED = 8  # tasks of each split whose first observations are compared
 NO_SPLIT = "no-such-split"
 SEEDS_ALONE = (
     "tasks differ only in their seeds, and nothing says that eval seeds draw no tasks of training: "
@@ -28,7 +28,7 @@ SEEDS_ALONE = (
 async def split_keys(env: EnvConfig, host: Host) -> Mapping[str, Mapping[str, Any]] | None:
     """Return the keys of `env.tasks.train` and `env.tasks.eval` that name the server's own splits.
 
-    None if the server lists no two of them, its reset does not take them, or the tasks of `env`
+    None if the server does not list both, if its reset does not take them, or if the tasks of `env`
     are chosen in another way. Raises SessionError.
     """
     configs = (env.tasks.train, env.tasks.eval)
@@ -64,9 +64,9 @@ def are_seeds_alone(tasks: TasksConfig) -> bool:
 
 
 async def describe_splits(env: EnvConfig, host: Host, *, are_taken: bool) -> str | None:
-    """Say which tasks the server lists, and what is not known of those of `env`.
+    """Say which tasks the server lists, and what is not known about those of `env`.
 
-    are_taken: the tasks of `env` are these.
+    are_taken: whether `env` has the listed tasks.
     """
     splits = await list_splits(host.urls[0], host.access)
     listed = ", ".join(f"{each.num_tasks} of the split {quoted(each.name)}" for each in splits)

@@ -27,7 +27,7 @@ from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.resources import did_you_mean, find_env, group_options
 
 IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # `host:5000/name`, without tag or digest, does not match
-# The defaults without a block: actions as JSON, and tasks that differ in the seed.
+# The defaults for a target without a block: actions as JSON, and tasks that differ in the seed.
 NO_BLOCK = (
     "env=base",
     "env/adapter=json",
@@ -106,8 +106,8 @@ async def one_server(
 ) -> AsyncIterator[Host]:
     """Start a host of one server that may have `num_sessions` sessions.
 
-    The host's pool has one session and holds none while unused, so sessions beside the pool may
-    use all. The server's logs are deleted at the end. Raises ConfigError and HostError.
+    The host's pool has one session, and holds none while unused, so sessions opened beside the pool
+    may take all. The server's logs are deleted at the end. Raises ConfigError and HostError.
     """
     told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
     one = ServingConfig(

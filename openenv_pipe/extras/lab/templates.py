@@ -19,21 +19,21 @@ OWN_FIELDS = frozenset({"done", "reward", "metadata"})  # OpenEnv's fields of ev
 NOT_SHOWN = OWN_FIELDS | ANSWER_FIELD_NAMES | BOOKKEEPING
 LONG_TEXT = 200  # characters; a shorter text is shown again although it does not change
 METADATA = "{{ metadata }}"  # where nothing else is known of observations
-MAX_WORDS = 20_000  # characters of a server's words
+MAX_WORDS = 20_000  # characters of a server's text
 
 Episodes = Sequence[Sequence[Observation]]
 
 
 def plain(text: str) -> str:
-    """Shorten a server's words, and take out characters that a configuration may not have."""
+    """Shorten a server's text; characters that a configuration may not have become spaces."""
     return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text[:MAX_WORDS])
 
 
 def literal(text: str) -> str:
-    """Return a server's words as a template that says them, and refers to nothing.
+    """Return a server's text as a template that contains no expression.
 
-    In YAML, `${...}` is a value from elsewhere, such as an environment variable, and `{{...}}` is
-    an expression of Jinja's.
+    `${...}` refers to a value from elsewhere, such as an environment variable, and `{{...}}` is an
+    expression of Jinja.
     """
     return re.sub(r"([{$])(?=[{%#])", r"\1 ", plain(text))
 
@@ -78,7 +78,7 @@ def is_plain(episodes: Episodes) -> bool:
 
 
 def _told(episodes: Episodes) -> tuple[Episodes, Callable[[str], str]]:
-    """Return what tells a model something, and the function from a field to its expression.
+    """Return what a model can be shown, and the function from a field to its expression.
 
     This is the observations, or their metadata if they have nothing else.
     """

@@ -1,4 +1,4 @@
-"""Tell clocks and measured durations in observations from what a task says."""
+"""Tell clocks and measured durations in observations apart from what a task says."""
 
 import re
 import time
@@ -38,7 +38,7 @@ def _masked(value: Any) -> str:
 
 
 def _is_near(match: re.Match[str]) -> bool:
-    """True unless it is a date or a second that is more than a day from now."""
+    """Return False for a date or a Unix time that is more than a day from now, else True."""
     if match["date"]:
         today = datetime.now(UTC).date()
         return match["date"] in {str(today + timedelta(days=days)) for days in (-1, 0, 1)}

@@ -1,4 +1,4 @@
-"""Try an environment before its block is written: sessions, random episodes, what to know of it."""
+"""Try an environment before its block is written: sessions, random episodes, and notes on it."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ from openenv_pipe.types import Action, Observation, Tool
 NUM_SESSIONS = 32  # opened at once: more are not needed by the experiment that `inspect` writes
 NUM_TASKS = 4
 NUM_PLAYS = 12
-MAX_TURNS = 64  # that an episode is played on, to see when it ends
+MAX_TURNS = 64  # of an episode, at least, to see when it ends
 PLAY_LIMIT_S = 30.0  # no episode and no turn is begun after it
 SLOT_LIMIT_S = 2.0  # for a server to free the slot of a closed session
 SLOT_POLL_S = 0.1
@@ -131,7 +131,7 @@ async def try_environment(
 
 @dataclass(kw_only=True)
 class _RandomPlay:
-    """Episodes of the first tasks, which sessions take in turn until the time is over."""
+    """Episodes of the first tasks, which sessions take in turn until the time is up."""
 
     env: EnvConfig
     tasks: TaskSet
@@ -166,7 +166,7 @@ class _RandomPlay:
         async def choose(
             observations: Sequence[Observation], draw: random.Random
         ) -> Sequence[Action]:
-            """Choose one action at least, and none when the time is over."""
+            """Choose an action; after the first turn, none once the time is up."""
             is_over = next(turns) > 0 and time.monotonic() > self._latest_s
             return () if is_over else await awaited(self.choose(observations, draw))
 
@@ -180,7 +180,7 @@ class _RandomPlay:
 async def _open_sessions(env: EnvConfig, host: Host, opened: AsyncExitStack) -> list[Session]:
     """Open as many sessions as the server allows at once, up to NUM_SESSIONS, and at least one.
 
-    Other failures than that of a full server are not reported here: playing meets them again.
+    Failures other than a full server are not reported here, because playing meets them again.
 
     opened: closes them. Raises SessionError if the first cannot be opened.
     """

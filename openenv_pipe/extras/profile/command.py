@@ -1,4 +1,4 @@
-"""Take a few steps of a training in a folder of their own; say where time goes, and why."""
+"""Take a few training steps in a folder of their own; say where the time goes, and why."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ from openenv_pipe.system.files import temporary_folder
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.tables import Column, Fit, Table
 
-FIRST = 1  # steps that are not measured: the first one warms caches up
-LARGE = 0.2  # of the measured time, from which a wait is worth a change
-NOTABLE = 0.1  # the same of publishing, checkpoints and files
+FIRST = 1  # steps that are not measured: the first one warms up caches
+LARGE = 0.2  # fraction of the measured time from which on a wait is worth a change
+NOTABLE = 0.1  # the same for publishing and checkpoints
 LOW_MFU = 0.15
 
 

@@ -23,7 +23,7 @@ def costs_text(folder: RunFolder, config: RunConfig, records: Records) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Format a duration; nothing for none."""
+    """Format a duration; 0 becomes an empty text."""
     if seconds < 60.0:
         return f"{seconds:.1f} s" if seconds else ""
     return clock(seconds)
@@ -47,7 +47,7 @@ def _time_table(duration_s: float, records: Records) -> str:
 def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
     """Say what the machine and the judge cost, as far as their prices are known.
 
-    Metrics have the judge's answers that rewards of training use, and no others.
+    Of the judge's answers, metrics count only those that rewards of training use.
     """
     machine, hours = folder.record.machine, folder.duration_s / HOUR_S
     gpus = len(machine.gpus)
@@ -57,7 +57,7 @@ def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
         text += f", at {price_per_hour:g} an hour: **{hours * price_per_hour:.2f}**"
     calls, tokens, judge = (_sum(f"judge/{key}", records) for key in ("calls", "tokens", "cost"))
     if calls:
-        text += f". The judge's {calls:,.0f} answers that rewards of training use took"
+        text += f". The judge's {calls:,.0f} answers for rewards of training took"
         text += f" {tokens:,.0f} tokens" + (f", at its prices: **{judge:.2f}**" if judge else "")
         text += "; those of evaluations and answers without a verdict are not counted"
     return f"{text}."

@@ -1,6 +1,6 @@
 """The plots of a report, made of metrics and eval reports. Gaps in the data stay gaps.
 
-matplotlib is imported inside the functions, because that takes longer than a whole `--help`.
+matplotlib is imported inside the functions, because its import takes longer than all of `--help`.
 """
 
 import io

@@ -133,11 +133,11 @@ def _outcome(config: RunConfig, reports: Reports, records: Records) -> str:
 
 
 def _other_measures(record: RunRecord) -> str:
-    """Warn of attempts since which other code, or other data, decides rewards."""
+    """Warn of attempts from which on other code, or other data, decides rewards."""
     return "\n\n".join(
         f"**Warning:** since attempt {attempt.number} (from "
-        f"{attempt.checkpoint or 'the beginning'}) rewards may be other ones, and do not compare "
-        f"with those before it: {for_markdown('; '.join(changed))}."
+        f"{attempt.checkpoint or 'the beginning'}) rewards may be computed differently, and cannot "
+        f"be compared with those before it: {for_markdown('; '.join(changed))}."
         for attempt in record.attempts
         if (changed := of_measures(attempt.differences))
     )

@@ -20,7 +20,7 @@ from openenv_pipe.system.untrusted_text import code_span, for_markdown
 
 REWARD = "reward/"
 REWARD_MEAN = f"{REWARD}mean"
-END_SHARE = 0.1  # of the steps, at an end, which are shown beside the others
+END_SHARE = 0.1  # fraction of the steps that counts as the first, or as the last ones
 LOST_EPISODES = {
     "clients/failed": "failed at their clients",
     "clients/lost": "were lost with their clients",

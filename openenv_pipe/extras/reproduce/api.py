@@ -26,8 +26,8 @@ def reproduce(
     steps: repeat only this many steps of GRPO; default: all that the run has.
     allow: what may differ beforehand: code, versions, data, model.
     replay: train on the recorded episodes and play none.
-    runs_dir: where the new run goes; default: as the run says.
-    trust: run what the run's folder names, also if another user made it or it was changed.
+    runs_dir: where the new run goes; default: the folder of runs that the run names.
+    trust: run what the run's folder names, even if another user made the folder or it was changed.
     Raises ConfigError, RunFolderError and FailureError.
     """
     from openenv_pipe.extras.reproduce.command import reproduce as reproduce_run

@@ -1,7 +1,7 @@
 """Run a run again and say whether the two are the same.
 
-Differences in code, versions or data known beforehand are rejected unless allowed. A different
-machine is only reported; the comparison shows whether the numbers are equal there.
+Differences in code, versions, data or model that show before training are rejected unless allowed.
+A different machine is only reported; the comparison shows whether the numbers are equal there.
 """
 
 from collections.abc import Collection, Sequence
@@ -54,7 +54,7 @@ def reproduce(
     control: RunControl,
     trust: bool,
 ) -> Reproduction:
-    """Run it again in a new folder, and compare the two. Raises RunFolderError and ConfigError."""
+    """Repeat a run in a new folder, and compare the two. Raises RunFolderError and ConfigError."""
     _reject_unknown(allow)
     recorded = find_run(name, runs_dir)
     lineage = recorded.record.lineage

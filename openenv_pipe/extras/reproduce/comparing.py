@@ -122,7 +122,7 @@ def _episodes(where: str, expected: Path, seen: Path, step: int) -> Iterator[Mis
 def _files(
     where: str, old: dict[str, str] | None, new: dict[str, str] | None
 ) -> Iterator[Mismatch]:
-    """Compare a checkpoint's files. A missing resume part counts as equal: it is deleted later."""
+    """Compare a checkpoint's files. Missing resume state counts as equal: runs delete it later."""
     old, new = old or {}, new or {}
     for name in sorted({*old} & {*new}):
         if old[name] != new[name]:

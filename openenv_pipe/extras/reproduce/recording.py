@@ -1,10 +1,11 @@
 """A recording: a run folder without weights, small enough for version control.
 
-    run.json config.json metrics.jsonl episodes/ eval/     copied, with the images of the episodes
-    checkpoints.json                                       the sha256 of every checkpoint's files
+    run.json config.json overrides.txt
+    metrics.jsonl episodes/ eval/          copied, with the images of the episodes
+    checkpoints.json                       the sha256 of every checkpoint's files
 
 Of `eval/`, these are the reports that the run itself has written, not those of later evaluations.
-`reproduce` accepts it in place of its run. Nothing is overwritten.
+`reproduce` accepts a recording in place of its run. Nothing is overwritten.
 """
 
 from pathlib import Path

@@ -69,7 +69,7 @@ class RecordedGroups:
 
 
 def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
-    """Trains as `attempt` says, on the episodes of another folder."""
+    """Train as `attempt` says, on the episodes of another folder."""
     run(attempt, control, partial(_learn_again, recorded))
 
 

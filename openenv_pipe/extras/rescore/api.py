@@ -22,7 +22,7 @@ def rescore(
     overrides: keys of `reward` and `judge`.
     output: a folder that does not exist; default: RUN_rescored, beside the run's folder.
     step: only the episodes of this step; default: of all.
-    trust: also of a run whose folder another user made, or that was changed since.
+    trust: also score a run whose folder another user made, or that was changed since.
     on_progress: as in `train`.
     Returns the folder of the new episodes and what has changed: `changes.means` and
     `changes.agreement`. Raises ConfigError, RunFolderError and FailureError.

@@ -30,7 +30,7 @@ KEPT = {"verdicts", "judge.log"}  # what is left of an attempt that failed: it m
 
 @dataclass(kw_only=True, slots=True)
 class Changes:
-    """Values of the run and of now, of episodes that are added group by group."""
+    """Values in the run and after scoring again, of episodes that are added group by group."""
 
     before: dict[str, list[float]] = field(default_factory=dict)  # by "reward", "success", term
     now: dict[str, list[float]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def _spreads(rewards: Sequence[float]) -> bool:
 
 
 def _is_reordered(pairs: Sequence[tuple[float, float]]) -> bool:
-    """Return whether two episodes are ordered otherwise now; to be equal is an order, too."""
+    """Return whether the order of any two episodes has changed; being equal is an order, too."""
     return any(
         _sign(one_old - other_old) != _sign(one_new - other_new)
         for (one_old, one_new), (other_old, other_new) in combinations(pairs, 2)
@@ -139,7 +139,7 @@ async def rescore_run(
 ) -> Rescored:
     """Score the episodes of a run with its own reward, changed by the overrides.
 
-    The run's folder is read only. Answers that it has of the same judge are used again.
+    The run's folder is only read. Its answers of the same judge are reused.
 
     words: the run, and overrides of `reward` and `judge`.
     output: a folder that does not exist yet, or has the answers of an attempt that failed;

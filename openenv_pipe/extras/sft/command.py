@@ -16,7 +16,7 @@ SOURCE = "trainer/warm_start/source=conversations"
 def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
     """Return the configuration of a run of this number of passes over the rows that can be read.
 
-    Rows that are too long for the model are known later, and the run says so.
+    Which rows are too long for the model is known later, and the run reports them.
 
     Raises ConfigError.
     """

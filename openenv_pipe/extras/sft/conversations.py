@@ -1,7 +1,7 @@
 """Make episodes of conversations: the token ids that the model would have seen and written.
 
-Prompts are built as when the model plays, and replies are written in the model's own format. So
-what is learned is what an episode shows, and only tokens of the assistant have a loss.
+Prompts are built as when the model plays, and replies are written in the model's own format. So the
+model learns what it meets in episodes, and only tokens of the assistant have a loss.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def _rows(
 
 
 def try_conversations(config: RunConfig) -> Iterator[Line]:
-    """Measure the replies of a file's first conversations, in tokens of a model that is here.
+    """Measure the replies of a file's first conversations, in tokens of a model on this machine.
 
     Raises ConfigError if none can be used.
     """
@@ -181,7 +181,7 @@ def reply_text(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str
 
 
 def _by_template(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str:
-    """Return what the chat template writes of a reply; an empty text if it does not know calls."""
+    """Return a reply as the chat template writes it; an empty text if it cannot render calls."""
     try:
         begun = chat.renderer.render(OPENING, prompt=True, tools=tools)
         whole = chat.renderer.render((*OPENING, message), prompt=False, tools=tools)

@@ -174,8 +174,8 @@ def _conversation_of(turns: Sequence[Turn]) -> Conversation | None:
 def _is_in_format(
     turns: Sequence[Turn], conversation: Conversation | None, chat: ChatFormat
 ) -> bool:
-    """Return whether the token ids are of this model's tokenizer, and the first prompt, where its
-    messages are recorded, is one of this chat template."""
+    """Return whether the token ids are of this model's tokenizer, and the first prompt, if its
+    messages are recorded, is what this chat template renders."""
     if any(turn.usage is not None for turn in turns):
         return False
     if any(chat.reply_text(turn.completion_ids) != turn.reply for turn in turns):

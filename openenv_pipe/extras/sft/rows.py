@@ -84,7 +84,7 @@ def first_of(bad: Sequence[str]) -> str:
 
 
 def no_conversation(source: ConversationsConfig, bad: Sequence[str]) -> ConfigError:
-    """Return the error of a source of which each row is bad."""
+    """Return the error of a source whose rows are all bad."""
     return ConfigError(
         f"{KEY}.path={source.path!r} has no conversation that can be used{first_of(bad)}\n"
         'expected rows such as {"messages": [{"role": "user", "content": "2+2?"}, '
@@ -93,7 +93,7 @@ def no_conversation(source: ConversationsConfig, bad: Sequence[str]) -> ConfigEr
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value of Arrow as it was before it: there, all rows have the keys of all others."""
+    """Return an Arrow value as it was written: Arrow fills keys that only other rows have."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
@@ -122,7 +122,7 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
             checked.append({"role": role, "name": name, "content": _text(message, where)})
             continue
         if role == "assistant" and before in (None, "assistant"):
-            raise BadRowError(f"{where} is of the assistant, and answers nothing")
+            raise BadRowError(f"{where} is from the assistant, but answers no message")
         given = message.get("tool_calls") or []
         if not isinstance(given, list):
             raise BadRowError(f"{where} has the tool_calls {given!r:.60}; expected a list")

@@ -1,7 +1,7 @@
-"""The cluster and the constants of a plan: GPUs by their data sheets, and what is reached of them.
+"""The cluster and the constants of a plan: GPUs by data sheet, and what share of that is reached.
 
-No GPU has measured whole steps of this program yet. Shares that others have published are marked
-`published`, and those without a measurement `assumed`.
+No step with vLLM servers has been measured on a GPU yet. Shares that others have published are
+marked `published`, and those without a measurement `assumed`.
 """
 
 from collections.abc import Sequence

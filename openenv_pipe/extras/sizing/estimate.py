@@ -93,7 +93,7 @@ def reply_tokens(config: RunConfig) -> int:
 
 
 def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
-    """Return the fastest division of the GPUs whose learner fits, else the one nearest to that.
+    """Return the fastest division of the GPUs whose learner fits, else that with the smallest one.
 
     Raises ConfigError: the engine is not vLLM, or a server of the model needs more GPUs than there
     are.
@@ -170,7 +170,7 @@ def _given_nodes(config: RunConfig) -> int:
 
 
 def _ways_to_divide(num_nodes: int, num_ranks: int) -> Iterator[tuple[str, int]]:
-    """Yield values of trainer.parallel and trainer.replicas; a replica is all, or one machine."""
+    """Yield trainer.parallel and trainer.replicas; a replica is all ranks, or one machine's."""
     yield "data", 1
     if num_ranks > 1:
         yield "fsdp", 1
@@ -322,8 +322,8 @@ def _update(
 def _sent_bytes(config: RunConfig, shape: Shape, learner_nodes: int) -> tuple[float, float]:
     """Return the bytes that each rank receives, from its machine and from others.
 
-    What a machine receives is divided over the network adapters of its ranks. Every batch gathers
-    the weights twice and adds up the gradients; whole policies add them up once.
+    What a machine receives is divided over the network adapters of its ranks. With FSDP, each batch
+    gathers the weights twice and reduces the gradients; whole policies reduce them once.
     """
     trainer, ranks = config.trainer, config.trainer.devices
     gradients, weights = trained_bytes(shape, config), weight_bytes(shape, config)

@@ -96,7 +96,7 @@ def _timed(part: Part, num_tokens: int, what: str) -> str:
 
 
 def constants_table(plan: Plan) -> Table:
-    """Return what the plan rests on: the GPU's data sheet, and what is reached of it."""
+    """Return what the plan rests on: the GPU's data sheet, and what share of it is reached."""
     table = Table(
         Column("constant", fit=Fit.FOLD),
         Column("value", justify="right"),

@@ -145,9 +145,9 @@ def _keep_secrets(request: MultirunRequest) -> None:
 
 
 def _first_config(request: MultirunRequest, progress: "SweepTable") -> RunConfig:
-    """Return the configuration of the first job that composes and whose model can be had.
+    """Return the configuration of the first job that composes and whose model is available.
 
-    Raises the first ConfigError if there is none. On a cluster, its nodes need the model.
+    Raises the first ConfigError if there is none. On a cluster, only its nodes need it.
     """
     first_error: ConfigError | None = None
     proposed = [f"{each.key}={each.values[0]}" for each in request.parameters]
@@ -251,7 +251,7 @@ def _search(
     for job in list(folder.record.jobs):
         if job.status == "waiting":
             search.try_again(job)
-        elif job.value is None:  # It ended when the sweep's process was gone.
+        elif job.value is None:  # It ended after the sweep's process had gone.
             search.conclude(job)
     batch = [job for job in folder.record.jobs if job.status == "waiting"]
     while not stop_all_mark(folder.path, folder.record.attempt).exists():

@@ -6,7 +6,7 @@
       jobs/0003.log           the output of that run
       jobs/0003.stop          asks that job to stop
       stop_1                  asks all jobs of the sweep's first attempt to stop
-      servers/attempt_1/1/    logs of servers that jobs shared
+      servers/attempt_1/      logs of the servers that jobs shared
 
 Only the sweep's own process writes sweep.json, and only a job's own process its file, so jobs may
 run wherever this folder is visible. The results of a run are in the run's own folder.
@@ -118,7 +118,7 @@ class SweepFolder:
     def check_trust(self) -> None:
         """Check that this user made the sweep and its unfinished runs, in this current folder.
 
-        Raises RunFolderError: Somebody else made them, or they were changed, or made elsewhere.
+        Raises RunFolderError: another user made them, or they were changed, or made elsewhere.
         """
         why = why_untrusted(_signed_text(self.record.overrides), self.record.signature)
         if why is not None:

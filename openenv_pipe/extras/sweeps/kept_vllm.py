@@ -37,9 +37,9 @@ class KeptProcesses:
         self._servers: dict[str, VllmProcess] = {}  # of the last job, by `_key`
 
     async def servers(self, launch: ManagedLaunch) -> list[VllmServer]:
-        """Make the servers of a job: those of the job before, where they fit.
+        """Return the servers of a job: those of the job before, where they fit.
 
-        The others are stopped first, because each server takes all memory that there is.
+        The others are stopped first, so that the memory that they take is free.
         """
         digest = await asyncio.to_thread(
             model_digest,
@@ -97,7 +97,7 @@ async def cleared(url: str, key: str) -> bool:
 
 
 def _key(spec: ServerSpec, launch: ManagedLaunch, digest: str) -> str:
-    """Return what is equal for servers that can take each other's place."""
+    """Return a text that is equal for servers that can replace each other."""
     # The digest of the model's content counts, and not the folder that a run has it in.
     config = launch.config.model_dump(mode="json", exclude={"api_key"})
     return json.dumps([asdict(spec) | {"model": digest}, config], sort_keys=True)
@@ -106,8 +106,8 @@ def _key(spec: ServerSpec, launch: ManagedLaunch, digest: str) -> str:
 def model_digest(spec: ServerSpec, *, written: bool) -> str:
     """Return a digest that is equal for models that the same server can serve.
 
-    written: True if the model is a folder that this run wrote, so that its content is
-        compared. Otherwise its name and revision are.
+    written: True if the model is a folder that this run wrote, so its content is compared.
+        Otherwise its name and revision are.
     """
     if not written:
         return f"{spec.model}@{spec.revision}"

@@ -51,7 +51,7 @@ class ShareableServers(Host, Protocol):
 
     @property
     def key(self) -> str | None:
-        """What every request to them needs, and no record has; None: nothing."""
+        """The secret that every request to them needs and no record contains; None: none."""
 
     async def clear(self) -> None:
         """Remove what a job left behind. Raises FailureError."""

@@ -72,7 +72,7 @@ class Search:
     def try_again(self, job: Job) -> None:
         """Run a stopped job again with the same values, as another trial of the study.
 
-        The new trial is told what the run's records say.
+        The new trial gets the values that the run has recorded.
         """
         assert job.trial is not None
         self._study.enqueue_trial(self._study.trials[job.trial].params)

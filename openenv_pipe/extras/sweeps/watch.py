@@ -43,7 +43,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look regularly while the block runs, and once more at its end.
+        """Check the jobs regularly while the block runs, and once more at its end.
 
         Inside the block, only the watch writes the sweep's record.
         """
@@ -117,7 +117,7 @@ class Watch:
         return " ".join(filter(None, words)) + (f": {cause}" if cause else "")
 
     def _numbers(self, job: Job) -> str:
-        if job.index not in self._last:  # It has ended before this process began.
+        if job.index not in self._last:  # It ended before this process began.
             with suppress(RunFolderError):  # Its run may have been removed since.
                 run = self._folder.run_folder(job.index)
                 records = [] if run is None else read_metrics(run.metrics_path)

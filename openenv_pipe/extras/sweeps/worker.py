@@ -110,7 +110,7 @@ class Worker:
         self._is_ready = False
 
     def _wait(self, is_stopped: Callable[[], bool]) -> int | None:
-        """Wait for the end of the job, and ask for it once if the job is stopped."""
+        """Wait for the end of the job; once `is_stopped` returns True, ask the job to end."""
         assert self._process is not None
         kill_at_s: float | None = None
         while True:

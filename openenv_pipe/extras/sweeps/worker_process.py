@@ -1,9 +1,9 @@
 """Run a sweep's jobs one after another.
 
-A sweep starts it as `python -m openenv_pipe.extras.sweeps.worker_process CHANNEL SERVERS`;
-its own side is `worker`. A job finds what a process of its own would have: environment variables,
+A sweep starts it as `python -m openenv_pipe.extras.sweeps.worker_process CHANNEL SERVERS`; the
+sweep's side is `worker`. A job finds what a process of its own would have: environment variables,
 current folder, module search path, torch's random state, and the modules of users as they are on
-disk. What it leaves behind stays only as far as libraries hold it.
+disk. Of what it leaves behind, only what libraries hold stays.
 """
 
 import gc
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 class OneStop(StopRequest):
-    """A request of which only the first counts: a second one would cut the saving short."""
+    """A request to stop that counts once: a second one would cut the saving short."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Channel:
                     continue
                 self._stop = OneStop()
                 self._jobs.put((message, recv_handle(self._connection), self._stop))
-        self._stop.make()  # The sweep is gone, or does not want the job any more.
+        self._stop.make()  # The sweep is gone, or no longer wants the job.
         self._jobs.put(None)
 
 

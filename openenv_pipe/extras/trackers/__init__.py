@@ -1,4 +1,4 @@
-"""Trackers for the tools that people use."""
+"""Trackers for TensorBoard, Weights & Biases, MLflow, Trackio and OpenTelemetry."""
 
 from openenv_pipe.registry import BlockType, Extra
 

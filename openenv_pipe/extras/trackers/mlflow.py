@@ -49,7 +49,7 @@ class MlflowTracker:
         self._log_metrics(step.numbers, number)
 
     def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        """Send the results as metrics at the step of GRPO that the model has taken."""
+        """Send the results as metrics at the step of GRPO that the model has reached."""
         self._log_metrics(evaluation.numbers, evaluation.step)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
@@ -64,7 +64,7 @@ class MlflowTracker:
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def _continue(self, run_id: str) -> bool:
-        """Open a run again; False if the store does not have it any more."""
+        """Open a run again; False if the store no longer has it."""
         try:
             run = self._client.get_run(run_id)
         except self._mlflow.exceptions.MlflowException as error:

@@ -80,7 +80,7 @@ async def _send(
             )
             problem = _problem(answer.status, answer.content)
             if problem is not None:
-                raise ConnectionError(f"{server}{INGESTION} has not taken scores: {problem}")
+                raise ConnectionError(f"{server}{INGESTION} did not accept scores: {problem}")
 
 
 def _problem(status: int, content: bytes) -> str | None:
@@ -107,7 +107,7 @@ def _events(trace: int, episode: Episode) -> list[dict[str, Any]]:
             "dataType": "NUMERIC",
             "comment": comment,
         }
-        # Of two events with one id Langfuse keeps the first, so a repeated one needs another.
+        # Langfuse keeps the first of two events with one id, so a repeated event gets a new id.
         events.append(
             {"id": f"{known}-{told}", "type": "score-create", "timestamp": told, "body": body}
         )
@@ -184,7 +184,7 @@ class OtlpTracker:
             send_scores(server, self._headers, episodes, timeout_s=self._config.timeout_s)
 
     def _sampled(self, origin: Origin, groups: Sequence[Group]) -> list[tuple[int, str, Episode]]:
-        """Choose episodes by the hashes that are their traces' ids, so that no one is preferred."""
+        """Choose episodes by their traces' ids, which are hashes, so that none is preferred."""
         found = [
             (trace_id(origin, group.id, episode), group.id, episode)
             for group in groups
@@ -224,7 +224,7 @@ class OtlpTracker:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise ConnectionError(f"{self._config.endpoint} has not taken {len(spans)} spans")
+            raise ConnectionError(f"{self._config.endpoint} did not accept {len(spans)} spans")
 
 
 def _credentials(key: str, config: OtlpTrackerConfig) -> dict[str, str]:
@@ -238,8 +238,8 @@ def _credentials(key: str, config: OtlpTrackerConfig) -> dict[str, str]:
     missing = [each for each in credentials.variables if not os.environ.get(each)]
     if missing:
         raise ConfigError(
-            f"{key}: the environment variable {' and '.join(missing)} is not set, from "
-            f"which the header {credentials.header} is made"
+            f"{key}: the environment variable {' and '.join(missing)} is not set; the header "
+            f"{credentials.header} is made from it"
         )
     values = [os.environ[each] for each in credentials.variables]
     value = values[0]

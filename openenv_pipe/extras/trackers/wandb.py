@@ -60,8 +60,8 @@ class WandbTracker:
     def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
         """Show the results in the summary at once, and in charts with the next record.
 
-        A row of their own would take the number of the next record, which a resumed run, told by
-        the number of rows how many records there are, would then leave out.
+        A row of their own would take the number of the next record. A resumed run, which counts
+        rows to learn how many records there are, would then leave that record out.
         """
         self._run.summary.update(evaluation.numbers)
         self._evaluated |= {**evaluation.numbers, "eval/step": evaluation.step}
@@ -71,7 +71,7 @@ class WandbTracker:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
     def _settings(self) -> Any:
-        """Return settings by which nothing of the machine, the code or the output is sent."""
+        """Return settings that send nothing about the machine, the code or the output."""
         return self._wandb.Settings(
             mode=self._config.mode,
             silent=True,

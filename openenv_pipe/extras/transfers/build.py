@@ -89,7 +89,7 @@ class MemoryTransfer(Transfer):
         the learner's next update.
 
         Raises ServerGoneError if the server does not answer, EngineError if it cannot take the
-        weights, and what the learner raises that cannot gather them, such as RankLostError.
+        weights, and what the learner raises if it cannot gather them, such as RankLostError.
         """
         if client not in self._links:
             self._links[client] = self._make_link(client)
@@ -188,7 +188,7 @@ def check_ipc(config: VllmEngineConfig, footprint: LearnerFootprint) -> None:
 
 
 def _check_near(config: VllmEngineConfig) -> None:
-    """gloo connects over the loopback interface, and finds the server by a file."""
+    """Raise ConfigError for servers elsewhere: gloo meets them on loopback and in a file."""
     for url in config.urls:
         if urlsplit(url).hostname not in LOOPBACK:
             raise ConfigError(

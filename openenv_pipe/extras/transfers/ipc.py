@@ -25,7 +25,7 @@ from openenv_pipe.extras.transfers.link import (
     fill,
 )
 
-LONGEST_CHUNK_S = 2 * CALL_LIMIT_S  # of one end for the other
+LONGEST_CHUNK_S = 2 * CALL_LIMIT_S  # that one end waits for the other
 Filled = tuple[Chunk, Mapping[str, Any]]  # and the description of the buffer that it is in
 
 

@@ -1,8 +1,8 @@
 """Links between the learner's memory and one server, over which all weights are sent.
 
-A link has two ends that work at the same time: `send` in torch's thread, and `take`, which tells
-the server on the event loop what comes. Over gloo, both ends are ours; `nccl.py` and
-`ipc.py` speak to vLLM's own weight transfer, and send weights in chunks.
+A link has two ends that work at the same time: `send` in torch's thread, and `take` on the event
+loop, which tells the server what comes. Over gloo, both ends are ours; `nccl.py` and `ipc.py` speak
+to vLLM's own weight transfer, and send weights in chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Chunk:
 def divide(weights: Mapping[str, torch.Tensor], chunk_bytes: int) -> Sequence[Chunk]:
     """Divide weights into chunks, each of which ends when it exceeds `chunk_bytes`.
 
-    vLLM's receiver of NCCL follows the same rule, so that both ends agree on the chunks.
+    vLLM's NCCL receiver follows the same rule, so that both ends agree on the chunks.
     """
     chunks = [Chunk()]
     for name, tensor in weights.items():
@@ -113,7 +113,7 @@ class Link(Protocol):
     def close(self) -> None:
         """Disconnect, and end all waits of this process. Any thread may call it, repeatedly.
 
-        A server that waits for NCCL's next message does not notice; only its end helps it.
+        A server that waits for NCCL's next message does not notice, and waits until it is ended.
         """
 
 

@@ -122,8 +122,9 @@ def nccl_version() -> str:
 
 
 def nccl_group(store: dist.Store, size: int) -> Any:
-    """Make rank 0 of a group in which connecting can be aborted, as in torchft, and a timeout
-    raises. With blocking waits, torch's watchdog does not end the process after a timeout.
+    """Make rank 0 of a group in which connecting can be aborted, as in torchft, and timeouts raise.
+
+    With blocking waits, torch's watchdog does not end the process after a timeout.
     """
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(LONGEST_WAIT.seconds))
     options = dist.ProcessGroupNCCL.Options()

@@ -36,27 +36,27 @@ RULES = (
         breaks=lambda c: bool(
             (e := sends_weights(c, "broadcast", "ipc")) and e.launch not in ("managed", "attach")
         ),
-        advice="such a server shares too little with the learner; set engine.launch=managed, or "
-        "engine.weight_transfer=files",
+        advice="a server in a container is isolated from the learner; set engine.launch=managed, "
+        "or engine.weight_transfer=files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.sleep"),
         breaks=lambda c: bool(sends_weights(c, "broadcast") and sleeps(c)),
-        advice="a server sleeps for a learner on its GPU, and weights are sent to other GPUs; set "
-        "engine.weight_transfer=ipc or files",
+        advice="a server sleeps only for a learner on its own GPU, but broadcast reaches only "
+        "other GPUs; set engine.weight_transfer=ipc or files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.arguments"),
         breaks=lambda c: bool(
             (e := sends_weights(c, "broadcast", "ipc")) and _has_option(e, SEVERAL_ENGINES)
         ),
-        advice="weights reach only one engine of a server, and these start several; set "
-        "engine.num_servers instead, or engine.weight_transfer=files",
+        advice="weights reach only one engine of a server, and these arguments start several; "
+        "set engine.num_servers instead, or engine.weight_transfer=files",
     ),
     Rule(
         keys=("engine.weight_transfer", "engine.arguments"),
         breaks=lambda c: bool((e := sends_weights(c, "ipc")) and _has_option(e, SEVERAL_GPUS)),
-        advice="weights reach one GPU, and these divide a server over several; set "
+        advice="weights reach one GPU, and these arguments divide a server over several; set "
         "engine.weight_transfer=broadcast or files",
     ),
     Rule(

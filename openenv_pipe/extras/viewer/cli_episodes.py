@@ -87,7 +87,7 @@ def show(
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Show recorded episodes, what the environment and the model wrote.
+    """Show recorded episodes: what the environment and the model wrote.
 
     \b
     openenv-pipe episodes latest --step 40 --worst 3 --full

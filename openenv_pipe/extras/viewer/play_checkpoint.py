@@ -88,7 +88,7 @@ class CheckpointPlay:
             )
             if not (is_same and state.status is PlayStatus.OVER):
                 raise ConfigError(
-                    f"a session with {state.request.run} goes on; end it, then start another one"
+                    f"a session with {state.request.run} is still open; end it, then start another"
                 )
             self._answer(request)
             return
@@ -99,7 +99,7 @@ class CheckpointPlay:
     async def reply(self, text: str | None) -> None:
         """Give the next reply; None: the model gives it. Raises ConfigError if none is wanted."""
         if self.state is None or self.state.status is not PlayStatus.CHOOSING:
-            raise ConfigError("no reply is waited for now")
+            raise ConfigError("the session waits for no reply now")
         self._answer(text if text is None else encodable(text))
 
     async def end(self) -> None:

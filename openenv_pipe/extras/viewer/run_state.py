@@ -15,7 +15,7 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.progress import clock, step_numbers
 from openenv_pipe.system.untrusted_text import for_people
 
-WINDOW = 10  # steps of which the pace is taken
+WINDOW = 10  # last steps over which the pace is averaged
 WIDTH = 40  # steps, or means of several, in a curve
 BARS = "▁▂▃▄▅▆▇█"
 CURVES = ("reward/mean", "success/rate", "sampling/entropy")

@@ -65,7 +65,7 @@ class ScoringPolicy:
         )
         check_forward(self._policy, config.max_episode_tokens)
         self._is_start = scored == start
-        self._is_reference = scored is None  # The policy has the weights of the start then.
+        self._is_reference = scored is None  # Then the policy has the weights of the start.
         if not self._is_start:
             assert second is not None
             self._policy.keep_reference()
@@ -136,7 +136,7 @@ def temperature_of(folder: Path, config: RunConfig, source: str, step: int | Non
         return config.trainer.temperature if step else 1.0
     label = source.removeprefix("eval/")
     reports = {each.label: each for each in during_by_name(folder).values()} | read_reports(folder)
-    # Of greedy decoding, logprobs are recorded at temperature 1.
+    # Greedy decoding records logprobs at temperature 1.
     return (reports[label].temperature if label in reports else None) or 1.0
 
 

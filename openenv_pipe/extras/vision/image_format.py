@@ -20,9 +20,9 @@ from openenv_pipe.types import Image, Message
 
 
 class QwenImages(ImageFormat):
-    """The image processor of one model, and its tokens around and in the place of an image.
+    """The image processor of one model, and its tokens around and in place of an image.
 
-    The processor is the one that needs no torchvision, on every machine: others resize differently.
+    On every machine it is the processor that needs no torchvision: others resize differently.
     """
 
     def __init__(self, config: HubModelConfig, found: Any, tokenizer: Any) -> None:

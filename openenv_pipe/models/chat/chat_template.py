@@ -10,7 +10,7 @@ Tools are described once at the beginning: by the template, or in plain words if
 tools or would move their description as the conversation grows. Calls stay in the text of replies
 as the model wrote them. With `rerender`, they go into fields if the template shows them otherwise.
 
-Where the model sees images, tokens of its own stand behind the note of each image
+Where the model sees images, its placeholder tokens follow the note of each image
 (`models/vision.py`).
 """
 
@@ -62,7 +62,7 @@ NO_REPLIES: Replies = MappingProxyType({})
 _Frozen = tuple[tuple[tuple[str, Any], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
-_LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
+_LONG_TEXT = 4096  # characters; longer texts go into a cache as small as that of beginnings
 
 
 class ChatFormat:
@@ -82,7 +82,7 @@ class ChatFormat:
         """history: auto is `append`, or `rerender` if the template rewrites earlier turns.
 
         images: None if the model reads text alone
-        eos_ids: end tokens of the model's settings, beside the one that the template writes
+        eos_ids: end tokens of the model's settings, besides the one that the template writes
         """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
@@ -117,7 +117,7 @@ class ChatFormat:
         self._eos_ids = {*eos_ids, *([self._call_end] if self._call_end else [])}
         self.ends = find_turn_ends(tokenizer, self.renderer, self._special_tokens, self._eos_ids)
         self.reply_reader.turn_end = self.ends.text
-        # Rendering takes longer than a step of a small environment, which often repeats itself.
+        # Rendering takes longer than a step of a small environment, whose texts often repeat.
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
@@ -185,9 +185,9 @@ class ChatFormat:
     def _pieces(
         self, messages: Sequence[Message], tools: Sequence[Tool], replies: Replies = NO_REPLIES
     ) -> tuple[list[str], list[int]]:
-        """Return the text around the sampled replies that it shows as they are, and their indices.
+        """Return the text around the replies that it shows as sampled, and their indices.
 
-        If the template looks into the messages, it is the whole text.
+        If the template looks into the messages, return the whole text in one piece.
         """
         sampled = {index for index, ids in replies.items() if ids is not None}
         text = self._conversation_text(messages, tools)
@@ -211,10 +211,9 @@ class ChatFormat:
         return [*pieces, _MARKS.sub("", marked_text[place:])], shown
 
     def _kept_apart(self, text: str, guarded: str) -> Sequence[int]:
-        """Encode a text that has as many control tokens as with its untrusted parts guarded.
+        """Encode a text, or its guarded form if that has other control tokens.
 
-        Else something untrusted has formed one together with what stands beside it, and the guarded
-        text is encoded.
+        If it has, untrusted text has formed a control token together with what stands next to it.
         """
         ids = self._piece_ids(text)
         guarded_ids = self._piece_ids(guarded)
@@ -223,14 +222,14 @@ class ChatFormat:
             return ids
         names = self.tokenizer.convert_ids_to_tokens([*({*found} ^ {*expected} or {*found})])
         _log.warning(
-            "untrusted text and the chat template form control tokens together (%s); the text is "
-            "shown with signs around it",
+            "untrusted text and the chat template form control tokens together (%s); the model "
+            "reads the text with guard characters around it",
             ", ".join(names),
         )
         return guarded_ids
 
     def _piece_ids(self, text: str) -> Sequence[int]:
-        """Encode what stands between replies: most of it was in a prompt before."""
+        """Encode what stands between replies; most of it is cached from an earlier prompt."""
         return (self._cached_long_ids if len(text) > _LONG_TEXT else self._cached_short_ids)(text)
 
     def _conversation_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
@@ -278,7 +277,7 @@ class ChatFormat:
         return [self.images.shown_in(each) if self.images else {} for each in messages]
 
     def _thawed(self, frozen: _Frozen) -> list[Message]:
-        """Return the messages of a key, with a placeholder behind the note of each image."""
+        """Return the messages of a cache key, with placeholders after the note of each image."""
         messages: list[Message] = []
         for items in frozen:
             message = dict(items)
@@ -297,9 +296,9 @@ class ChatFormat:
         return self.images.with_ids(ids, images) if self.images and images else [*ids]
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Return the text, or the first and last tokens of one that has more than `max_tokens`.
+        """Return the text; of one with more than `max_tokens`, the first and the last tokens.
 
-        A note between them says how many were left out; it counts beyond the limit.
+        A note between them says how many were left out; its own tokens are not counted.
         """
         ids = self.encode(text)
         if len(ids) <= max_tokens:
@@ -337,13 +336,13 @@ class ChatFormat:
             visible, thought, _ = self.reply_reader.without_channels(reply)
             text = visible or ("" if thought else reply)
             return {**assistant(harmless(text)), "thinking": harmless(thought)}
-        # Clients leave out what the prompt begins with.
+        # A client's reply does not continue the thought that the prompt may have opened.
         reader = self.reply_reader if is_sampled else ReplyReader(self.reply_reader.form)
         read = reader.read(reply, tools)
         calls, thought = read.made_calls, read.thought
         text = read.text or ("" if thought or calls else reply)
         if calls and self.reply_reader.form.channels:
-            # gpt-oss's template takes one of them before a call.
+            # gpt-oss's template takes only one of text and thought before a call.
             text, thought = "", "\n".join(each for each in (thought, text) if each)
         is_native = "reasoning_content" in self.renderer.template
         named = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)

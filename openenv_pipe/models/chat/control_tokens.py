@@ -14,7 +14,7 @@ from openenv_pipe.types import Message
 
 # What the pipeline and many templates write around calls and results, control tokens or not.
 _FENCE = re.compile(r"</?tool_(?:call|response)>")
-_SPACE = " \t\r\n\u2581"  # with SentencePiece's
+_SPACE = " \t\r\n\u2581"  # SentencePiece's included
 _GUARDS = "\u00b7\u00a6\u00a7"
 _MAX_PASSES = 20
 _WORDS_OF_TOOLS = frozenset(  # templates look for them
@@ -55,8 +55,7 @@ class ControlTokens:
         return self._broken_up(text, self._ids, _FENCE)
 
     def special_broken_up(self, text: str) -> str:
-        """Break up special tokens alone: in a reply that may be the model's, thoughts and calls
-        stay."""
+        """Break up special tokens only, so that a reply keeps its thoughts and calls."""
         return self._broken_up(text, self._special_ids, None)
 
     def special_broken_up_in(self, value: Any) -> Any:
@@ -88,9 +87,9 @@ class ControlTokens:
         return _changed(value, self.broken_up)
 
     def guarded(self, value: Any) -> Any:
-        """Put a sign around all texts of JSON data that is in no control token.
+        """Put a sign that no control token contains around all texts of JSON data.
 
-        No part of them then forms a control token with what a template writes beside it.
+        No part of them then forms a control token with what a template writes next to it.
         """
 
         def guard(text: str) -> str:

@@ -1,6 +1,6 @@
 """Try an untrusted tokenizer or chat template in a process of its own, within limits.
 
-Either may never end, which nothing interrupts, or end the process where it runs out of memory.
+Either may never end, and cannot be interrupted, or may end the process by running out of memory.
 """
 
 import os
@@ -13,13 +13,13 @@ from typing import Literal
 from openenv_pipe.system.untrusted_text import visible
 
 PROGRAM = Path(__file__).with_name("try_untrusted.py")
-BUSY = 20  # times as long may pass on a machine that is busy with other things
+BUSY = 20  # times the CPU time may pass on a machine that is busy with other things
 VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 MAX_REASON_LENGTH = 200
 
 
 class LimitedProgramError(Exception):
-    """The process has failed, or has reached a limit; with the reason."""
+    """The process has failed or has reached a limit, for the reason in the message."""
 
 
 def output_of(
@@ -39,9 +39,9 @@ def output_of(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise LimitedProgramError(f"it is not read after {cpu_s * BUSY} s") from None
+        raise LimitedProgramError(f"it was not read within {cpu_s * BUSY} s") from None
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise LimitedProgramError(f"to read it takes more than {cpu_s} s of CPU time")
+        raise LimitedProgramError(f"reading it takes more than {cpu_s} s of CPU time")
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reasons = [line for line in lines if not line.startswith("note: ")]

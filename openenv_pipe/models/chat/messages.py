@@ -1,5 +1,4 @@
-"""Change messages for chat templates: calls and thoughts in fields or in text, tools in words, and
-one message for several of one role in a row."""
+"""Adapt messages to chat templates: put calls and tools into fields or text, merge messages."""
 
 import itertools
 import json
@@ -24,7 +23,7 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
 def split_tools(recorded: Sequence[Message]) -> tuple[list[Tool], list[Message]]:
     """Return the tools of recorded messages, and the messages that the model was shown.
 
-    A message of a client that has this role, and no list of tools, is one like others.
+    A client's message with the role `tools` but no list of tools is like any other message.
     """
     if recorded and recorded[0]["role"] == "tools":
         with suppress(TypeError, ValueError):
@@ -78,7 +77,7 @@ def paired(messages: Sequence[Message]) -> list[Message]:
 
 
 def described(tools: Sequence[Tool]) -> list[Tool]:
-    """Return tools that all have a description: not every template does without."""
+    """Return the tools, each with a description, because some templates need one."""
     functions = [tool["function"] for tool in tools]
     return [
         {**tool, "function": {**function, "description": function.get("description") or ""}}
@@ -94,7 +93,7 @@ def tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[M
 
 
 def alternating(messages: Sequence[Message]) -> list[Message]:
-    """Merge messages of one role in a row into one."""
+    """Merge consecutive messages of one role into one."""
     return [
         {**last, "content": "\n\n".join(each["content"] for each in [*others, last])}
         for _, group in itertools.groupby(messages, lambda each: each["role"])

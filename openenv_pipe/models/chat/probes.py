@@ -73,8 +73,7 @@ class TemplateProbe:
     tools: Sequence[Tool] = ()
 
     def as_served(self) -> "TemplateProbe":
-        """Return it as vLLM gives it to a template: the arguments of calls are not JSON text, and
-        what a tool lacks is null."""
+        """Return it as vLLM gives it to a template: call arguments parsed, missing fields null."""
         fields = dict.fromkeys(("name", "description", "parameters"))
         tools = [{**tool, "function": {**fields, **tool["function"]}} for tool in self.tools]
         messages = [

@@ -16,12 +16,12 @@ TRIAL_CPU_S, TRIAL_MB = 10, 512  # of a few short conversations
 
 
 class RejectedMessagesError(ConfigError):
-    """A template cannot render messages. One that takes too long is another error."""
+    """A template cannot render messages. If it takes too long, the error is a ConfigError only."""
 
 
 @lru_cache(maxsize=8)
 def check_template(template: str, folder: str) -> None:
-    """Try a model's template in a process of its own, because nothing interrupts a huge number.
+    """Try a model's template in a process of its own: nothing interrupts huge computations.
 
     Raises ConfigError: It takes more time or memory than any template needs.
     """
@@ -59,7 +59,7 @@ class TemplateRenderer:
     ) -> str:
         """Return the text of a conversation.
 
-        prompt: whether the model's next turn begins at its end.
+        prompt: whether the text ends where the model's next turn begins.
         template: another template than the tokenizer's, which gets the messages as they are.
 
         Raises ConfigError: The template cannot render it, or takes too long.

@@ -3,7 +3,7 @@
 Variables such as `enable_thinking` and the time that `strftime_now` reads are the same for all
 prompts of a run: if the date changed, prompts of one conversation would no longer fit each other.
 They are written into the template in plain Jinja, so that every program that renders it shows the
-same prompts: also vLLM's server, and whoever uses an exported model.
+same prompts, such as vLLM's server, and whatever uses an exported model.
 """
 
 import json
@@ -127,6 +127,6 @@ def one_template(found: str | Mapping[str, str], folder: str) -> str:
     default, for_tools = found["default"], found.get("tool_use")
     if for_tools is None:
         return default
-    # Jinja leaves out the line break behind a tag, and the one that ends a template.
+    # Jinja leaves out the line break after a tag, and the one that ends a template.
     branches = (text.removesuffix("\n") for text in (for_tools, default))
     return "{% if tools %}\n" + "{% else %}\n".join(branches) + "{% endif %}"

@@ -13,7 +13,7 @@ import resource
 import sys
 
 OUTPUT_MB = 32
-# What a normalizer's or a pre-tokenizer's regular expression takes long for, if for anything.
+# Texts that take long if a normalizer's or a pre-tokenizer's regular expression is slow.
 PROBES = (
     *("a" * 2000, " " * 2000, "0" * 2000, "\n" * 2000, "a " * 1000, "aA1_" * 500, "." * 2000),
     *("é" * 1000, "'s" * 1000, "\u4e2d" * 1000, "a" * 2000 + "!", " " * 2000 + "!"),

@@ -1,9 +1,9 @@
 """Which tokens end the model's turn.
 
-Models have several. The template writes one behind each reply; the model's `generation_config.json`
+Models have several. The template writes one after each reply; the model's `generation_config.json`
 may list others: `<|eom_id|>` of Llama 3 and `<|call|>` of gpt-oss end a turn that calls a tool,
-`<|endoftext|>` of Qwen ends everything. Models such as GLM write nothing behind a reply: they end
-it with the first token of the next message, whose author they name by it.
+`<|endoftext|>` of Qwen ends everything. Models such as GLM write nothing after a reply: they end it
+with the first token of the next message, which names that message's author.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class TurnEnds:
     """The tokens at which the model's turn ends: the engines stop at any of them."""
 
     ids: frozenset[int]
-    text: str  # that the template writes behind a reply; empty: the next message begins with it
+    text: str  # that the template writes after a reply; empty: the next message begins with it
     # Of replies that were not sampled, by the role of the message that follows.
     by_role: Mapping[str, int]
 
@@ -79,10 +79,10 @@ def find_turn_ends(
 
 
 def _written_end(tokenizer: Any, renderer: TemplateRenderer, special_tokens: Sequence[str]) -> str:
-    """Return the token that the template writes behind the model's turn; empty if it does not.
+    """Return the token that the template writes after the model's turn; empty if there is none.
 
     Some tokenizers have another token for the end of a text, as those of Gemma do, which the
-    template may write behind the last turn, as that of Phi 3 does.
+    template may write after the last turn, as that of Phi 3 does.
     """
     after = renderer.render((*OPENING, assistant(REPLY)), prompt=False).rpartition(REPLY)[2]
     ends = [each for each in {tokenizer.eos_token, *special_tokens} if each in after]
@@ -90,7 +90,7 @@ def _written_end(tokenizer: Any, renderer: TemplateRenderer, special_tokens: Seq
 
 
 def _after_reply(renderer: TemplateRenderer, following: Message) -> str:
-    """Return what the template writes behind a reply; empty if it does not know the role."""
+    """Return what the template writes after a reply; empty if it does not know the role."""
     try:
         text = renderer.render((*OPENING, assistant(REPLY), following), prompt=True, tools=[TOOL])
     except RejectedMessagesError:

@@ -1,10 +1,10 @@
 """Reject architectures that no forward pass of this package computes, and fix rotary angles.
 
-`check` and every load of a model ask here; weights do not matter. `forward_check.py` then compares
+`check` and every load of a model do this; weights do not matter. `forward_check.py` then compares
 values, which also finds what no configuration says.
 
 transformers computes the angles of longrope and dynamic rope by the longest row of a batch, so that
-a token's logprob would depend on the rows beside it. Here the longest episode of the run decides,
+a token's logprob would depend on the other rows. Here the longest episode of the run decides,
 as vLLM's `max_model_len` does, and sampler, learner and reference have the same table.
 """
 
@@ -93,8 +93,7 @@ def _fix(module: Any, kind: str, max_tokens: int | None, layer: str | None) -> N
 
 
 def original_lengths(model: Any) -> dict[str, int]:
-    """Return, for each changing rope type of the model, the length up to which rows have its first
-    table of angles."""
+    """Return the length up to which each changing rope type of the model has its first table."""
     config = model.config.get_text_config()
     found = {}
     for values in rope_parameters(config):

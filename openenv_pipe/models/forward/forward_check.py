@@ -1,10 +1,10 @@
-"""Chooses how a model is trained and sampled, by comparing with the model's own forward pass.
+"""Choose how a model is trained and sampled, by comparison with the model's own forward pass.
 
-`architecture_check.py` rejects what configurations say. A model may still attend, keep a state, or
-use its adapter, in a way that packed rows or the engine's cache do not implement. A run would go
-on, with other logprobs than the model's. Therefore the passes are compared once, before anything
-is sampled, from the fastest to the slowest, on a few rows and with an adapter that has an effect.
-The first that agrees is used; a model that none agrees with is an error.
+`architecture_check.py` rejects what configurations reveal. A model may still attend, keep a state,
+or use its adapter, in a way that packed rows or the engine's cache do not implement. The run would
+then go on with wrong logprobs. Therefore the passes are compared once, before anything is sampled,
+from the fastest to the slowest, on a few rows and with an adapter that has an effect. The first
+that agrees is used; it is an error if none agrees.
 
 Shape letters: N tokens of all rows, K places that are compared, V vocabulary.
 """
@@ -124,7 +124,7 @@ def _check(policy: Policy, probe: ForwardProbe) -> str | None:
     reason = policy.padding_reason or policy.left_out.get("packed") or _missing_argument(policy)
     if UNPROBED in policy.left_out:
         reason = reason or f"it is not {UNPROBED}"
-    if is_recurrent(policy):  # In bfloat16, a state of the row before it may pass for rounding.
+    if is_recurrent(policy):  # In bfloat16, a state left by another row may pass for rounding.
         reason = reason or RECURRENT
     if reason is None:
         policy.packs_rows = True
@@ -217,7 +217,7 @@ def _missing_argument(policy: Policy) -> str | None:
 
 
 def _sample(row: list[int]) -> Sample:
-    """A sample that is trained on all but its first token."""
+    """Return a sample in which all tokens but the first are trained."""
     mask = [False] + [True] * (len(row) - 1)
     zeros = [0.0] * len(row)
     return Sample(

@@ -19,7 +19,7 @@ import torch
 from openenv_pipe.models.policy import Policy
 
 NUM_TOKENS = 40  # of the longest row, or fewer if the model has fewer positions
-RECURRENT_TOKENS = 160  # recurrent layers compute chunks, which their code may name alone: of 64
+RECURRENT_TOKENS = 160  # recurrent layers compute in chunks of 64, which only code may name
 # Attention takes the square of a row's tokens of memory. Most long windows have 4,096 tokens: rows
 # of 8,212 took 7 to 18 seconds and 21 to 27 GiB on an H200, with models of 2 and 7 billion weights.
 MAX_TOKENS = 8232
@@ -61,7 +61,7 @@ class ForwardProbe:
         return ends
 
     def in_order_of_calls(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return [K, V] from what belongs to `ends_by_row`."""
+        """Return [K, V] from the rows' values at `ends_by_row`."""
         iterators = [iter(values) for values in rows]
         return torch.stack([next(iterators[row]) for call in self.calls for row in call.order])
 
@@ -101,7 +101,7 @@ class ForwardProbe:
 def is_recurrent(policy: Policy) -> bool:
     """Return whether the model has layers that keep a state instead of keys and values.
 
-    Of convolutions, as in LFM2, and of MiniMax's linear attention, transformers does not say so.
+    transformers does not say so of convolutions, as in LFM2, and of MiniMax's linear attention.
     """
     kinds = getattr(policy.model.config.get_text_config(), "layer_types", None) or ()
     is_stateful = bool(getattr(policy.model, "_is_stateful", False))

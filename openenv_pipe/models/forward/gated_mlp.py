@@ -6,8 +6,8 @@ the others of a packed row, and its attention on a CPU leaves out most of their 
 In float32 on a CPU, all MLPs keep half as much for their gradients. Autograd keeps four matrices of
 the intermediate size, which are most of a small model's memory in an update. These MLPs keep two
 and compute the others again, which takes no matrix product. Their outputs are those of
-transformers' modules to the bit. Adapters, biases, other precisions and other devices are left to
-those.
+transformers' modules to the bit. With adapters or biases, or in another precision or on another
+device, transformers' modules compute them.
 
 Shape letters: T tokens of a row, U of them predict, H hidden size, I intermediate size.
 """

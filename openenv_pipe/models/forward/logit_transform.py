@@ -1,7 +1,7 @@
 """What a model makes of its head's outputs before they are its logits: a scale, a cap, or both.
 
 Granite, Cohere and Falcon-H1 scale them, Gemma caps them. Configurations name this in many ways, so
-that it is measured: the model's own forward pass gets made-up outputs of its head.
+it is measured: the model's own forward pass gets made-up outputs of its head.
 """
 
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ UNCHANGED = LogitTransform()
 
 
 def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
-    """Measure what a causal language model does behind its head, also one on the device `meta`.
+    """Measure what a causal language model does after its head, even on the device `meta`.
 
-    Decoder and head are replaced meanwhile, so that this takes neither values nor time.
+    Decoder and head are replaced meanwhile, so that this takes neither weights nor time.
 
     Raises:
         ConfigError: It is neither a scale nor a cap, or decoder and head are not directly joined.
@@ -97,8 +97,10 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
 def _scale_before_head(
     name: str, head: Any, hidden: torch.Tensor, received: list[torch.Tensor]
 ) -> float:
-    """Return what the hidden states are multiplied by before the head, which a head without a bias
-    passes on. Raises ConfigError if anything else happens to them."""
+    """Return the factor of the hidden states before the head, which a head without bias passes on.
+
+    Raises ConfigError if anything else happens to them.
+    """
     if len(received) == 1 and received[0].shape == hidden.shape:
         if torch.equal(received[0], hidden):
             return 1.0

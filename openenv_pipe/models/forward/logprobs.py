@@ -1,8 +1,8 @@
 """Logprobs and entropies of chosen tokens without a matrix of all their logits.
 
-The head's product runs over one stretch of the vocabulary at a time. Few logits are kept for the
-backward pass; many are computed again there. All sums are float32, whatever the precision of the
-product, which is the sampler's.
+The head's product runs over one stretch of the vocabulary at a time. If logits are few, they are
+kept for the backward pass; otherwise they are computed again there. All sums are float32, whatever
+the precision of the product, which is the sampler's.
 
 Shape letters: U chosen tokens, H hidden size, V vocabulary, C a stretch of it.
 """
@@ -26,7 +26,7 @@ from openenv_pipe.models.forward.products import (
 CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many, which fit a CPU's cache
 KEPT_ELEMENTS = 1 << 22  # up to this many logits (U x V) are kept for the backward pass,
 KEPT_CHUNK_ELEMENTS = 1 << 20  # in chunks of this many
-GPU_ELEMENTS = 1 << 27  # the same of all of them on a GPU, whose kernels have to be long: 512 MiB
+GPU_ELEMENTS = 1 << 27  # in place of all three on a GPU, whose kernels have to be long: 512 MiB
 MIN_COLUMNS = 256
 
 
@@ -47,7 +47,7 @@ def token_logprobs(
     Both are float32. The entropy has a gradient only if `entropy_gradient`.
     """
     if type(head) in (torch.nn.Linear, Linear) and not head._forward_hooks:
-        # z * scale / temperature, and cap * tanh of it / cap, where the cap is a temperature's too.
+        # z * scale / temperature; the temperature divides the cap too.
         heat = temperature / transform.scale
         cap = None if transform.cap is None else transform.cap / temperature
         return _Fused.apply(

@@ -1,12 +1,12 @@
-"""The logprobs of a model's own forward pass, and how far those of another one may be from them.
+"""The logprobs of a model's own forward pass, and how far those of another pass may differ.
 
 In float32 the limits are fixed. In bfloat16, models round by very different amounts, some by nats.
 Therefore the model's own pass is computed in float32 too, and another pass may be as far from that
 as the model's own is, times `NOISE`. Tests of attention kernels, such as FlashAttention's, compare
-in this way. The largest difference finds a token that is computed wrong, the medians of parts of
-the rows, and of turns of the sampler, what is wrong at most tokens of a part, such as those beyond
-a window. In a mixture, rounding chooses other experts for a few tokens, never the same ones: there,
-only the medians count.
+in this way. The largest difference finds single tokens that are computed wrong. The medians of
+parts of the rows, and of turns of the sampler, find what is wrong at most tokens of a part, such as
+those beyond a window. In a mixture, rounding chooses other experts for a few tokens, never the same
+ones: there, only the medians count.
 
 Shape letters: T tokens of a row, N of all rows, K places that are compared, V vocabulary.
 """
@@ -68,8 +68,8 @@ class Expected:
 def own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[Expected, Expected]:
     """Compute each row by itself, as the model's authors compute it.
 
-    Returns the logprobs [N] of all targets, and those [K, V] of the vocabulary. Without a median,
-    their limits are not measured.
+    Returns the logprobs [N] of all targets, and those [K, V] of the vocabulary. Limits without
+    medians are fixed, not measured.
     """
     passes = [policy.model_logits]
     if policy.precision is not torch.float32 and _has_whole_weights(policy.model):
@@ -108,7 +108,7 @@ def own_logprobs(policy: Policy, probe: ForwardProbe) -> tuple[Expected, Expecte
 def _measured(
     own: torch.Tensor, exact: torch.Tensor, largest: float, parts: Sequence[slice]
 ) -> Expected:
-    """Limit the median of each part by that of the model's own pass there, or everywhere."""
+    """Limit the median of each part by the model's own there, or overall if that is larger."""
     differences = Expected(exact, largest).differences(own)
     whole = differences.median().item()
     medians = [max(whole, differences[part].median().item()) for part in parts]
@@ -117,7 +117,7 @@ def _measured(
 
 
 def _parts_of_rows(probe: ForwardProbe) -> list[slice]:
-    """Divide the targets of each row into as many as eight parts, of at least MIN_PART."""
+    """Divide the targets of each row into up to eight parts of at least MIN_PART tokens."""
     parts, start = [], 0
     for ids in probe.rows:
         size = len(ids) - 1
@@ -145,7 +145,7 @@ def _has_whole_weights(model: Any) -> bool:
 def _float32_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, T, V] of transformers' own forward pass in float32.
 
-    Weights are raised to float32 one layer at a time, so that they fit beside those of the policy.
+    Weights are raised to float32 one layer at a time, so that they fit next to the policy's.
     """
     layers = [m for m in policy.model.modules() if isinstance(m, GradientCheckpointingLayer)]
     in_layers = {id(each) for layer in layers for each in layer.parameters()}

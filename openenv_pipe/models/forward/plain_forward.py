@@ -40,7 +40,7 @@ class WholeForward:
         rows = [torch.tensor(row) for row in self._rows[: len(new_ids)]]
         ids_RW = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._model.device)
         ends_R = torch.tensor([len(row) - 1 for row in rows], device=self._model.device)
-        hidden_RW = self._model.hidden(ids_RW)  # What is behind a row's end has no effect on it.
+        hidden_RW = self._model.hidden(ids_RW)  # What follows a row's end has no effect on it.
         rows_R = torch.arange(len(rows), device=self._model.device)
         return self._model.logits(hidden_RW[rows_R, ends_R])
 
@@ -70,7 +70,7 @@ class _Part:
     def step(
         self, slots: Sequence[int], ids_P: torch.Tensor, positions_P: torch.Tensor
     ) -> torch.Tensor:
-        """Go on with the rows at these slots, and a token for each; return the logits [P, V]."""
+        """Continue the rows at these slots by a token each; return the logits [P, V]."""
         if slots != list(range(self._num_rows)):
             kept_P = torch.tensor(slots, device=self._model.device)
             self._cache.reorder_cache(kept_P)

@@ -1,10 +1,10 @@
 """Matrix products and embeddings that take less time or memory than torch's own.
 
-Products on a CPU are by oneDNN where torch has it.
+Products of float32 on a CPU use oneDNN where torch has it.
 
-torch itself leaves those of float32 to the library for linear algebra that it was built with, which
-on AMD's processors has half of oneDNN's speed. Other precisions and devices have torch's own
-products. On a CPU, rows are added to those of float32 and bfloat16 (`pad_rows`).
+torch itself leaves them to the linear algebra library that it was built with, which on AMD's
+processors has half of oneDNN's speed. Other precisions and devices use torch's own products. On a
+CPU, the inputs of float32 and bfloat16 products are padded with rows (`pad_rows`).
 
 The gradient of an embedding is added only to the rows in use. torch's own backward pass makes a
 matrix of the whole vocabulary, which for small models is most of their memory. Here, and in
@@ -57,8 +57,7 @@ def _is_compiled(values: torch.Tensor) -> bool:
 def _by_onednn(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return `data`, which modules may change in place, as they may not a view of padded rows that
-    a function of autograd returns."""
+    """Return outputs that modules may change in place: `data`, not a view of padded rows."""
     return padded(inputs, lambda rows_NI: _linear(rows_NI, weight_OI, bias_O)).data
 
 
@@ -78,10 +77,10 @@ def padded(inputs: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor
 
 
 def pad_rows(inputs: torch.Tensor) -> torch.Tensor:
-    """Return inputs [..., I] as rows [N, I], with zeros up to one of few numbers of rows.
+    """Return inputs [..., I] as rows [N, I], padded with zeros to one of few numbers of rows.
 
-    oneDNN compiles a kernel for each number of rows, of up to 1 MB, and never frees it. Batches
-    differ in their rows, so that a run grew at each step. At most an eighth is added, or 15 rows.
+    oneDNN compiles a kernel of up to 1 MB for each number of rows, and never frees it. Batches
+    differ in their rows, so memory would grow at each step. At most an eighth or 15 rows are added.
     """
     rows_NI = inputs.reshape(-1, inputs.shape[-1])
     num_added = _num_added(len(rows_NI))

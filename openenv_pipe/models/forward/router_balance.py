@@ -50,7 +50,7 @@ def recorded_routing(decoder: Any) -> Iterator[list[torch.Tensor]]:
 
 
 def balance_loss(decoder: Any, logits: list[torch.Tensor], batch: Batch) -> torch.Tensor:
-    """Return the loss of a batch's tokens; 1 times the experts of a token is perfect balance.
+    """Return the loss of a batch's tokens; the number of experts per token is perfect balance.
 
     logits: what `recorded_routing` has recorded of the batch, in one row or in padded rows
     """

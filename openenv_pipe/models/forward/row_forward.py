@@ -2,7 +2,7 @@
 
 The rows of `RaggedCache` are conversations that grow at different rates. Row r holds its tokens at
 positions 0..length-1. A forward pass writes Q tokens per row at that row's own positions. If a row
-has fewer, the rest is padding, which is written behind its end and overwritten by its next tokens.
+has fewer, the rest is padding, which is written after its end and overwritten by its next tokens.
 A query sees position j only if j is not after its own, so it never sees padding.
 
 Shape letters: R rows, Q new tokens of a forward pass, K keys of a row, C capacity of a row in
@@ -58,7 +58,7 @@ class RowForward(Protocol):
 
 
 class FastSampling:
-    """`Sampler.FAST`: nothing is sampled by it, but for the models of a subclass."""
+    """`Sampler.FAST`: this class samples no model; subclasses sample those that they support."""
 
     def unsupported_reason(self, model: Any, decoder: Any) -> str | None:
         """Return why this model cannot be sampled by it; None if it can."""
@@ -67,7 +67,7 @@ class FastSampling:
     def forwards(
         self, decoder: Any, head: Any, precision: torch.dtype, num: int
     ) -> list[RowForward]:
-        """Return passes with a copy of the weights of now, and with empty caches."""
+        """Return passes with a copy of the current weights, and with empty caches."""
         raise NotImplementedError
 
 
@@ -297,7 +297,7 @@ class TransformersForward:
     ) -> torch.Tensor:
         """Compute the logits [R, V] at each row's place last_R.
 
-        Padding has the position of its row's last token, because the model may have none behind it.
+        Padding has the position of its row's last token, which may be the model's last position.
         """
         causal_R1QK = self._cache.write_at(positions_RQ)
         mask = layer_masks(self._model.reaches, causal_R1QK, positions_RQ)

@@ -1,4 +1,4 @@
-"""Read what stands between the marks of a call, and find where reading goes on if it is broken.
+"""Read what stands between the marks of a call, and find where to read on if the call is broken.
 
 Arguments that are written as text are cast by the tool's schema.
 """
@@ -37,11 +37,11 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\(?s:.))*+"')
 _NUMBER = re.compile(r"(?a:-?(?:0|[1-9]\d{0,400})(?:\.\d+)?(?:[eE][+-]?\d{1,4})?)")
 _WORDS = {"true": True, "True": True, "false": False, "False": False}
 _NULLS = ("null", "None")
-_MAX_END = 64  # characters of what a closing mark may share with the end of a turn
+_MAX_END = 64  # characters of a reply that the turn's end may complete to a closing mark
 
 
 class BrokenCallError(Exception):
-    """What begins as a call is none."""
+    """What begins as a call is not one."""
 
     def __init__(self, problem: str, resume: int, *, is_cut: bool) -> None:
         """resume: where reading goes on."""
@@ -80,7 +80,7 @@ class CallContents:
         return [(each, end) for each, (_, end) in zip(functions, values, strict=True)], pos
 
     def _json_values(self, form: CallForm, pos: int) -> tuple[list[tuple[Any, int]], int]:
-        """Read a JSON object, a JSON text of one, or a list of objects. Raises BrokenCallError."""
+        """Read a JSON object, a string of one, or a list of objects. Raises BrokenCallError."""
         text, values = self._text, list[tuple[Any, int]]()
         pos = _end(_LEAD, text, pos)
         if form.is_list and text[pos : pos + 1] == "[":
@@ -147,7 +147,9 @@ class CallContents:
     def _end_of_value(self, form: CallForm, first: int, key: str) -> tuple[int, int]:
         """Return where an argument ends, without and with its closing tag.
 
-        That is where another one begins behind the tag, or the call ends. Raises BrokenCallError.
+        It ends at a tag that another argument or the end of the call follows.
+
+        Raises BrokenCallError.
         """
         assert form.tags is not None
         for match in form.tags.closing.finditer(self._text, first):
@@ -221,7 +223,7 @@ class CallContents:
             num_marks *= 2
 
     def next_mark(self, pos: int) -> tuple[int, bool]:
-        """Return where to read on after a broken call, and whether it ends with the text."""
+        """Return where to read on after a broken call, and whether the text ends before a mark."""
         mark = self._next(pos)
         return _resume(self._text, mark), mark is None
 
@@ -232,7 +234,7 @@ class CallContents:
 
 
 def _resume(text: str, mark: re.Match[str] | None) -> int:
-    """Return the position behind a closing mark, or before an opening one."""
+    """Return the position after a closing mark, or before an opening one."""
     if mark is None:
         return len(text)
     return mark.start() if mark["end"] is None else mark.end()
@@ -272,7 +274,7 @@ def properties_of(tool: Tool) -> Mapping[str, tuple[str, ...]]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
-    """Yield the types that a schema names, whatever else it is.
+    """Yield the types that a schema names.
 
     seen: the schemas before it, by identity: references can lead back to them
     """

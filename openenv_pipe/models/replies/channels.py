@@ -43,7 +43,7 @@ class ChannelMessage:
         return "".join(self._pieces)
 
     def contains(self, mark: str, channels: Channels) -> bool:
-        """Whether a mark behind the text so far is part of it."""
+        """Whether a mark after the text so far is part of it."""
         is_text = mark == channels.text or (self.is_thought and mark not in channels.ends)
         return self._is_in_string or is_text
 
@@ -62,8 +62,8 @@ def channel_messages(
 ) -> list[ChannelMessage]:
     """Return the messages of a reply, in order. Text outside of messages is a message, too.
 
-    Marks in the strings of a JSON text are part of them. A thought ends only by a mark that ends
-    messages: whatever else it names is part of it.
+    Marks in the strings of a JSON text are part of them. A thought ends only at a mark that ends
+    messages: all other marks in it are part of it.
     """
     marks = (channels.start, channels.channel, channels.text, *channels.ends, channels.call_end)
     first, *pieces = re.split(f"({'|'.join(map(re.escape, marks))})", reply)

@@ -37,12 +37,12 @@ Compile = Callable[[str], re.Pattern[str]]
 
 _log = logging.getLogger(__name__)
 
-_ends_at: ContextVar[float] = ContextVar("_ends_at")  # that processor time
+_ends_at: ContextVar[float] = ContextVar("_ends_at")  # in processor time
 
 
 @contextmanager
 def within_limit() -> Iterator[None]:
-    """Within the block, the searches of untrusted patterns share the limit."""
+    """Within the block, the searches of untrusted patterns share one time limit."""
     token = _ends_at.set(time.process_time() + LIMIT_S)
     try:
         yield
@@ -123,7 +123,7 @@ class ReplyFormat:
     thought: tuple[str, str]  # regular expressions
     calls: Sequence[CallForm]
     call_mark: str = ""  # begins a call even if what follows has none of the forms; empty: none
-    content_marks: Sequence[str] = ()  # around the text beside thoughts and calls
+    content_marks: Sequence[str] = ()  # around the text besides thoughts and calls
     block: tuple[str, str] | None = None  # around all calls
     channels: Channels | None = None  # around all of it
     compile: Compile = compiled
@@ -166,7 +166,7 @@ def _pattern(spec: Mapping[str, Any], key: str) -> str:
 def _tags(compile: Compile, pattern: str) -> Tags:
     """Take a pattern of a whole argument apart, so that each end of its value can be tried.
 
-    Raises ValueError if it is not a key and then a value with a mark behind it.
+    Raises ValueError if it is not a key and then a value with a mark after it.
     """
     opening, _, rest = pattern.partition("(?P<value>")
     end = _end_of_group(rest)
@@ -208,7 +208,7 @@ def _template_format(
     row: what the table says beyond it
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError, re.error: it is none, or has parts that
+        ValueError, KeyError, TypeError, AttributeError, re.error: it is not one, or has parts that
             are not read here.
     """
     fields, row = template["fields"], row or {}

@@ -7,8 +7,8 @@ It goes over a reply once, from left to right. How calls and thoughts are marked
 
 In replies without marked calls, JSON objects of that form are calls (Llama and others), also with
 `parameters` in place of `arguments`. A decoder reads the content of a call from its opening mark
-on, so marks in its strings mark nothing. Thoughts have no calls, and a call without its closing
-mark is none. Values are taken as they are written, and cast by the tool's schema where the format
+on, so marks in its strings mark nothing. Thoughts have no calls, and a call needs its closing
+mark. Values are taken as they are written, and cast by the tool's schema where the format
 writes all of them as text; the environment says whether they fit.
 """
 
@@ -49,7 +49,7 @@ class ReplyReader:
         self.begins_in_thought = begins_in_thought
         self.turn_end = turn_end
         self.calls = [*form.calls, *(HERMES.calls if form is not HERMES else ())]
-        # Forms without marks at their beginning are calls only of tools that there are.
+        # Forms without marks at their beginning are calls only if there is such a tool.
         self.bare = {index for index, call in enumerate(self.calls) if call.opening.match("[a(")}
         think, end_think = form.thought
         closings = [call.closing.pattern for call in self.calls if call.closing]
@@ -189,7 +189,7 @@ class _Pass:
             )
 
     def _close_block(self, end: int) -> None:
-        """Its marks belong to its first and its last call."""
+        """End a block of calls. Its marks belong to its first and its last call."""
         if self._block and self.calls[self._block[0] :]:
             first, start = self._block
             call = self.calls[first]
@@ -269,7 +269,7 @@ class _Pass:
         self.calls.append(Call(status=status, problem=problem, is_marked=is_marked, span=span))
 
     def _break(self, numbers: Iterable[int], status: CallStatus, problem: str) -> None:
-        """Withdraw calls that have been read."""
+        """Mark calls that have been read as broken."""
         for number in numbers:
             if not self.calls[number].is_broken:
                 call = self.calls[number]
@@ -318,7 +318,7 @@ def reader_for(
 ) -> ReplyReader:
     """Return the reader for a model.
 
-    begun: what the chat template writes behind the last message, where the reply begins.
+    begun: what the chat template writes after the last message, where the reply begins.
     response_template: of the tokenizer's configuration; None: it has none.
     """
     form = format_of(special_tokens, chat_template, response_template)

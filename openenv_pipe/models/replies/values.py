@@ -91,7 +91,7 @@ def read_object(text: str, start: int, end: int) -> JsonObject:
 
 
 def object_end(text: str, start: int, end: int, structure: re.Pattern[str]) -> int:
-    """Return where an object ends that may be broken.
+    """Return where an object, which may be broken, ends.
 
     It ends where as many braces are closed as opened, or before a mark outside of its strings, or
     at `end`.
@@ -171,7 +171,7 @@ class LiteralError(ValueError):
 
 
 class LiteralReader:
-    """Reads literals from a position of a text on; `pos` is behind what has been read."""
+    """Reads literals from a position of a text on; `pos` is after what has been read."""
 
     def __init__(self, text: str, pos: int, dialect: Dialect | None = None) -> None:
         self.pos = pos
@@ -319,7 +319,7 @@ class LiteralReader:
             self.pos = match.end()
 
     def _error(self, problem: str, *, is_cut: bool | None = None) -> LiteralError:
-        """is_cut: None: if nothing is left of the text."""
+        """is_cut: None: True if nothing is left of the text."""
         near = self._text[max(0, self.pos - MAX_EXCERPT // 2) : self.pos + MAX_EXCERPT // 2]
         is_cut = self.pos >= len(self._text) if is_cut is None else is_cut
         return LiteralError(f"{problem} near {near!r}", self.pos, is_cut=is_cut)

@@ -86,7 +86,7 @@ class _Access:
         return None
 
     def _has_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether one of the headers by which clients of OpenAI and Anthropic send it has it."""
+        """Whether a header has the key, in the form of clients of OpenAI or Anthropic."""
         given = [value for name, value in headers if name == b"x-api-key"]
         for name, value in headers:
             scheme, _, token = value.partition(b" ")
@@ -107,7 +107,7 @@ class _Access:
 
 
 class OnlyTheRun(_Access):
-    """The access to a server that gets the policies of a run: what the run's client sends."""
+    """The access to a server of a run's policies: only requests that the run's client sends."""
 
     PATHS: ClassVar = {
         **dict.fromkeys(("/health", "/metrics", "/v1/models", "/server_info"), GET),

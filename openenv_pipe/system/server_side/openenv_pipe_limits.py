@@ -23,7 +23,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_WAITING = 2048  # connections without a request under way
-ROOM_S = 0.5  # that a new connection beyond these has for its request, before one is closed
+ROOM_S = 0.5  # for the request of a new connection beyond these, before the oldest is closed
 WAIT_S = 10.0  # for the headers of a request
 BODY_S = 60.0  # for all of a body
 MAX_HEADER_BYTES = 2**14
@@ -53,8 +53,8 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        # asyncio does so for sockets that it has opened itself. Without it, the body of an answer
-        # waits 40 ms for the client's acknowledgement of the headers.
+        # asyncio sets TCP_NODELAY only on sockets that it has opened itself. Without it, the body
+        # of an answer waits 40 ms for the client's acknowledgement of the headers.
         own: socket.socket = transport.get_extra_info("socket")
         if own.family in (socket.AF_INET, socket.AF_INET6):
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,12 +79,12 @@ class BoundedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_waiting()
-        # Without these circles, the memory is free before Python looks for unreachable objects.
+        # Without these reference cycles, the memory is free before Python looks for cycles.
         self.cycle = None  # type: ignore[assignment]
         self.app_state = {}
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; close the connection if it comes behind an answer."""
+        """Answer what is not HTTP; close the connection if it comes after an answer."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:  # where uvicorn would log a traceback
@@ -153,8 +153,8 @@ class BoundedConnection(H11Protocol):
 def connection_class() -> type[BoundedConnection]:
     """Return the class of one server's connections, which count together.
 
-    The usual limit of 1,024 open files is raised: where a flood of connections reaches it, nobody
-    is accepted for a second.
+    The usual limit of 1,024 open files is raised: when a flood of connections reaches it, no
+    connection is accepted for a second.
     """
     current, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     if current != resource.RLIM_INFINITY and current < MAX_FILES:

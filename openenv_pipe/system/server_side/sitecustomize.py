@@ -1,10 +1,10 @@
-"""Limits the connections of every server of uvicorn in this process, which a run has started.
+"""Limits the connections of every uvicorn server in this process, which a run has started.
 
-A server of an environment asks for its key, too; vLLM's has its middleware by `--middleware`.
+An environment's server also gets a check of its key; vLLM's gets that by `--middleware`.
 
 Python imports this module at its start, because the folder is on PYTHONPATH, and so do the children
 of a server that reloads or has several workers. Nothing of uvicorn is imported before the server
-itself does. Servers choose their own Python, from 3.9 on.
+itself imports it. Servers choose their own Python, from 3.9 on.
 """
 
 import functools

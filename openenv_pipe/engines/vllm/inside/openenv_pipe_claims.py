@@ -1,4 +1,4 @@
-"""What a worker of a server remembers of the runs that use it, see `engines/vllm/ownership.py`.
+"""What a worker of a server remembers of the runs that use it; see `engines/vllm/ownership.py`.
 
 vLLM's workers import this file as a top-level module, so it imports neither vLLM nor openenv_pipe.
 """
@@ -32,7 +32,7 @@ class Claims:
 
         Returns:
             "holder": the name of whoever prevents this claim, empty if nobody does, with
-            "silent_s": the seconds since the holder has renewed its claim.
+            "silent_s": the seconds since the holder last renewed its claim.
             "is_new": whether the owner had no claim before.
         """
         now = self._clock()

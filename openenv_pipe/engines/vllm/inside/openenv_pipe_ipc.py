@@ -29,8 +29,9 @@ def gpu_id(device: torch.device) -> str:
 
 
 def describe(buffer: torch.Tensor) -> dict[str, Any]:
-    """Describe a buffer of bytes on a GPU. It works only on CUDA, and once for each transfer:
-    torch counts for each description that it is opened and closed once.
+    """Describe a buffer of bytes on a CUDA GPU, for one transfer.
+
+    torch expects that each description is opened and closed once.
 
     Args:
         buffer: uint8, one dimension; it must stay in memory until the other process has closed it.
@@ -53,7 +54,7 @@ def rebuild_arguments(described: Mapping[str, Any]) -> tuple[Any, ...]:
         "tensor_stride": (1,),
         "storage_cls": torch.storage.TypedStorage,
         "dtype": torch.uint8,
-        "storage_device": 0,  # whoever opens it replaces this number by its own of that GPU
+        "storage_device": 0,  # whoever opens it replaces this by its own number of that GPU
         "requires_grad": False,
         **{name: bytes.fromhex(described[name]) for name in BYTES},
         **{name: described[name] for name in NUMBERS},

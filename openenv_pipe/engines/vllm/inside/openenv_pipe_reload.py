@@ -1,7 +1,7 @@
-"""What vLLM 0.32's reload of all weights leaves as it was, renewed.
+"""Renew what vLLM 0.32's reload of all weights leaves as it was.
 
-It finds a layer's weights by the calls of its weight loaders, and packs the weights of a layer
-again only if it has read them. Three things are left out: output heads that are tied to the
+The reload finds a layer's weights by the calls of its weight loaders, and packs a layer's weights
+again only if it has read them. It leaves out three things: output heads that are tied to the
 embeddings, and the experts of mixtures, both of which a CPU computes from packed copies; and what
 GPT-OSS copies without a weight loader, which are its experts and sinks.
 """
@@ -59,7 +59,7 @@ def _repack_heads(model: Any) -> None:
 def _by_weight_loaders(model: Any) -> Iterator[None]:
     """Within the block, load each expert of GPT-OSS by itself, and its sinks at the end.
 
-    Experts by themselves go through weight loaders, and all of them at once do not.
+    Single experts go through weight loaders, but all experts at once do not.
     """
     sinks: dict[int, torch.Tensor] = {}
 

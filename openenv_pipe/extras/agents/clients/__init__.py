@@ -1,1 +1,1 @@
-"""Episodes that are played by clients, which come when they like."""
+"""Episodes that are played by clients, which connect when they like."""

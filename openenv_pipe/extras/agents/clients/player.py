@@ -1,4 +1,4 @@
-"""Play one episode by a client: wait until one opens it, and fill it in by what the client does."""
+"""Let a client play one episode: wait until one opens it, and record what the client does."""
 
 import asyncio
 import secrets
@@ -20,7 +20,7 @@ from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Episode, Opening, Status
 
 LAST_WORD_S = 2.0  # after the end of training, for clients that ask for an episode
-LOOK_S = 0.1  # between two looks whether the engine or the session has failed
+LOOK_S = 0.1  # between two checks whether the engine or the session has failed
 MAX_ERROR_LENGTH = 300  # characters of what a client reports
 
 
@@ -32,7 +32,7 @@ async def serving_clients(
     run: str,
     notify: Callable[[str], None],
 ) -> AsyncIterator["Clients"]:
-    """Serve clients until the end of the block, and tell them of a regular end.
+    """Serve clients until the end of the block, and tell them when training ends.
 
     loop: has the sessions of their episodes.
 
@@ -45,7 +45,7 @@ async def serving_clients(
         gateway = Gateway(config.host, config.port, queue.routes, token=token)
     except OSError as error:
         raise ConfigError(
-            f"agent.host={config.host} agent.port={config.port} cannot be listened at: {error}; "
+            f"cannot listen at agent.host={config.host} agent.port={config.port}: {error}; "
             "set others"
         ) from error
     async with gateway.serving():
@@ -102,8 +102,8 @@ class ClientPlayer(AgentPlayer):
         )
         self._queue = clients.queue
         self._late = (
-            f"agent.group_timeout_s={clients.config.group_timeout_s:g} was over, which began with "
-            "the first episode of the group"
+            f"agent.group_timeout_s={clients.config.group_timeout_s:g} had passed since the first "
+            "episode of the group was opened"
         )
         self._queued = self._queue.add(spec)
 
@@ -148,7 +148,7 @@ class ClientPlayer(AgentPlayer):
         return Status.CLIENT_FAILED if status.is_failure else status
 
     def _unreported(self) -> Status:
-        """Return how an episode has ended of which its client did not report the end."""
+        """Return how an episode ended whose client did not report the end."""
         if self._queued.is_lost:
             self._episode.error = "its client left before it reported the end"
             return Status.CLIENT_LOST

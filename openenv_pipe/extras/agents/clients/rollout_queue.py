@@ -1,6 +1,6 @@
 """Where clients open episodes, and where they report how these have ended.
 
-POST  /rollouts            open one; the answer stays open, and so tells when its client is gone
+POST  /rollouts            open one; the answer stays open, which shows when its client is gone
 POST  /rollouts/KEY/end    report a reward, ask for judging, or report a failure
 """
 
@@ -27,12 +27,12 @@ from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Task
 
 CLIENT_SPLIT = "client"  # of the tasks that clients bring
-POLL_S = 0.05  # between two looks for an episode
+POLL_S = 0.05  # between two checks for an episode
 MAX_WAIT_S = 30.0  # for one, in one request
-RETRY_AFTER_S = 1  # what a client is told that found none
+RETRY_AFTER_S = 1  # what a client that found none is told
 KEEP_ALIVE_S = 10.0  # between the bytes that keep an answer open through proxies
 MAX_METRICS = 64
-STALL_S = 30.0  # without a client that plays, after which unfinished groups are logged
+STALL_S = 30.0  # without a client that plays; then unfinished groups are logged
 MAX_STALLED = 4  # groups that a message names
 MAX_TASK_LENGTH = 80  # characters of a task in a message
 HEADERS = [
@@ -73,7 +73,7 @@ class QueuedEpisode:
     async def until(self, condition: Callable[[], bool], look_s: float | None = None) -> None:
         """Wait until the condition holds.
 
-        look_s: between two looks; None: it depends on nothing but this episode.
+        look_s: between two checks; None: the condition depends on this episode alone.
         """
         while not condition():
             try:
@@ -103,7 +103,7 @@ class RolloutQueue:
 
     def __init__(self, config: ClientAgentConfig, run: str, *, needs_reward: bool) -> None:
         """
-        run: its id, by which clients find out that another run has begun at the address.
+        run: the run's id, from which clients learn that another run now has the address.
         needs_reward: no reward term replaces what clients report, so they have to report it.
         """
         self.run = run
@@ -158,7 +158,7 @@ class RolloutQueue:
             queued.change(is_lost=True)
 
     def _take(self, own: tuple[str, Mapping[str, Any]] | None) -> QueuedEpisode | None:
-        """Claim an episode; for a task of the client's own, one of its group if there is one."""
+        """Claim an episode: of a group begun with the same task, or else of a new group."""
         digest = own and own[0]
         free = [each for each in self._queued if not (each.is_claimed or each.is_late)]
         begun = [each for each in free if each.spec.group in self._groups]
@@ -188,7 +188,7 @@ class RolloutQueue:
                 pause_s *= 2
 
     def _unfinished(self) -> str | None:
-        """Say for which tasks begun groups lack episodes, and until when; None if none does."""
+        """Say which begun groups wait for more episodes, and until when; None if none does."""
         claimed = Counter(each.spec.group for each in self._queued if each.is_claimed)
         now, lacking = asyncio.get_running_loop().time(), []
         for group, state in self._groups.items():
@@ -215,7 +215,7 @@ class RolloutQueue:
         return f"no episode waits for a client now: {self._unfinished() or reason}"
 
     def _begin(self, spec: EpisodeSpec, own: tuple[str, Mapping[str, Any]] | None) -> None:
-        """Start the time of the episode's group, and give the group the client's task."""
+        """Start the timer of the episode's group, and give the group the client's task."""
         timer = asyncio.get_running_loop().call_later(
             self._config.group_timeout_s, self.end_time, spec.group
         )
@@ -244,8 +244,8 @@ class RolloutQueue:
         except ValueError as error:
             return error_response(422, str(error))
         if (run := request.scope[PARSED].get("run", self.run)) != self.run:
-            text = f"the server is now that of {self.run}, and this client plays for {run!r:.80}"
-            return error_response(409, f"{text}; start it again to play for the other run")
+            text = f"the server is now that of {self.run}, but this client plays for {run!r:.80}"
+            return error_response(409, f"{text}; restart the client to play for the server's run")
         latest = time.monotonic() + wait_s
         while not (self._has_ended or self._is_closed):
             if await request.is_disconnected():
@@ -329,7 +329,7 @@ async def _left(receive: Receive) -> None:
 
 
 def _read_request(body: Any) -> tuple[tuple[str, Mapping[str, Any]] | None, float]:
-    """Return the client's own task with its digest, and how long it waits for an episode."""
+    """Return the client's own task with its digest, and how long the client waits."""
     if not isinstance(body, dict):
         raise ValueError("expected a JSON object")
     wait_s, task = body.get("wait_s", 0.0), body.get("task")

@@ -49,7 +49,7 @@ class ChatRequest:
     tools: list[Tool]
     takes_calls: bool  # calls in the reply become `tool_calls`
     max_tokens: int | None
-    names_tokens: bool  # the client gets the names of the sampled tokens beside their logprobs
+    names_tokens: bool  # the client gets the names of the sampled tokens with their logprobs
 
 
 def read_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -81,11 +81,11 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def ignored_settings(body: Mapping[str, Any], **used: float) -> dict[str, Any]:
-    """Return the settings of a request that its tokens are sampled without.
+    """Return the settings of a request that sampling ignores.
 
     A policy is trained on its own distribution at one temperature, and on no other.
 
-    used: settings with which they are sampled.
+    used: the settings that sampling uses.
     """
     wanted = {key: body[key] for key in SETTINGS if body.get(key) is not None}
     neutral = {**NEUTRAL, **{key: (value,) for key, value in used.items()}}
@@ -95,9 +95,9 @@ def ignored_settings(body: Mapping[str, Any], **used: float) -> dict[str, Any]:
 def reply_message(reply: Reply, request: ChatRequest, number: int) -> dict[str, Any]:
     """Return the message of a reply, with its tool calls if the request takes any.
 
-    Broken calls are text, as they are for other servers.
+    Broken calls are text, as on other servers.
 
-    number: of the completion; the calls' ids are made of it.
+    number: of the completion; the calls' ids contain it.
     """
     calls = reply.made_calls if request.takes_calls else []
     if not calls:
@@ -158,8 +158,8 @@ def completion_body(
             "completion_tokens": len(ids),
             "total_tokens": len(prompt_ids) + len(ids),
         },
-        # The proxy checks and links each id that it is told of. The turns of an episode are linked
-        # here, so it is told of the last only.
+        # The proxy checks and links each id that it gets. It gets only the last one, because
+        # `player.py` links the turns of an episode.
         "prompt_token_ids": list(prompt_ids[-1:]),
     }
 

@@ -1,9 +1,9 @@
-"""The dialects of OpenEnv's proxy, of which those of OpenAI are changed.
+"""The dialects of OpenEnv's proxy, with changes to those of OpenAI.
 
 OpenAI's client rejects the proxy's answers in the Responses dialect: its messages have an id when
-they begin and none when they end, its events name no item, and they are not numbered. It drops
-tools in a namespace, as Codex sends those of its MCP servers; here the model sees them as
-functions, whose names begin with the namespace.
+they begin and none when they end, its events name no item, and they are not numbered. The proxy
+drops tools in a namespace, the form in which Codex sends those of its MCP servers; here the model
+sees them as functions, whose names begin with the namespace.
 """
 
 import itertools
@@ -184,7 +184,7 @@ class _Noting:
         except ValueError as error:
             raise UpstreamRequestError(str(error)) from error
         except (TypeError, AttributeError, LookupError) as error:
-            # A type that `check_shape` does not know, in what the proxy translates.
+            # A wrong type that `check_shape` does not find, in what the proxy translates.
             name = self._dialect.value
-            text = f"the request has not the form of {name}: {type(error).__name__}: {error}"
+            text = f"the request does not have the form of {name}: {type(error).__name__}: {error}"
             raise UpstreamRequestError(text) from error

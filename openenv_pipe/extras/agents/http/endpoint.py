@@ -1,7 +1,7 @@
-"""A web server for a model in four dialects, by OpenEnv's capture proxy.
+"""A web server for a model in four dialects, built on OpenEnv's capture proxy.
 
 The proxy translates between dialects, replays streams and counts calls; the calls themselves go to
-an engine without HTTP. Programs that play episodes and `openenv-pipe serve` reach the model by it.
+an engine without HTTP. Programs that play episodes and clients of `serve --engine local` use it.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ NESTED = frozenset(("content", "parts", "tools", "summary", "output", "functionD
 LISTS = frozenset(("parts", "functionDeclarations"))
 END_LIMIT_S = 5.0
 MODELS = "/v1/models"
-# The ends of paths that clients call the model by, and what the proxy knows each by.
+# How the paths of model calls end, and the path by which the proxy knows each.
 CALLS = {
     "/chat/completions": "v1/chat/completions",
     "/responses": "v1/responses",
@@ -65,7 +65,7 @@ def check_shape(body: Any) -> str | None:
     """Return what is wrong with the types of a request, in any dialect; None if nothing is.
 
     OpenEnv's proxy fails on types that the clients of its dialects do not write. The walk visits a
-    conversation and its tools, and no schemas, arguments and results, which may be any JSON.
+    conversation and its tools, but no schemas, arguments and results, which may be any JSON.
     """
     if not isinstance(body, dict):
         return f"the request is {body!r:.40}; expected a JSON object"
@@ -107,7 +107,7 @@ class Answers(Protocol):
 
 
 class Endpoint:
-    """The server, for models that `find` returns by the keys of clients."""
+    """Serves the models that `find` returns for the keys of clients."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class Endpoint:
         admit, on_rejection: those of `Gate`.
         level: how much the proxy records of answers, `tokens` or `text`.
         routes: further addresses.
-        registry: in the place of the proxy's own, which knows the keys that it is told.
+        registry: replaces the proxy's own, which knows only the keys that it is told.
         answers_any_name: False: a call that names another model is answered 404, as by vLLM and
             OpenAI, so that a client with the wrong address or name finds out.
         """
-        logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
+        logging.getLogger("intercept").setLevel(logging.ERROR)  # It logs every odd request.
         capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
         capture.state.upstreams = _Engines(find, level)
         capture.state.transforms = Dialects()
@@ -159,8 +159,8 @@ class Endpoint:
         """Serve until the end of the block.
 
         Each call allocates enough to start Python's garbage collector, whose full collections visit
-        all objects of the process, torch's too, and take longer than many calls. The objects that
-        are there at the beginning are therefore left out of them.
+        all objects of the process, torch's too, and take longer than many calls. They therefore
+        leave out the objects that exist at the beginning.
         """
         gc.collect()
         gc.freeze()
@@ -188,7 +188,7 @@ class _Engines(UpstreamPool):  # type: ignore[misc]  # openenv has no types
 
 
 class _Engine:
-    """In the place of the proxy's HTTP client: gives calls to what answers them."""
+    """Replaces the proxy's HTTP client: passes calls on to what answers them."""
 
     provider = "openai"
 

@@ -1,8 +1,8 @@
-"""Decides by its headers who may send a request, and only then reads it, within limits.
+"""Decide by a request's headers who may send it, and read it only then, within limits.
 
 A key is a client's password, and what its requests are counted by. A page of another site can send
-requests to servers of this machine, also under names that it makes mean this machine: those are
-rejected by `Origin` and `Host`.
+requests to servers of this machine, also under names that it makes resolve to this machine: such
+requests are rejected by `Origin` and `Host`.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class Gate:
         on_rejection: Callable[[str, str], None],
     ) -> None:
         """
-        admit: raises RejectedError, knowing no more of a request than its head.
+        admit: decides on a request by its head alone. Raises RejectedError.
         on_rejection: receives the key and the reason of each call of the model that gets an error,
             if the key is valid.
         """
@@ -115,7 +115,7 @@ class Gate:
         self._arriving = Counter[str]()  # requests that are being read, by client
 
     def is_receiving(self, client: str) -> bool:
-        """Whether a request of a client has begun, and is not wholly read and parsed."""
+        """Whether a request of a client has begun to arrive and is not yet read and parsed."""
         return self._arriving[client] > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,7 +182,7 @@ class Gate:
             watching.cancel()
 
     def _reporting(self, client: str, scope: Scope, send: Send) -> Send:
-        """Return a `send` that reports an error in the place of a completion."""
+        """Return a `send` that also reports an error that is sent instead of a completion."""
         status = 0
 
         async def report(message: Message) -> None:
@@ -206,7 +206,7 @@ class ParsedRequest(Request):
 async def _read(scope: Scope, receive: Receive, max_bytes: int) -> Any:
     """Return the JSON of a request's body; an empty object if there is none. Raises BodyError.
 
-    A long one is parsed in a thread, so that other clients are answered meanwhile.
+    A long body is parsed in a thread, so that other clients are answered meanwhile.
     """
     if scope["method"] != "POST":
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 from openenv_pipe.extras.agents.http.capture import APIType
 from openenv_pipe.system.resources import did_you_mean
 
-# Of the translated request: the fields without effect, by their own names, and their values.
+# The key of a translated request for the fields without effect: their own names and values.
 IGNORED = "openenv_pipe_ignored"
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
@@ -19,7 +19,7 @@ _ACCOUNTING = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "moderation"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
 )
-# Fields that act; those of sampling and of the reply's form are noted by `ignored_settings`.
+# Fields that act, or that `ignored_settings` notes: those of sampling and of the reply's form.
 ACTS: Mapping[APIType, frozenset[str]] = {
     APIType.OPENAI_CHAT: frozenset(
         (
@@ -117,7 +117,7 @@ def find_ignored(dialect: APIType, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_conversation(dialect: APIType, body: Mapping[str, Any]) -> None:
-    """Raise ValueError for a request without a conversation, which names unknown fields."""
+    """Raise ValueError for a request without a conversation; the error names unknown fields."""
     wanted = CONVERSATION[dialect]
     if body.keys() & {wanted, "instructions"}:
         return

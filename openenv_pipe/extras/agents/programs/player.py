@@ -1,4 +1,4 @@
-"""Play one episode by a program: start it, watch it, and tell how it ended."""
+"""Let a program play one episode: start it, watch it, and tell how it ended."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ RESULTS = "*/*/result.json"  # JOB/TRIAL/result.json
 REWARD = "reward"  # the name of the number that is the reward
 MAX_BYTES = 16 * 2**20  # of a result that is read
 MAX_LENGTH = 300  # characters of what Harbor says of an exception
-WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
+WATCH_S = 0.25  # between two checks of a program's limits; its end is noticed at once
 SIGNALS = 128  # exit codes above it are signals
 MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's error
 
@@ -166,7 +166,7 @@ def open_programs(
 
 
 class ProgramPlayer(AgentPlayer):
-    """Plays one episode by a program in the place of the pipeline's loop."""
+    """Lets a program play one episode, in place of the pipeline's own loop."""
 
     def __init__(self, programs: Programs, context: PlayContext, spec: EpisodeSpec) -> None:
         super().__init__(
@@ -215,7 +215,7 @@ class ProgramPlayer(AgentPlayer):
         return self._judged(limit, verdict)
 
     def _judged(self, status: Status, verdict: TrialResult | None) -> Status:
-        """Return the status of an episode that counts only with a verdict, where one is due."""
+        """Return the status of an episode; where a verdict is due, it counts only with one."""
         if verdict is None or verdict.reward is not None:
             return status
         if status.is_failure:
@@ -242,7 +242,7 @@ class ProgramPlayer(AgentPlayer):
 async def _watch(
     process: RunningProgram, config: ProgramAgentConfig, rollout: Rollout, output: Path
 ) -> Status | None:
-    """Return when the program has ended, or has to; with the limit that it met, if any.
+    """Return when the program has ended or must be stopped, with the limit that it met, if any.
 
     The time that it waits for the model does not count: that depends on the other programs.
     """

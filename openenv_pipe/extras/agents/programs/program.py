@@ -62,7 +62,7 @@ def check_program(config: ProgramAgentConfig) -> str:
 
 
 def _require_script(config: ProgramAgentConfig) -> None:
-    """Raise ConfigError if the program is Python with a script that is nowhere."""
+    """Raise ConfigError if the program is Python with a script that does not exist."""
     program, script = (*config.command, "")[:2]
     is_script = "python" in program and script.endswith(".py") and "{" not in script
     if not is_script or Path(script).is_file() or script in config.files:
@@ -71,7 +71,7 @@ def _require_script(config: ProgramAgentConfig) -> None:
     near = did_you_mean(Path(script).name, sorted(each.name for each in here.glob("*.py")))
     raise ConfigError(
         f"agent.command names the script {script!r} after {program}, and there is no such "
-        f"file from the current folder {here}{near}; name it from there, or by its whole path"
+        f"file in the current folder {here}{near}; give its path from there, or an absolute one"
     )
 
 
@@ -86,7 +86,7 @@ def make_program(
 ) -> Program:
     """Return the program of one episode, with its placeholders filled in.
 
-    paths: where the sandbox lets it find things.
+    paths: where the program finds its files in the sandbox.
     folder: does not exist yet, and is the program's own.
     task: JSON, for programs that want more than the prompt.
 
@@ -163,7 +163,7 @@ def program_variables(
 
 
 def results_folder(folder: Path) -> Path:
-    """Return the folder beside the program's own for what is read when the program has ended."""
+    """Return the folder, beside the program's own, that is read when the program has ended."""
     return folder.with_suffix(".results")
 
 

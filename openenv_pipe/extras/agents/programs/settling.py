@@ -1,9 +1,9 @@
 """Wait until a program does nothing but wait, so that all calls that it makes at once are here.
 
-Linux tells of each thread whether it runs and how often it has run. A program all of whose threads
+Linux tells for each thread whether it runs and how often it has run. A program all of whose threads
 sleep, and have not run while everything that it has sent was read, makes no call before it gets an
-answer or a clock wakes it. However busy the machine is, that takes no guess about time. Other
-systems do not tell, so nothing is waited for there.
+answer or a clock wakes it. This needs no guess about time, however busy the machine is. Other
+systems do not tell this, so nothing is waited for there.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 
 LIMIT_S = 20.0
 LIMIT_CPU_S = 0.5  # A program that still works then may work while it waits.
-READ_ROUNDS = 64  # of the event loop, by which everything is read that was sent to it before
+READ_ROUNDS = 64  # of the event loop, after which all that was sent before is read
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.02
 CAN_TELL = all(
     Path(f"/proc/self/task/{os.getpid()}/{name}").exists() for name in ("schedstat", "children")
@@ -34,7 +34,7 @@ async def wait_until_settled(guard_pid: int, is_answering: Callable[[], bool]) -
     """Return when a program does nothing but wait for the model, or has worked too long for that.
 
     guard_pid: the parent of the program's processes.
-    is_answering: whether it waits for something else of this process, such as its environment.
+    is_answering: whether the program also waits for something else here, such as a step.
     """
     if not CAN_TELL:
         return

@@ -53,7 +53,7 @@ class ThisMachine:
                 scratch=folder,
             )
         except OSError as error:
-            # No guardian has started, which would remove it.
+            # No guardian has started that would remove it.
             shutil.rmtree(folder)
             program.output.unlink(missing_ok=True)
             if error.errno != errno.E2BIG:

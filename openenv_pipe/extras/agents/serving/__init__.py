@@ -1,1 +1,1 @@
-"""`openenv-pipe serve`: a trained model by vLLM, or from this process."""
+"""`openenv-pipe serve`: a trained model, served by vLLM or by this process."""

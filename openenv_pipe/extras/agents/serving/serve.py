@@ -141,7 +141,7 @@ async def serve(
 
 
 def server_key(host: str, notify: Callable[[str], None]) -> str:
-    """Return the key that requests have to carry: that of the user, or a new one, which is told.
+    """Return the key that requests have to carry: the user's, or a new one, which is printed.
 
     Raises ConfigError: other machines can reach the server, and the user has set no key.
     """
@@ -199,8 +199,10 @@ async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -
 def _served(
     subject: SelectedModel, chat: ChatFormat, max_model_len: int | None
 ) -> Iterator[Served]:
-    """Yield the model in vLLM's terms: a whole one, or an adapter on a base, which is written first
-    if it is not a folder yet."""
+    """Yield the model in vLLM's terms: a whole one, or an adapter on a base.
+
+    A model that vLLM cannot load by its source is written to a temporary folder first.
+    """
     config, model, checkpoint = subject.config, subject.config.model, subject.checkpoint
     with weights_folder(None) as scratch:
         template = scratch / TEMPLATE_FILE

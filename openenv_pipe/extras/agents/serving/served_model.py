@@ -35,7 +35,7 @@ MAX_SEED = 2**62 - 1
 
 
 class ServedModel:
-    """Answers requests by an engine that takes token ids, each as an episode of one turn."""
+    """Answers requests with an engine that takes token ids, each as an episode of one turn."""
 
     def __init__(
         self,
@@ -46,8 +46,9 @@ class ServedModel:
         max_tokens: int,
         notify: Callable[[str], None],
     ) -> None:
-        """max_tokens: of a prompt and its reply. notify: receives a line for each
-        ignored setting.
+        """
+        max_tokens: of a prompt and its reply.
+        notify: receives a line for each ignored setting.
         """
         self.name = name
         self._engine = engine
@@ -148,7 +149,7 @@ class ModelEndpoint(Endpoint):
 
 
 class _NoRegistry:
-    """In the place of the proxy's registry: each request is a session that nothing keeps."""
+    """Replaces the proxy's registry: each request is a session that nothing keeps."""
 
     require_registered = False
 

@@ -3,8 +3,8 @@
 With `network: none-outbound` a container has only a loopback interface, and its server is reached
 through a unix socket (`socket_proxy.py`). A network of Docker's type `internal` is no replacement:
 Docker publishes no ports of it, and its containers reach every service of this machine by its
-bridge. The socket needs `python3` in the image, and a daemon that shares this machine's kernel,
-which Docker Desktop does not. There, use `network: bridge`: Docker publishes the port on 127.0.0.1,
+bridge. The socket needs `python3` in the image, and a daemon that shares this machine's kernel.
+Docker Desktop's does not; with it, use `network: bridge`: Docker publishes the port on 127.0.0.1,
 under a number that it picks, and the container can connect to the outside. On two cores one session
 took 3,500 steps a second through the socket, and 2,500 through a published port.
 
@@ -210,7 +210,7 @@ def declared_port(env: EnvConfig, config: DockerHostConfig) -> int | None:
 
 
 def exposed_port(image: Image) -> int:
-    """Return the only port that the image exposes. Raises ConfigError if there is not one."""
+    """Return the only port that the image exposes. Raises ConfigError unless there is one."""
     if len(image.ports) != 1:
         exposed = ", ".join(map(str, image.ports)) or "no port"
         raise ConfigError(

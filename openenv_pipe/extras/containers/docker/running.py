@@ -1,8 +1,8 @@
 """A container whose output is copied to a file and whose end is noticed, and its restrictions.
 
 The output is read from the container itself, not from the daemon's log of it: the daemon deletes
-the oldest file of a log that is limited, and a reader that is on it is lost. So the daemon keeps no
-log, and a container that writes faster than its output is copied waits.
+the oldest file of a limited log even while it is read. So the daemon keeps no log, and a container
+that writes faster than its output is copied waits.
 
 Containers get no capabilities, no new privileges and no swap. Docker neither restarts them nor runs
 health checks of its own, which would start a process in the container every few seconds.
@@ -83,7 +83,7 @@ class RunningContainer:
         container.start()
 
     def _follow(self, container: Container, output: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Copy the output until the container ends, then set `ended` and how it has ended.
+        """Copy the output until the container ends, then set `state` and `ended`.
 
         output: the socket that is attached to the container.
         """

@@ -1,7 +1,7 @@
 """Start programs of `agent=program` in containers without a network.
 
-Such a container has only a loopback interface. What it sends to one port of it comes to a unix
-socket of this machine, at which the gateway listens (`socket_proxy.py`).
+Such a container has only a loopback interface. What it sends to one port of that interface arrives
+at a unix socket of this machine, on which the gateway listens (`socket_proxy.py`).
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def program_recipe(config: DockerSandboxConfig) -> Recipe:
 
 
 class ProgramContainer:
-    """The container of one program. It is used as a `system.process.ManagedProcess` is."""
+    """The container of one program. It is used like a `system.process.ManagedProcess`."""
 
     def __init__(
         self, daemon: GuardedDaemon, config: DockerSandboxConfig, log: Path, files: Path

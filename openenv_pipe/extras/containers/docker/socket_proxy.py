@@ -3,7 +3,7 @@
     python3 -I -S -c SOURCE FROM TO COMMAND...
 
 `host.py` and `sandbox.py` pass this file's text into the container. There the program starts
-COMMAND and forwards every connection to FROM to TO. One of them is the path of a socket in a folder
+COMMAND, and forwards to TO what connects to FROM. One of them is the path of a socket in a folder
 that the container shares with the host, the other a port of 127.0.0.1, the container's loopback: an
 environment's server is reached from the socket, and a program reaches the socket from the port.
 This program passes SIGTERM on to COMMAND and exits with COMMAND's exit code (128 + N if signal N
@@ -45,7 +45,7 @@ class End(asyncio.Protocol):
 
 
 class Outside(End):
-    """The end that was connected to. Data that arrives before the other is open is kept for it."""
+    """The end that a client connected to. It keeps data that arrives before the other is open."""
 
     def __init__(self, target):
         super().__init__()

@@ -18,8 +18,10 @@ GUARD_LIMIT_S = 30.0  # for the start of the guard, and for the removal of all c
 
 
 def owner_label() -> str:
-    """Return a label for the containers of one guard: the ProcessId of this process, as JSON, and a
-    name of their own, because another guard of this process must not remove them."""
+    """Return a label for the containers of one guard: this process's ProcessId and a name, as JSON.
+
+    The name keeps another guard of this process from removing them.
+    """
     owner = ProcessId.of_this_process().model_dump()
     return json.dumps({**owner, "name": uuid.uuid4().hex[:12]})
 

@@ -86,7 +86,7 @@ class KubernetesHost(SupervisedHost):
         self._renewal = asyncio.create_task(self._renew(self._cluster))
 
     def _shared_objects(self, owner: Manifest) -> list[Manifest]:
-        """Return the manifests of the objects beside the pods, as the configuration needs them."""
+        """Return the manifests of the objects besides the pods, as the configuration needs them."""
         objects = []
         if self._config.network == "none-outbound":
             objects.append(network_policy(self._config, owner=owner))

@@ -1,6 +1,6 @@
 """Check the scoring of tasks that come with their answers, by playing these answers.
 
-A task's own answer has to earn the full reward; another task's, none at all, and the question must
+A task's own answer has to earn the full reward; another task's, an empty one and the question must
 not. This applies to environments whose tasks have a reset keyword that is named like an answer, and
 whose actions are one text.
 """
@@ -25,15 +25,15 @@ from openenv_pipe.types import Action, Observation, Task
 NUM_SESSIONS = 8
 MAX_TASKS = 500  # of each split, evenly spaced
 LIMIT_S = 20.0  # for each kind of answer
-ACCEPTED_SHARE = 0.1  # of wrong answers with the full reward, from which on it is a failure
-FREQUENT_SHARE = 0.5  # of the tasks with one answer, from which on there is little to learn
+ACCEPTED_SHARE = 0.1  # fraction of wrong answers with the full reward from which on it is a fault
+FREQUENT_SHARE = 0.5  # fraction of the tasks that one answer solves, above which little is learned
 MAX_SHOWN = 3  # tasks that a message names
 MAX_ANSWER = 60  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredTask:
-    """What a task's episode earned with an answer; None and the reason if it failed."""
+    """What a task's episode earned with an answer; if it failed, None and the reason."""
 
     task: Task
     answer: str
@@ -62,7 +62,7 @@ async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     full = subject.env.success_reward
     own = await _play(subject, field, tasks, answers)
     yield own_line(own, full)
-    scored = [each for each in own if each.reward is not None]  # That line has the others.
+    scored = [each for each in own if each.reward is not None]  # The line above has the others.
     if not scored:
         return
     tasks, answers = [each.task for each in scored], [each.answer for each in scored]
@@ -80,11 +80,11 @@ def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
     less = [each for each in played if each.reward is None or each.reward < full]
     measured = {"tasks": len(played), "full": len(played) - len(less)}
     if not less:
-        text = f"the own answer of each of {len(played)} tasks earns the full reward, {full:.3g}"
+        text = f"the task's own answer earns the full reward, {full:.3g}, in {len(played)} tasks"
         return Line("own answers", Result.OK, text, measured)
     text = (
-        f"in {len(less)} of {len(played)} tasks the own answer does not earn the full reward, "
-        f"{full:.3g}: {_named(less)}; is the scoring wrong, or are these rows?"
+        f"the task's own answer does not earn the full reward, {full:.3g}, in {len(less)} of "
+        f"{len(played)} tasks: {_named(less)}; is the scoring wrong, or are these rows?"
     )
     return Line("own answers", Result.FAIL, text, measured)
 
@@ -102,7 +102,10 @@ def wrong_line(wrong: Sequence[AnsweredTask], silent: Sequence[AnsweredTask], fu
     empty = [each for each in silent if each.reward is not None and each.reward >= full]
     measured = {"tasks": len(wrong), "others": len(accepted), "empty": len(empty)}
     if not accepted and not empty:
-        text = f"no empty answer and no other task's earns the full reward, in {len(wrong)} tasks"
+        text = (
+            "no empty answer and no answer of another task earns the full reward, in "
+            f"{len(wrong)} tasks"
+        )
         return Line("wrong answers", Result.OK, text, measured)
     text = (
         f"the full reward goes to {len(accepted)} of {len(wrong)} answers of another task, and "
@@ -170,7 +173,7 @@ async def _play(
 def own_answer(task: Task, field: str | None) -> str | None:
     """Return the task's answer if its reset has one, as text.
 
-    field: of the action; a reset keyword of this name is the answer, whatever others there are.
+    field: the action's. If it is named like an answer, a reset keyword of this name is the answer.
     """
     found = [value for name, value in task.reset.items() if name in ANSWER_FIELD_NAMES]
     if field in ANSWER_FIELD_NAMES and field in task.reset:

@@ -122,7 +122,7 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
 
 
 async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Yield the lines of all probes; of none after a failure since which the server is silent."""
+    """Yield the lines of all probes, up to a failure after which the server is silent."""
     names = list(PROBES)
     for place, name in enumerate(names):
         subject.notify(name)
@@ -147,9 +147,9 @@ async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _is_silent(host: Host) -> bool:
-    """Return whether the server is there and answers nothing.
+    """Return whether the server runs, but answers nothing.
 
-    One that is gone is not: the end of the check says so, with the end of its log.
+    A server that has died does not count: the check's last line reports it, with its log's end.
     """
     if not host.urls:
         return False

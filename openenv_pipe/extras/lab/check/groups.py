@@ -1,4 +1,4 @@
-"""Play groups of episodes as training does, and check their rewards and leaks."""
+"""Play groups of episodes as training does, and check their rewards and look for leaks."""
 
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Check that the tasks of the evaluation are not those of training, as far as it can be seen.
+"""Check that the tasks of the evaluation are not those of training, as far as play can show it.
 
-Two tasks may be the same although their keywords and seeds differ. Tasks of both splits are played
-by one policy that draws the same numbers in each, and their episodes are compared.
+Two tasks may be the same although their keywords and seeds differ. One policy, which draws the same
+random numbers in every task, plays tasks of both splits, and the episodes are compared.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ NAME = "held-out tasks"  # of the line
 MAX_TRAIN, MAX_EVAL = 1000, 200  # tasks that are played, evenly spaced
 NUM_SESSIONS = 8
 LIMIT_S = 15.0  # for each split
-# Where a greater share of the tasks of each split have different episodes, equal ones are a leak.
+# If more than this fraction of each split's episodes are distinct, equal ones are the same task.
 TOLD_APART = 0.5
 
 
@@ -74,9 +74,9 @@ def held_out_line(
     *,
     num_train: int,
 ) -> Line | None:
-    """Say how many eval tasks begin, and go on, as a training task does; None without any.
+    """Say how many eval tasks begin, and go on, like a training task; None if nothing was played.
 
-    An episode that failed has shown too little to tell, and is left out.
+    An episode that failed has shown too little, and is left out.
 
     num_train: all training tasks, of which some were played.
     """
@@ -112,9 +112,9 @@ def held_out_line(
         )
         return Line(NAME, Result.WARN, text, measured)
     text += (
-        "; tasks are not told apart by first observations, nor by these episodes, of which "
-        f"{len(seen_before)} are different in training and {len(seen_of_eval)} in the evaluation, "
-        "so eval tasks may be training tasks"
+        "; neither first observations nor these episodes tell tasks apart (different episodes: "
+        f"{len(seen_before)} in training, {len(seen_of_eval)} in the evaluation), so eval "
+        "tasks may be training tasks"
     )
     return Line(NAME, Result.WARN, text, measured)
 

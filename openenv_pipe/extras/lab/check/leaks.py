@@ -32,8 +32,8 @@ NO_EXPERT = (
     f"that gives at least {MIN_REPLIES} replies, not all alike, earns much more than random "
     "actions, and calls no tools"
 )
-MUCH = 0.5  # of what success earns above random actions, which an expert earns at least
-TOLD_FRACTION = 0.5  # of an expert's replies, above chance, from which on they are told before
+MUCH = 0.5  # of what success earns above random actions: an expert has to earn at least this part
+TOLD_FRACTION = 0.5  # of an expert's replies, above chance, from which on a field gives them away
 NUM_TASKS = 16
 NUM_SESSIONS = 8
 LIMIT_S = 15.0
@@ -42,12 +42,12 @@ LIMIT_S = 15.0
 def leak_lines(plays: Sequence[PlayedEpisode], expert: Line | None = None) -> Iterator[Line]:
     """Report whether earlier messages have what the end reveals, and fields named like an answer.
 
-    A revealed value is in a field of the last observation that was empty until then, and differs
-    between tasks. It is searched as a whole word in earlier observations and states, but for clocks
-    and ids. A value that stands as often in episodes whose end reveals another one does not count:
-    that is chance, a frequent value, or a list of choices.
+    A revealed value is in a field of the last observation that was empty until then; it differs
+    between tasks, and is no clock or id. It is searched for as a whole word in earlier observations
+    and states. A value that stands as often in episodes whose end reveals another one does not
+    count: that is chance, a frequent value, or a list of choices.
 
-    expert: what an expert's replies have shown, which is enough where an end reveals nothing.
+    expert: what an expert's replies have shown, which is enough if no end reveals anything.
     """
     revealing = _revealed_line([play for play in plays if play.done and len(play.results) > 1])
     if isinstance(revealing, Line):
@@ -110,10 +110,10 @@ def revealed(play: PlayedEpisode) -> dict[str, Revealed]:
 
 
 def _found(values: Mapping[int, Revealed], earlier: Sequence[str]) -> tuple[float, float]:
-    """Return how often episodes contain their values before the end, and how often others do.
+    """Return how often values stand in their own episode before its end, and how often in others.
 
-    Both are means over the episodes; of the others, those whose end reveals other values. Of a
-    list, all have to be there: some of them may be public, such as one of a dealer's cards.
+    Both are means over the episodes; the others are those whose end reveals other values. Of a
+    list, all values have to be there: some may be public, such as one of a dealer's cards.
     """
     own = [_has_words(earlier[number], value) for number, value in values.items()]
     by_chance = []
@@ -207,9 +207,9 @@ async def expert_line(
 
 
 def told_line(plays: Sequence[PlayedEpisode], player: str) -> Line | None:
-    """Say whether a field of observations tells the replies after it; None: too few replies.
+    """Say whether a field of observations reveals the replies after it; None: too few replies.
 
-    A reply that stands as often before other replies is chance, or one of the legal moves.
+    A reply that stands as often before other replies is there by chance, or as a legal move.
     """
     num_searched = 0
     for path, every in _replies(plays).items():
@@ -222,7 +222,7 @@ def told_line(plays: Sequence[PlayedEpisode], player: str) -> Line | None:
             share, by_chance = _found(values, [seen.get(field, "") for _, seen in kept])
             if share - by_chance >= TOLD_FRACTION:
                 text = (
-                    f"observation.{field} has the `{path}` of {player} before it is replied, in "
+                    f"observation.{field} shows the `{path}` of {player} before the reply, in "
                     f"{share:.0%} of {len(values)} replies (by chance {by_chance:.0%}): unless "
                     "the task is to copy it, the observation gives the answer away"
                 )
@@ -237,7 +237,7 @@ def told_line(plays: Sequence[PlayedEpisode], player: str) -> Line | None:
 def _replies(plays: Sequence[PlayedEpisode]) -> Mapping[str, Sequence[tuple[str, Seen]]]:
     """Return the values of each field of the actions, with what was seen before each.
 
-    What was written before in an episode is left out, because observations may repeat it.
+    Values that an episode has written before are left out, because observations may repeat them.
     """
     replies: dict[str, list[tuple[str, Seen]]] = defaultdict(list)
     for play in plays:

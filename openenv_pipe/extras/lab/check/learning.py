@@ -26,7 +26,7 @@ def probe_learning(words: Sequence[str], *, minutes: float, notify: Callable[[st
     """Train the experiment with the model `tiny`, and compare it with where it started.
 
     words: `conf=NAME` and overrides.
-    minutes: after which no step is begun. The evaluations before and after it come on top.
+    minutes: after which no step begins; the evaluations before and after training come on top.
     notify: receives the run's progress. Raises ConfigError: as `tiny_experiment`.
     """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
@@ -64,11 +64,11 @@ class _Clock:
         now_s = time.monotonic()
         if self._started_s is None:
             self._started_s = now_s - float(metrics["time/step_s"])
-        return "the time is over" if now_s - self._started_s > self._limit_s else None
+        return "the time limit is reached" if now_s - self._started_s > self._limit_s else None
 
 
 def learning_line(evals: Mapping[str, EvalReport], config: EvalConfig, *, num_steps: int) -> Line:
-    """Say what the evaluation after training adds to that before it.
+    """Say by how much the evaluation after training differs from the one before it.
 
     Learning is proven if the interval of the difference in reward or success is above 0.
     """

@@ -1,4 +1,4 @@
-"""Check the server's answers against OpenEnv's protocol, also to wrong messages."""
+"""Check the server's answers, also those to wrong messages, against OpenEnv's protocol."""
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -66,7 +66,7 @@ def first_text(first: StepResult) -> str:
 
 
 async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    """Play random actions, of which none ends an episode by raising."""
+    """Play random actions; one that raises counts as unusable, and does not end the episode."""
     lenient = subject.env.model_copy(update={"step_exception": "unusable"})
     num_taken, rejections, reward = 0, list[StepRejectedError](), 0.0
     for name, chooser in subject.choosers.items():
@@ -150,7 +150,7 @@ async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tupl
 
 
 async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    """Act after the end of episodes, by the last action and random ones: does one of them earn?"""
+    """Repeat the last action after the end of episodes, then act at random: is it rewarded?"""
     answer = None
     for index in range(NUM_PLAYS):
         play = await subject.play(session, index, subject.best)
@@ -168,7 +168,7 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
             if again.reward:
                 return (
                     Result.WARN,
-                    f"is rewarded with {again.reward:g}: a policy could act on to raise its total",
+                    f"is rewarded with {again.reward:g}: a policy could keep acting to earn more",
                 )
             if not again.done:
                 return Result.WARN, "continues as if the episode had not ended"

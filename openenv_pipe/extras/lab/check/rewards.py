@@ -13,7 +13,7 @@ ADVICE = (
     "GRPO has little to compare at the start; reward partial progress (reward.terms), or begin "
     "with a warm start (trainer.warm_start)"
 )
-MAX_FLAT = 0.75  # of the groups without spread, from which on they are too many
+MAX_FLAT = 0.75  # fraction of groups without spread from which on they are too many
 USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
 MAX_SHOWN = 200  # characters of actions
 MAX_FAILED = 0.5  # of a policy's episodes; those that are left say little of the rewards then
@@ -42,7 +42,7 @@ def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
 
 
 def silence_line(groups: Sequence[Sequence[PlayedEpisode]], silence: float) -> Line | None:
-    """Compare acting at random with never acting, which earns `silence` an episode.
+    """Compare acting at random with never acting, which earns `silence` per episode.
 
     Returns None if no episode of random actions was scored.
     """
@@ -82,7 +82,7 @@ def ends_line(plays: Sequence[PlayedEpisode], max_turns: int) -> Line | None:
 
 
 def best_play(groups: Groups, success_reward: float) -> PlayedEpisode | None:
-    """Return an episode with the highest reward, to see whether its actions do for any task.
+    """Return an episode with the highest reward, to see whether its actions work in any task.
 
     None if all rewards are equal, or if random actions earned the highest and it is not a success:
     then more can be earned than was seen.
@@ -127,7 +127,7 @@ def constant_line(best: PlayedEpisode, repeated: Sequence[PlayedEpisode]) -> Lin
 
 
 def unusable_penalty(plays: Sequence[PlayedEpisode]) -> float:
-    """Return a penalty for an unusable reply that no step exceeds, rounded up to two digits."""
+    """Return a penalty for unusable replies that no step's exceeds, rounded up to two digits."""
     rewards = [result.reward or 0.0 for play in plays for result in play.results]
     lowest = max(USUAL_PENALTY, -min(rewards, default=0.0))
     digits = 1 - math.floor(math.log10(lowest))
@@ -152,7 +152,7 @@ def _failure_lines(groups: Groups) -> Iterator[Line]:
 
 
 def _without_failures(groups: Sequence[Sequence[PlayedEpisode]]) -> list[list[PlayedEpisode]]:
-    """Return the groups without failed episodes, and without groups that have no other."""
+    """Return the groups without failed episodes; groups with no other episodes are left out."""
     kept = [[play for play in group if play.failure is None] for group in groups]
     return [group for group in kept if group]
 
@@ -199,7 +199,7 @@ def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
         return Line("learnable", Result.FAIL, text)
     earned = "never earn anything" if highest == 0.0 else f"always earn {highest:.3g}"
     text = (
-        f"random actions {earned}. A model that does not either (see eval start) has nothing to "
+        f"random actions {earned}. A model that does the same (see eval start) has nothing to "
         "compare: reward partial progress (reward.terms), or begin with a warm start "
         "(trainer.warm_start); --policy tries a better policy"
     )

@@ -1,4 +1,4 @@
-"""Check that a task is the same each time it is played, but for clocks."""
+"""Check that a task is the same each time it is played, except for clocks."""
 
 import random
 from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ def are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
 
 
 def _differences(one: PlayedEpisode, other: PlayedEpisode) -> dict[str, bool] | None:
-    """Return the paths of the values that differ, and whether all that differ there are clocks.
+    """Return the paths of the values that differ, each with whether all of these are clocks.
 
     None if the episodes have different shapes.
     """

@@ -129,7 +129,7 @@ class EnvironmentUnderTest:
         num_sessions: int,
         limit_s: float,
     ) -> float:
-        """Do the work over sessions that are open at once; return the seconds that it took.
+        """Do the work in concurrent sessions; return the seconds that it took.
 
         After `limit_s` no new work is started. Raises SessionError.
         """

@@ -16,7 +16,7 @@ Plays = Sequence[Sequence[PlayedEpisode]]  # by task, its episodes: one of each 
 async def probe_tasks(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """Play the first training tasks alike: at random, by the policy, by each baseline.
 
-    The first policies that tell all training tasks apart suffice.
+    It ends as soon as the policies that have played tell all of these tasks apart.
     """
     splits = Splits(train=subject.tasks, eval=subject.eval_tasks)
     for text in split_warnings(subject.env.tasks, splits):
@@ -55,7 +55,7 @@ def tasks_line(
     """Say whether tasks differ, from episodes that were played alike.
 
     repeated: episodes of different training tasks with the same actions.
-    policies: who played; random actions alone may all be answered alike, as wrong ones.
+    policies: who played; random actions may all be answered alike, because all are wrong.
     """
     num_begun = len({repr(each[0].comparable[0]) for each in plays})
     count = _num_distinct(plays)

@@ -29,7 +29,7 @@ PACKAGE, SERVER, PIN = "OpenEnv: package", "OpenEnv: server", "judge pin"
 async def probe_validation(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """Yield what OpenEnv says of the package, and of the server if it can be asked.
 
-    That is one at a TCP port, without a key or with a key of this program's.
+    A server can be asked if it has a TCP port, and needs no key or one that this program made.
     """
     package = find_env(subject.env.package) if subject.env.package else None
     if package:
@@ -50,9 +50,9 @@ async def probe_validation(subject: EnvironmentUnderTest) -> AsyncIterator[Line]
 
 
 def judge_pin(declared: Mapping[str, Any]) -> Line | None:
-    """Return whether an environment whose reward a model decides says which model that is.
+    """Check that an environment whose reward a model decides says which model that is.
 
-    Scores of another model are another reward. None if no model decides.
+    Scores of another model are another reward. Returns None if no model decides.
 
     declared: `validation` in the package's openenv.yaml.
     """
@@ -104,7 +104,7 @@ async def _nothing() -> None:
 async def _validate(arguments: Sequence[str], key: str | None = None) -> dict[str, Any] | str:
     """Return the report of `openenv validate` with these arguments, or why there is none.
 
-    key: of the server. OpenEnv takes none, but it sends requests by a library that reads NETRC.
+    key: of the server. OpenEnv has no option for one, but its HTTP library reads NETRC.
     """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
         report, log, netrc = (Path(folder) / each for each in ("report.json", "log", "netrc"))

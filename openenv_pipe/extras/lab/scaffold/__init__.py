@@ -14,7 +14,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import BASE, group_options, short_path
 
 TEMPLATE = Path(__file__).parent / "template"
-# Not a file of the template, whose own files it would hide from git.
+# Not a file in `template/`, where it would hide the template's own files from git.
 GITIGNORE = """# made here
 /runs/
 /results/

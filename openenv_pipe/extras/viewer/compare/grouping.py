@@ -201,8 +201,7 @@ def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[
 
 
 def _differing(runs: Sequence[FoundRun]) -> list[str]:
-    """Return the keys with more than one value that have an effect in some run: those of
-    `FIRST_BLOCKS` first, else in the order of the configuration."""
+    """Return the keys that differ and have an effect in some run, those of `FIRST_BLOCKS` first."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     differing = [
         key
@@ -219,8 +218,7 @@ def _place_of_block(key: str) -> int:
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Shorten each key to its last two words, which say whose it is, or to as many as tell it from
-    the others."""
+    """Shorten each key to its last two words, or to as many as tell it from the others."""
     names = {}
     for key in keys:
         words = key.split(".")
@@ -323,7 +321,7 @@ def _partly_scored(settings: Sequence[Setting]) -> list[str]:
 
 
 def _of_other_code(settings: Sequence[Setting]) -> list[str]:
-    """Name the runs that other code played or scored than that of their row's first run."""
+    """Name the runs that were played or scored by other code than the first run of their row."""
     notes = []
     for setting in settings:
         first, *others = setting.counted or setting.runs
@@ -331,8 +329,8 @@ def _of_other_code(settings: Sequence[Setting]) -> list[str]:
             differences = find_other_facts(first.facts, run.facts)
             if changed := [str(each) for each in differences if each.kind == "code"]:
                 notes.append(
-                    f"{run.id} has the settings of {first.id} and other code, so their mean may be "
-                    f"of two rewards: {'; '.join(changed)}"
+                    f"{run.id} has the settings of {first.id} but other code, so their mean may "
+                    f"mix two rewards: {'; '.join(changed)}"
                 )
     return notes
 

@@ -22,7 +22,7 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.resources import short_path
 
-# Keys that do not affect a run's result.
+# Keys that are not compared.
 NO_SETTINGS = ("seed", "name", "runs_dir", "model.template_time")
 
 MAX_LOST_JOBS = 100  # that are listed; a sweep.json of somebody else may have 100,000
@@ -69,7 +69,7 @@ class Found:
 def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
     """Load the named runs, or those of one sweep, each once.
 
-    A reproduction of another run is no result of its own, so it is left out beside other runs.
+    A reproduction of another run is no result of its own, so it is left out among other runs.
 
     Raises RunFolderError.
     """
@@ -145,8 +145,8 @@ def _read(path: Path) -> FoundRun:
         records = read_metrics(folder.metrics_path)
         steps = [record for record in records if record.get("stage") == "grpo"]
         if folder.status == "finished" and folder.record.cause is None and steps:
-            # One that was asked for fewer steps than it has in its configuration, as by
-            # `reproduce --steps`, is no seed of those that did all. Early stops have a cause.
+            # A run that was asked for fewer steps than its configuration has, as by `reproduce
+            # --steps`, is no seed of the runs that took all. Early stops have a cause.
             settings["trainer.steps"] = steps[-1]["step"]
         lineage = folder.record.lineage
         return FoundRun(

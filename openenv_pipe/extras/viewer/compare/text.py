@@ -18,7 +18,7 @@ from openenv_pipe.system.untrusted_text import for_markdown, for_people, visible
 
 MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
 MAX_SETTINGS = 20  # that Python shows of a comparison; the other forms have all
-MEANS = ("success", "reward")  # the measures that it shows
+MEANS = ("success", "reward")  # the measures that Python shows
 PERCENTAGES = ("success", "pass@")  # measures shown in percent
 
 

@@ -71,7 +71,7 @@ class RowMaker:
                 return [self._atif(found)]
 
     def _flat(self, found: FoundEpisode) -> list[Row]:
-        """Return all of an episode, for each of its samples; `loss_mask` marks what is trained."""
+        """Return a row with all of an episode for each sample; `loss_mask` marks trained tokens."""
         episode, group = found.recorded.episode, found.recorded.group
         samples: list[Sample] = []
         if all(turn.usage is None for turn in episode.turns):

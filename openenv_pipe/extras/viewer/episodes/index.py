@@ -49,15 +49,15 @@ from openenv_pipe.extras.viewer.episodes.query import (
 from openenv_pipe.runs.episodes import enumerate_rows
 from openenv_pipe.system.untrusted_text import visible
 
-WRITER_WAIT_S = 0.2  # of a training, which does without rather than wait
+WRITER_WAIT_S = 0.2  # of a training run, which does without the index rather than wait
 EPISODES_SUFFIX = ".jsonl.gz"
 _log = logging.getLogger(__name__)
 
 
 def index_episodes(folder: Path, file: Path) -> None:
-    """Add a file that has just been written to the index of its run, if nothing is in the way.
+    """Add a newly written file to the index of its run, if nothing is in the way.
 
-    Never raises for want of the index: a reader adds what is missing.
+    Never raises because of the index: a reader adds what is missing.
     """
     try:
         with closing(connect(folder / FILE_NAME, WRITER_WAIT_S)) as connection:
@@ -75,7 +75,7 @@ class EpisodeIndex:
         self._lock = RLock()
         self._choices: dict[str, Choices] = {}
         self._matched: str | None = None  # the phrase whose episodes the table `matches` has
-        self._data_version = -1  # of the index that these two are of
+        self._data_version = -1  # of the index from which these two were read
 
     @classmethod
     @contextmanager
@@ -91,7 +91,7 @@ class EpisodeIndex:
     def opened(cls, folder: Path) -> "EpisodeIndex":
         """Return the index of a run folder, up to date; the caller closes it.
 
-        Raises RunFolderError: This Python's SQLite has no full text search, or there is no space.
+        Raises RunFolderError: this Python's SQLite has no full text search, or there is no space.
         """
         try:
             index = cls(folder, open_or_remake(folder / FILE_NAME))
@@ -154,7 +154,7 @@ class EpisodeIndex:
         """
         where, parameters = condition(wanted)
         column, way = ORDERS[order], "DESC" if descending else "ASC"
-        # Only these can be null, and an index cannot be read in an order that moves nulls.
+        # Only these can be null, and with NULLS LAST an index does not give the order.
         nulls = " NULLS LAST" if order == "advantage" or wanted.source is None else ""
         sql = (
             f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where}"
@@ -330,7 +330,7 @@ def _stamp(file: Path | os.DirEntry[str]) -> tuple[int, int, int]:
 
 
 def source_and_step(name: str) -> tuple[str, int | None]:
-    """Return what a file's name in the run folder says its episodes are of."""
+    """Return the source and the step of a file's episodes, from its name in the run folder."""
     folder, _, rest = name.removesuffix(EPISODES_SUFFIX).partition("/")
     if folder == "eval":
         return f"eval/{rest}", None
@@ -354,7 +354,7 @@ def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> Non
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         _forget(connection, name)
-        # Rows go into the database as they are read: all of a file's may fill the memory.
+        # Rows go into the database as they are read: all rows of a file may fill the memory.
         connection.execute("SAVEPOINT rows")
         try:
             _insert_rows(connection, name, path)

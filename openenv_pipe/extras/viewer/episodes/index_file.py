@@ -22,7 +22,7 @@ MAX_NAME_LENGTH = 200
 MAX_TERMS = 1000
 FILE_NAME = "episode_index.sqlite"
 VERSION = 2  # of the tables and of what is summarised; a file of another version is made anew
-MAX_CELL_BYTES = 4 * 2**20  # the searched words of an episode have a tenth of it
+MAX_CELL_BYTES = 4 * 2**20  # the searched words of an episode take a tenth of it at most
 READER_WAIT_S = 10.0  # for another process that writes
 TABLES = {
     "files": (
@@ -43,7 +43,7 @@ TABLES = {
     "episodes_by_reward": (
         "CREATE INDEX episodes_by_reward ON episodes (source, reward, is_scored)"
     ),
-    # Without `prefix`, the beginning of a word would be looked up in the lists of all its words.
+    # Without `prefix`, the beginning of a word would be looked up in the lists of all such words.
     "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='', prefix='1 2')",
 }
 MADE_BY_SQLITE = ("sqlite_", "words_")  # beginnings of names
@@ -98,7 +98,7 @@ def _name(text: str) -> str:
 
 
 def _finite(value: Any) -> float:
-    """SQLite has no NaN: it stores NULL, which readers of the index do not expect."""
+    """Return a finite number. SQLite stores NaN as NULL, which readers do not expect."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{number} is not a reward; expected a finite number")

@@ -15,7 +15,7 @@ ORDERS: Mapping[Order, str] = {
     "tokens": "num_tokens",
     "advantage": "advantage",
 }
-# The columns of an episode, and what makes their values be of the right type.
+# The columns of an episode, and what converts their values to the right type.
 COLUMNS: Mapping[str, Callable[[Any], Any]] = {
     "source": str,
     "step": lambda value: None if value is None else int(value),

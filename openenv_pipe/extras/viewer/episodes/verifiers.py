@@ -1,4 +1,4 @@
-"""Recorded episodes as those of verifiers from version 0.4 on, the lines of its `traces.jsonl`."""
+"""Recorded episodes in the form of verifiers 0.4 and later: the lines of its `traces.jsonl`."""
 
 import json
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ def _add_tokens(nodes: list[Row], turn: Turn, advantage: float | None) -> None:
 
 
 def _is_one_sample(found: FoundEpisode) -> bool:
-    """Whether the tokens of the agent's turns, in a row, are what is trained on."""
+    """Whether the tokens of the agent's turns, in a row, are the one sample that is trained on."""
     episode = found.recorded.episode
     if any(turn.usage is not None for turn in episode.turns):
         return False

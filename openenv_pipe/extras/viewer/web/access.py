@@ -1,6 +1,6 @@
 """Who may see the pages: whoever has the token of the viewer; and what a page may do.
 
-Loopback is open to every user of the machine, so that the token is needed there, too. The printed
+Loopback is open to every user of the machine, so the token is needed there, too. The printed
 link carries it; the answer moves it into a cookie and the address loses it. A page of another site
 that makes its own name mean 127.0.0.1 (DNS rebinding) sends that name as Host, and is rejected.
 Nothing that is loaded comes from elsewhere (Content-Security-Policy). What changes something is
@@ -37,8 +37,8 @@ NO_TOKEN = (
     "This page needs the token of the viewer that runs now. Open the link that `openenv-pipe view` "
     "printed in its terminal. Each start of the viewer makes a new token."
 )
-# A page that a link of another site has opened comes without the strict cookie. What it loads comes
-# with it: so the script is loaded if there is a valid cookie, and then loads the page again.
+# A page that a link of another site opens is requested without the strict cookie, but what it loads
+# is requested with it: so the script is served if the cookie is valid, and loads the page again.
 NO_TOKEN_PAGE = f"""<!doctype html>
 <html lang="en">
   <head>
@@ -87,7 +87,7 @@ class Access:
             await WebSocketClose()(scope, receive, send)
 
     def _rejection(self, request: HTTPConnection) -> Response | None:
-        """Return what is answered in the place of the application, or None."""
+        """Return what is answered in place of the application, or None."""
         is_sent = request.scope["method"] not in ("GET", "HEAD")
         if is_sent and not _is_of_own_page(request.headers):
             return PlainTextResponse(

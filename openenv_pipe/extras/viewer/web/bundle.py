@@ -92,7 +92,7 @@ def joined_modules() -> str:
 
 
 def _write_data(folder: Path, start: str, answers: Iterator[tuple[str, Any]]) -> None:
-    """Write each answer as a script, and which file has which answer."""
+    """Write each answer as a script, and an index of which file has which answer."""
     (folder / IMAGES).mkdir(parents=True)
     files: dict[str, str] = {}
     for number, (name, answer) in enumerate(answers, 1):

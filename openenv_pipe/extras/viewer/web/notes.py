@@ -3,7 +3,7 @@
     runs/viewer_notes.json      of all runs below runs/
 
 A note belongs to an episode's place in its run: source, step and line. The run's time of creation
-is kept with its notes, so that a later run of the same number does not get them. Only a viewer that
+is kept with its notes, so that a later run with that number does not get them. Only a viewer that
 this machine alone reaches, with its token, writes the file.
 """
 

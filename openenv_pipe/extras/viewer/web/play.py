@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from openenv_pipe.extras.viewer.play_checkpoint import CheckpointPlay
 
 MAX_INDEX = 10**9
-POLL_S = 0.2  # how often a page's connection looks whether the session has changed
+POLL_S = 0.2  # between two checks of a page's connection whether the session has changed
 
 
 class PlayStatus(StrEnum):
-    STARTING = "starting"  # the servers and the model
-    CHOOSING = "choosing"  # the person: who replies, and with what
-    WORKING = "working"  # the model, or the environment
-    OVER = "over"  # the person: the episode has ended, and another one can begin
-    ENDED = "ended"  # nothing: the servers and the model are gone
+    STARTING = "starting"  # of the servers and the model
+    CHOOSING = "choosing"  # by the person: who replies, and with what
+    WORKING = "working"  # by the model, or the environment
+    OVER = "over"  # the episode has ended, and the person can begin another one
+    ENDED = "ended"  # the servers and the model are gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The run folders below one folder, found by keys such as `wordle/0007`, and read with memory.
+"""The run folders below one folder, found by keys such as `wordle/0007`, and cached.
 
 A key is a path of two names in the folder of runs. Nothing else is reachable.
 """
@@ -158,7 +158,7 @@ class RunStore:
                 index = EpisodeIndex.opened(folder)
             else:
                 index.refresh()
-            # One that makes room here closes itself when the last query of it has ended.
+            # An index that is dropped here closes itself when its last query has ended.
             with self._lock:
                 self._indexes[folder] = index
                 while len(self._indexes) > MAX_KEPT:

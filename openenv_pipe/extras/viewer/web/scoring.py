@@ -26,7 +26,7 @@ class TokenScorer:
     """Scores one episode at a time. All calls come from one event loop."""
 
     def __init__(self, *, trust: bool, limit_s: int = LIMIT_S) -> None:
-        """trust: loads also checkpoints of runs of another user, or that were changed since.
+        """trust: also load checkpoints of runs that another user made, or that were changed since.
 
         limit_s: the time for one episode, loading of the model included.
         """
@@ -37,7 +37,7 @@ class TokenScorer:
 
     async def score(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         if self._is_busy:
-            raise ConfigError("the viewer scores another episode; try again when that is done")
+            raise ConfigError("the viewer is scoring another episode; try again when that is done")
         self._is_busy = True
         try:
             return await self._output_of({**wanted, "trust": self._trust, "limit_s": self._limit_s})
@@ -60,7 +60,7 @@ class TokenScorer:
         process.stdin.close()
         if process.returncode == -signal.SIGALRM:
             raise ConfigError(
-                f"the tokens are not scored after {self._limit_s} s, the limit; the model may be "
+                f"the tokens were not scored within {self._limit_s} s; the model may be "
                 "too large for this machine"
             )
         if process.returncode:

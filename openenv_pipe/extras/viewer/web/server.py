@@ -99,7 +99,7 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
     def export(request: Request) -> Response:
         key = key_of(request)
         lines = episodes.export_lines(store, key, request.query_params)
-        beginning = list(islice(lines, 1))  # so that an error is an answer
+        beginning = list(islice(lines, 1))  # so that an error becomes an answer
         name = f'attachment; filename="{key.replace("/", "_")}.jsonl"'
         return StreamingResponse(
             chain(beginning, lines),

@@ -47,7 +47,7 @@ def build_block_mask(nodes: Sequence[Node], device: torch.device) -> Any:
 
 
 def _in_order(chosen_QK: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many blocks of keys are chosen for each of queries, and which, those first."""
+    """Return, per block of queries, how many blocks of keys are chosen, and all, chosen first."""
     chosen_11QK = chosen_QK[None, None].to(device, torch.int32)
     order = torch.argsort(chosen_11QK, dim=-1, descending=True, stable=True)
     return chosen_11QK.sum(dim=-1, dtype=torch.int32), order.to(torch.int32)
@@ -83,8 +83,7 @@ def _compiled() -> Callable[..., torch.Tensor]:
 def flex(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any, scale: float
 ) -> torch.Tensor:
-    """Return the output [1, T, heads, D]; query is [1, heads, T, D], key and value may have fewer
-    heads."""
+    """Return [1, T, heads, D]; query is [1, heads, T, D], key and value may have fewer heads."""
     output = _compiled()(
         query,
         key,

@@ -23,7 +23,7 @@ from openenv_pipe.models.forward.attention.tree import plan_attention, tree_atte
 
 NAME = "openenv_pipe"
 OWN = "eager"  # what transformers calls the attention that a model's authors wrote
-LONG_SAMPLES = 1024  # tokens; of fewer, many calls for one sample each take longer than one for all
+LONG_SAMPLES = 1024  # tokens; for shorter samples, one call each takes longer than one for all
 # Options of attention that packed rows do not have.
 UNSUPPORTED = {"softcap": "capped scores", "s_aux": "sinks", "position_bias": "biases of positions"}
 
@@ -194,8 +194,8 @@ def each_alone(
 ) -> torch.Tensor:
     """Return the output [1, T, heads, D] of samples that share no tokens, by torch's own kernels.
 
-    For long samples these take less time than FlexAttention's. Those of a GPU are not for float32,
-    where torch would make the matrix of all scores.
+    For long samples these take less time than FlexAttention's. On a GPU they are not used in
+    float32, for which torch would make the matrix of all scores.
     """
     parts = zip(*(each.split(lengths, dim=2) for each in (query, key, value)), strict=True)
     outputs = [

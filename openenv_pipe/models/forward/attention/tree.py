@@ -67,13 +67,13 @@ class AttentionPlan:
     """The blocks and buckets that a packed row is computed with."""
 
     blocks: list[Node]  # each attends to itself
-    asking: list[tuple[Node, slice | torch.Tensor]]  # a block, and the tokens below it that ask it
+    asking: list[tuple[Node, slice | torch.Tensor]]  # a block, and tokens below it that attend
     buckets: list[Bucket]
 
     def reading(self, read: torch.Tensor) -> "AttentionPlan":
-        """Return the plan for a layer of whose outputs only those of these tokens are read.
+        """Return the plan for a layer whose outputs are read for these tokens only.
 
-        Queries of others ask nothing of blocks above them, nor of their rows.
+        Other tokens attend neither to blocks above them nor in their rows.
 
         read: int64, ascending.
         """
@@ -208,7 +208,7 @@ class _TreeAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         query_TAD, key_TAD, value_TAD = (x[0].transpose(0, 1) for x in (query, key, value))
-        out_TAD = torch.zeros(query_TAD.shape, dtype=query.dtype)  # what nobody asks stays finite
+        out_TAD = torch.zeros(query_TAD.shape, dtype=query.dtype)  # what is not computed stays 0
         lse_TA = torch.empty(query_TAD.shape[:2], dtype=torch.float32)
         for bucket in plan.buckets:
             keys, values = (_rows(x, bucket.places, bucket.num_rows) for x in (key_TAD, value_TAD))

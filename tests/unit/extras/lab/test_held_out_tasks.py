@@ -42,10 +42,10 @@ def test_tasks_that_begin_alike_are_told_apart_by_what_follows_or_not_at_all():
     few = one_each("a", "a", "a", "b")
     line = held_out_line(few, one_each("a", "c"), "me", num_train=4)
     assert line.result is Result.WARN
-    assert "not told apart by first observations" in line.text
-    assert "2 are different in training and 2 in the evaluation" in line.text
+    assert "neither first observations nor these episodes tell tasks apart" in line.text
+    assert "different episodes: 2 in training, 2 in the evaluation" in line.text
     one_start = held_out_line(one_each(*"abcdef"), one_each(*"aaaaaa"), "me", num_train=6)
-    assert "not told apart" in one_start.text
+    assert "tell tasks apart" in one_start.text
 
 
 async def test_seeds_alone_where_the_server_has_splits_are_a_warning(monkeypatch):

@@ -48,9 +48,7 @@ def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
     text = write_report(folder).read_text()
     assert "| grpo | 2 | 4.0 s | 3.0 s | 1.0 s | 8,000 | 200 |" in text
     assert "0.50 hours of a machine with" in text and "at 7.2 an hour: **3.60**" in text
-    assert (
-        "6 answers that rewards of training use took 2,400 tokens, at its prices: **0.50**" in text
-    )
+    assert "6 answers for rewards of training took 2,400 tokens, at its prices: **0.50**" in text
 
 
 def test_the_report_says_how_many_episodes_have_no_reward(folder):

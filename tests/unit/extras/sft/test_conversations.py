@@ -141,7 +141,7 @@ async def test_loss_and_gradients_are_those_of_trls_sft_trainer(tmp_path):
         ({"text": "hello"}, "no list `messages`; it has text"),
         ({"messages": [{"role": "robot", "content": ""}]}, "the role 'robot'"),
         ({"messages": [QUESTION, {"role": "assistant", "content": 4}]}, "the content 4"),
-        ({"messages": [ANSWER]}, "answers nothing"),
+        ({"messages": [ANSWER]}, "answers no message"),
         (
             {"messages": [QUESTION, {**RESULT}]},
             "tool_call_id='c1', which is not the id of an unanswered call",

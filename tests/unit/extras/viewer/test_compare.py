@@ -268,7 +268,7 @@ def test_runs_of_one_setting_and_different_code_are_named(tmp_path):
         folder.update(callables={"mine:score": digest * 64})
     notes = compared(first, second).notes
     assert len(notes) == 1 and "callables.mine:score was 111111111111, is 2222" in notes[0]
-    assert notes[0].startswith("smoke/0002 has the settings of smoke/0001 and other code")
+    assert notes[0].startswith("smoke/0002 has the settings of smoke/0001 but other code")
 
 
 def test_a_run_is_taken_once_whatever_it_is_called(tmp_path):

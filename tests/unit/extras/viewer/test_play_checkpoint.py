@@ -216,7 +216,7 @@ def test_one_session_at_a_time(runs_dir, seen):
         until(client, "choosing")
         answer = client.post("/api/play/start", json=WISH)
         assert (answer.status_code, seen.opened) == (400, 1)
-        assert "fake/0001 goes on; end it" in answer.json()["error"]
+        assert "fake/0001 is still open; end it" in answer.json()["error"]
 
 
 def test_an_untrusted_run_is_not_played(runs_dir, seen):

@@ -133,9 +133,9 @@ def test_a_program_that_takes_too_long_is_ended_and_is_the_only_one(monkeypatch)
     async def ask_twice():
         scorer = TokenScorer(trust=False)
         first, second = asyncio.create_task(scorer.score({})), asyncio.create_task(scorer.score({}))
-        with pytest.raises(ConfigError, match="scores another episode"):
+        with pytest.raises(ConfigError, match="is scoring another episode"):
             await second
-        with pytest.raises(ConfigError, match="not scored after 600 s"):
+        with pytest.raises(ConfigError, match="not scored within 600 s"):
             await first
 
     asyncio.run(ask_twice())
