@@ -26,10 +26,10 @@ def reject_existing(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def junit_suite(path: Path) -> str:
-    """Return the name of the test suite of a --junit file: the command, and what it is about.
+    """Return the name of the test suite of a --junit file: the command and its arguments.
 
-    It is about the environments and runs that the user names, as in `env check my_env`. Overrides
-    other than conf=NAME are left out, because they may have secrets.
+    The arguments are the environments and runs, as in `env check my_env`. Overrides other than
+    conf=NAME are left out, because they may have secrets.
     """
     if path not in junit_files:
         return path.stem
@@ -46,7 +46,7 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Run what the run's folder names, also if another user made it or it was changed.",
+        help="Run the code that a run folder names, even if others made it or it was changed.",
     ),
 ]
 
@@ -67,7 +67,7 @@ RunsDir = Annotated[
         "--runs-dir",
         metavar="DIR",
         help="The folder of runs.  [default: that of the variable OPENENV_PIPE_RUNS_DIR, or runs; "
-        "and those that runs started here have used]",
+        "and the folders of all runs started here]",
         show_default=False,
     ),
 ]
@@ -76,7 +76,7 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run folder for its last checkpoint, or RUN@STEP, RUN@best, RUN@start.",
+        help="A run folder (its last checkpoint), or RUN@STEP, RUN@best, RUN@start.",
         autocompletion=complete_run,
     ),
 ]
@@ -97,7 +97,7 @@ FailIfWorse = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC=VALUE",
-        help="End with exit code 3 if a run is worse than the first by more than that, and not by "
+        help="End with exit code 3 if a run is worse than the first by more than VALUE, and not by "
         "chance; may be repeated.",
     ),
 ]

@@ -42,7 +42,7 @@ from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
 
 INTERRUPTED = 130  # the exit code
-# Errors about files that the machine causes, not this program.
+# File errors that are caused by the machine, not by this program.
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
@@ -142,7 +142,7 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Resume a run: its folder, its id, or latest. With -m: a sweep, likewise.",
+            help="Resume a run: its folder, its id, or latest. With -m: the same for a sweep.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -157,7 +157,7 @@ def train(
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
-    """Train an agent, and evaluate it against where it started.
+    """Train an agent, and evaluate it before and after.
 
     \b
     openenv-pipe train conf=wordle
@@ -197,7 +197,7 @@ def demo(overrides: Overrides) -> None:
     """Train a small language model to do sums, on a CPU or a GPU: `train conf=sums`.
 
     SmolLM2-135M learns sums of one-digit numbers by reward alone, and is evaluated on others. At
-    the end, the commands to go on with are printed. Overrides are those of `train`.
+    the end, it prints the commands to enter next. Overrides are those of `train`.
 
     \b
     openenv-pipe demo

@@ -40,7 +40,7 @@ def runs(
     """List the runs, with their status, results and tags.
 
     The reward is the mean over the last step's training episodes; `eval` precedes the reward of an
-    evaluated model that no run has trained. Long causes are cut off; report.md has the whole text.
+    evaluated model that no run has trained. Long failure causes are cut off; report.md has all.
 
     \b
     openenv-pipe runs
@@ -57,7 +57,7 @@ def runs(
 def tag(
     run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
     tags: Annotated[
-        list[str] | None, typer.Argument(metavar="[TAG]...", help="Words to add.")
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add.")
     ] = None,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="TAG", help="A tag to remove; may be repeated.")

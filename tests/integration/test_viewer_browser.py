@@ -393,12 +393,12 @@ def test_a_person_and_the_model_play(address, page):
     reply = page.get_by_label("Your reply")
     reply.wait_for()
     page.get_by_text("Scripted policy: random").wait_for()
-    page.get_by_role("button", name="Take it").first.click()
+    page.get_by_role("button", name="Use it").first.click()
     expect(reply).not_to_have_value("")
     taken = reply.input_value()
     late = []  # the answer to the page, which arrives after what the session did next
     page.route("**/api/play/reply", lambda route: late.append((route, route.fetch())))
-    page.get_by_role("button", name="I, with this text").click()
+    page.get_by_role("button", name="Me, with this text").click()
     turns = page.locator("article.turn", has_text="Reply by")
     expect(turns).to_have_count(1)
     [(route, answer)] = late

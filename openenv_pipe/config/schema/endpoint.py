@@ -22,11 +22,11 @@ class EndpointBlock(Block):
     api_key: HeaderValue | None = Field(description="sent as a bearer token; null: none is sent")
     max_concurrent: PositiveCount = Field(description="requests in flight at once")
     requests_per_minute: PositiveCount | None = Field(
-        description="own limit on the rate of requests; null: none"
+        description="the client's own limit on requests per minute; null: none"
     )
     tokens_per_minute: PositiveCount | None = Field(
-        description="own limit on estimated tokens, the prompt's and the longest possible "
-        "reply's; null: none"
+        description="the client's own limit on tokens per minute, estimated as those of the prompt "
+        "and of the longest possible reply; null: none"
     )
     max_tokens_key: Literal["max_completion_tokens", "max_tokens"] = Field(
         description="the request's field that bounds a reply; older servers know only max_tokens"

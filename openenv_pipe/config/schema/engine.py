@@ -80,10 +80,10 @@ class OpenAIEngineConfig(EngineBlock, EndpointBlock):
     type: Literal["openai"]
     images: bool = Field(
         description="send the images of observations, for models that accept images; false: the "
-        "model reads a note of each"
+        "model reads a note in place of each"
     )
     cache_dir: str | None = Field(
-        description="folder of responses, which equal requests reuse; null: no cache"
+        description="folder of cached responses, which equal requests reuse; null: no cache"
     )
 
     @property

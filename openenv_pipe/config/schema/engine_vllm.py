@@ -102,7 +102,7 @@ class VllmEngineConfig(EngineBlock):
         "use, or the cores, are divided among them"
     )
     port: Port | None = Field(
-        description="port of the first server, the others follow; null: any free ports"
+        description="port of the first server; the others get the next ones; null: any free ports"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         description="the server's precision; auto: that of the trainer's matrix products"

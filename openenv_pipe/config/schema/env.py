@@ -22,13 +22,13 @@ from openenv_pipe.config.schema.tasks import TasksConfig
 class LeagueConfig(Block):
     """Earlier versions of the policy that play against it in a share of the training games."""
 
-    every: PositiveCount = Field(description="steps after which the policy joins the league again")
+    every: PositiveCount = Field(description="steps between two policies that join the league")
     size: PositiveCount = Field(
-        description="members, the newest; the memory holds the trained weights of each"
+        description="number of members, the newest; the trained weights of each stay in memory"
     )
     share: PositiveShare = Field(
-        description="of a step's tasks, in which a member plays all players but one, which is "
-        "trained; the member is drawn for the step"
+        description="fraction of a step's tasks in which a member plays all players but one, and "
+        "that one is trained; the member is drawn for the step"
     )
 
 
@@ -76,7 +76,7 @@ class EnvConfig(Block):
     reset_timeout_s: Seconds = Field(description="time limit of a reset")
     step_timeout_s: Seconds = Field(description="time limit of a step")
     step_exception: Literal["failed", "unusable"] = Field(
-        description="how a step counts that raises on the server; failed: the episode ends and is "
+        description="how a step that raises on the server counts; failed: the episode ends and is "
         "not trained on; unusable: as a mistake of the model, which is told and loses a turn"
     )
     max_message_mb: PositiveCount = Field(description="size limit of one message of the server")
@@ -96,14 +96,14 @@ class EnvConfig(Block):
         description="an episode is a success if the environment's rewards sum to at least this"
     )
     metrics: dict[Annotated[str, Field(pattern=r"^[\w.-]+$", examples=["score"])], str] = Field(
-        description="numbers of the observation that become metrics env/NAME of training: the path "
-        "of the field, such as metadata.score, by name; the scores of rubrics need no entry"
+        description="numbers of the observation that become training metrics env/NAME: by NAME, "
+        "the path of the field, such as metadata.score; the scores of rubrics need no entry"
     )
     baselines: dict[str, DottedPath] = Field(
         description="scripted policies to evaluate beside the model, by name: expert, random, ..."
     )
     players: PlayersConfig | None = Field(
-        description="the players of a game of several, in turns; null: the model alone acts"
+        description="players of a multi-player game, who move in turn; null: the model alone acts"
     )
     adapter: AdapterConfig
     tasks: TasksConfig

@@ -86,8 +86,8 @@ class EvalConfig(Block):
         description="confidence level of the intervals"
     )
     min_scored_share: Share = Field(
-        description="fraction of the tasks that have to be scored, which means that one of their "
-        "episodes has a reward, for an interval, a proof of a change, an early stop and the best "
+        description="fraction of the tasks that have to be scored (have an episode with a reward); "
+        "below it there is no interval, no proof of a change, no early stop and no best "
         "checkpoint"
     )
     during: DuringConfig

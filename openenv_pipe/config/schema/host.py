@@ -85,7 +85,7 @@ class ProcessHostConfig(StartedServers):
 
     type: Literal["process"]
     port: Port | None = Field(
-        description="port of the first server, the others follow; null: any free ports"
+        description="port of the first server; the others get the next ones; null: any free ports"
     )
     start_timeout_s: Seconds = Field(description="time limit of a server's start")
     runs_on_nodes: ClassVar[bool] = True

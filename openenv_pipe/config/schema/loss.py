@@ -27,7 +27,7 @@ class KlConfig(Block):
         "policy itself is the reference"
     )
     hint: Hint | None = Field(
-        description="self-distillation: the present policy is the teacher, with a hint in its "
+        description="self-distillation: the current policy is the teacher, with a hint in its "
         "prompt; demonstration: the group's best episode, for those with a lower reward; feedback: "
         "what the environment returned last, or why the last reply could not be used; null: no hint"
     )
@@ -36,7 +36,7 @@ class KlConfig(Block):
         "vocabulary, to a teacher"
     )
     importance_weights: bool = Field(
-        description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
+        description="true: the gradient is that of the divergence; false: as in GRPO's paper"
     )
     refresh_every: PositiveCount | None = Field(
         description="interval, in steps, at which the policy becomes the reference (TRL's "
@@ -79,13 +79,13 @@ class LossBlock(Block):
         "a signal, which add nothing to it; with_signal: only those that are trained on"
     )
     mask_truncated: bool = Field(
-        description="episodes whose last reply a limit of tokens cut off have no loss; rewards are "
-        "still compared with theirs"
+        description="episodes whose last reply a token limit cut off have no loss; other rewards "
+        "are still compared with theirs"
     )
     off_policy_limit: Positive | None = Field(
-        description="nats; what is trained with a negative advantage is left out in samples whose "
-        "tokens have become less likely by more than that in the mean since they were sampled "
-        "(DeepSeek-V3.2); null: none is"
+        description="nats; tokens with a negative advantage are left out of samples whose tokens "
+        "have on average become less likely by more than this since they were sampled "
+        "(DeepSeek-V3.2); null: none are"
     )
     policy_coef: NonNegative = Field(
         description="weight of the policy loss, which follows the rewards; 0: only the other terms"
@@ -96,7 +96,7 @@ class LossBlock(Block):
         "reply (ECHO, OpenEnv's RFC 010; 0.1 there); 0: none"
     )
     router_aux_coef: NonNegative = Field(
-        description="weight of the load-balancing loss of a mixture's routers; 0: none"
+        description="weight of the load-balancing loss of mixture-of-experts routers; 0: none"
     )
     kl: KlConfig
     correction: CorrectionConfig

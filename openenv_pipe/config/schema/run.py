@@ -50,7 +50,7 @@ class BesideConfig(Block):
     """
 
     weight: Positive = Field(
-        description="how often its tasks are trained on, compared with the 1 of env"
+        description="how often its tasks are trained on, relative to 1 for those of env"
     )
     env: EnvConfig
     host: HostConfig
@@ -80,8 +80,8 @@ class RunConfig(_Composed):
         description="torch's threads on the CPU; null: one per core"
     )
     price_per_hour: NonNegative = Field(
-        description="what all machines of the run cost, in the unit of the judge's prices; for "
-        "the report; 0: not said"
+        description="what all machines of the run cost per hour, in the unit of the judge's "
+        "prices, for the report; 0: not given"
     )
     env: EnvConfig
     host: HostConfig

@@ -1,4 +1,4 @@
-"""`trainer.warm_start.source`: where the episodes come from that the warm start imitates."""
+"""`trainer.warm_start.source`: where the episodes that the warm start imitates come from."""
 
 from typing import Annotated, ClassVar, Literal
 

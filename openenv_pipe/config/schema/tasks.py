@@ -39,7 +39,7 @@ class TaskRows(ListedTasks):
     )
     required: list[str] = Field(
         description="reset keywords for which every row has to have a value that is not empty; a "
-        "warning counts the eval tasks that have the first of a training task"
+        "warning counts the eval tasks that share the first one's value with a training task"
     )
     labels: list[str] = Field(
         description="columns that say what kind of task a row is, such as its difficulty or topic, "

@@ -50,7 +50,7 @@ class WarmStartConfig(Block):
     """Supervised steps on demonstrations, before GRPO."""
 
     steps: Count = Field(description="optimizer steps; 0: no warm start")
-    source: SourceConfig = Field(description="where the episodes come from that are imitated")
+    source: SourceConfig = Field(description="where the imitated episodes come from")
     episodes_per_step: NumEpisodes = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
 
@@ -62,12 +62,12 @@ class ReplayConfig(Block):
         description="weight of the mean cross entropy of the replies' tokens in replayed episodes"
     )
     size: NumEpisodes = Field(
-        description="episodes that are kept, one for each task and player; of the environment "
-        "with the most, those with the lowest reward give way, the oldest of them first"
+        description="most episodes to keep, one for each task and player; beyond it, the lowest "
+        "reward of the environment with the most episodes is dropped, the oldest first"
     )
     min_reward: Number | None = Field(
-        description="the least reward of an episode that is kept; null: it is above the mean of "
-        "its group"
+        description="lowest reward of an episode to keep; null: it has to be above the mean of its "
+        "group"
     )
     per_step: NumEpisodes = Field(
         description="episodes that each step draws from those that earlier steps have kept"
@@ -132,8 +132,8 @@ class CheckpointConfig(Block):
         description="steps between checkpoints; the last step always has one"
     )
     every_minutes: Positive | None = Field(
-        description="minutes without a checkpoint after which a step saves one, which is for "
-        "`--resume` only and which the next checkpoint replaces; null: never"
+        description="minutes without a checkpoint after which a step saves one for `--resume` "
+        "only, which the next checkpoint replaces; null: never"
     )
     keep_last: PositiveCount | None = Field(
         description="how many of the newest are kept beside the best; null: all. A checkpoint "
@@ -141,7 +141,7 @@ class CheckpointConfig(Block):
     )
     num_resumable: PositiveCount = Field(
         description="how many of the newest keep the optimizer's state, which `--resume` needs "
-        "and which is twice the size of the trained weights"
+        "and which with AdamW is twice the size of the trained weights"
     )
     best: BestConfig | None = Field(
         description="null: no best checkpoint is chosen, and none saved beside the others"
@@ -157,8 +157,8 @@ class TrainerConfig(Block):
         description="episodes of each task; more make the advantages less noisy"
     )
     max_sampling_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
-        description="above 1, groups without a signal (all rewards equal) are replaced in up to so "
-        "many rounds: dynamic sampling (DAPO)"
+        description="above 1, groups without a signal (all rewards equal) are replaced by those of "
+        "further tasks, in up to this many rounds in all: dynamic sampling (DAPO)"
     )
     max_staleness: Annotated[int, Field(ge=0, le=100)] = Field(
         description="how many versions old the weights that sampled a token may be when it is "
@@ -176,14 +176,14 @@ class TrainerConfig(Block):
         "off policy, and the clip of the loss bounds how far they go"
     )
     unusable_limit: Share = Field(
-        description="a run warns if the fraction of unusable replies has risen above it: the model "
-        "has learned not to act; 1: never"
+        description="a run warns if the fraction of unusable replies has risen above this: the "
+        "model has learned not to act; 1: never"
     )
     max_mismatch: Positive = Field(
         description="nats; the run ends if the logprobs of sampler and trainer differ by more than "
-        "that in the mean over a step's tokens, or by 50 times as much in one token, and warns "
-        "from a quarter, or 10 times, on; with max_staleness above 0, the weights of each version "
-        "may add 0.2 to the mean"
+        "this in the mean over a step's tokens, or by 50 times as much in one token; it warns from "
+        "a quarter, or 10 times, on; a step with tokens of older weights (max_staleness) only "
+        "warns, and each version in between adds 0.2 to the bound of the mean"
     )
     guard: Literal["warn", "stop", "back"] = Field(
         description="what to do when updates destroy the policy: its reward falls far below its "

@@ -20,13 +20,13 @@ Host = Annotated[
 Engine = Annotated[
     Literal["vllm", "local"] | None,
     typer.Option(
-        help="vllm, or local for small models: without vLLM, in this process.  "
+        help="vllm; or local, for small models: in this process, without vLLM.  "
         "[default: the run's own engine; local where vLLM is not installed]"
     ),
 ]
 MaxModelLen = Annotated[
     int | None,
-    typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
+    typer.Option(min=1, help="Most tokens of a conversation.  [default: env.max_episode_tokens]"),
 ]
 
 
@@ -52,7 +52,7 @@ def serve(
     runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
-    """Serve a trained model for clients of OpenAI (chat completions, Responses) and Anthropic.
+    """Serve a trained model by the APIs of OpenAI (chat completions, Responses) and Anthropic.
 
     vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. Requests must carry the
     key in the environment variable VLLM_API_KEY, or the one that is printed.

@@ -65,10 +65,10 @@ class ProgramAgentConfig(CallingAgentConfig):
         "configuration"
     )
     timeout_s: Seconds = Field(
-        description="how long the program may work, without the time that it waits for the model"
+        description="how long the program may work, not counting its waits for the model"
     )
     grace_s: Seconds = Field(
-        description="how long a program that is stopped has to clean up between SIGTERM and SIGKILL"
+        description="time between SIGTERM and SIGKILL, in which a stopped program can clean up"
     )
     max_output_mb: PositiveCount = Field(
         description="a program that writes more to stdout and stderr is stopped"
@@ -123,8 +123,8 @@ class ClientAgentConfig(CallingAgentConfig):
         "printed"
     )
     group_timeout_s: Seconds = Field(
-        description="how long after a group's first episode was opened its others may take; those "
-        "that are not done by then do not count"
+        description="time limit of a group, from the opening of its first episode; episodes that "
+        "are not done by then do not count"
     )
     plays_on_demand: ClassVar[bool] = False
 

@@ -28,8 +28,8 @@ class RayClusterConfig(ClusterBlock):
         description="cores that Ray reserves for each worker and its environment servers"
     )
     learner_nodes: NumProcesses = Field(
-        description="nodes over which trainer.devices are divided, with the machine where the run "
-        "is started; 1: all are on this machine"
+        description="nodes over which trainer.devices are divided, including the machine where the "
+        "run is started; 1: all are on this machine"
     )
     cpus_per_rank: NumCores = Field(
         description="cores that Ray reserves for each of the learner's processes on other nodes"

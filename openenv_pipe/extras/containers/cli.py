@@ -7,7 +7,7 @@ import typer
 
 def prune(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="List it, and remove nothing.")
+        bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")
     ] = False,
     namespace: Annotated[
         str | None, typer.Option(help="Also look for pods, in this namespace.", show_default=False)
@@ -19,8 +19,8 @@ def prune(
 ) -> None:
     """Remove what killed runs have left: containers, weights in shared memory, and pods.
 
-    What belongs to a living run, or to a run of another machine, stays. Runs remove most of this
-    themselves, however they end, and the rest when they start.
+    What belongs to a live run, or to a run of another machine, stays. Runs remove most of this
+    themselves, however they end, and leftovers of earlier runs when they start.
 
     \b
     openenv-pipe prune --dry-run

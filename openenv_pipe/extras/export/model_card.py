@@ -68,7 +68,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
         base = f"a tiny Qwen3 with random weights (seed {model.seed})"
     how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"
     if model.quantization != "none":
-        how += f" into weights that were {model.quantization}, written out"
+        how += f" into dequantized {model.quantization} weights"
     training = f"{trainer.loss.title}, {how}, group size {trainer.group_size}"
     rows = [
         ["environment", ", ".join(f"`{name}`" for name in (config.env.name, *config.beside))],
@@ -88,7 +88,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
 def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
     """Return what was measured of these weights, and of those before training."""
     missing = (
-        "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+        "This checkpoint was not evaluated. To evaluate it: `openenv-pipe eval "
         f"{folder.record.id}@{checkpoint}`."
     )
     during = {report.label: report for report in during_by_name(folder.path).values()}
@@ -127,7 +127,7 @@ def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool)
     model_class = "AutoModelForImageTextToText" if sees_images else "AutoModelForCausalLM"
     told = "The prompt is the first one of an episode."
     if prompt is None:
-        told = "The prompt is a message of yours."
+        told = "Write a message of your own into the prompt."
         code = """tokenizer.apply_chat_template(
     [{"role": "user", "content": "..."}], add_generation_prompt=True, tokenize=False
 )"""

@@ -12,7 +12,7 @@ from openenv_pipe.cli.progress import notify_user
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Judges: measure how good one is.\n\n\b\n"
+    help="Judges: measure how good a judge is.\n\n\b\n"
     "openenv-pipe judge check latest reward=ruler judge=openai judge.model=gpt-5-mini\n"
     "openenv-pipe judge check latest --min-auc 0.9\n",
 )
@@ -41,27 +41,27 @@ def check(
     words: Words,
     step: Annotated[
         int | None,
-        typer.Option(min=1, help="Judge episodes of this step; default: evenly of all steps."),
+        typer.Option(min=1, help="Judge episodes of this step; default: evenly from all steps."),
     ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Groups that are judged.")] = 32,
     orders: Annotated[
         int, typer.Option(min=1, help="Orders in which a group's episodes are shown.")
     ] = 2,
-    repeats: Annotated[int, typer.Option(min=0, help="How often the same is asked again.")] = 1,
+    repeats: Annotated[int, typer.Option(min=0, help="Repetitions of the first order.")] = 1,
     min_auc: Annotated[
-        float, typer.Option(min=0, max=1, help="Limit of the agreement with the reward.")
+        float, typer.Option(min=0, max=1, help="Lowest agreement with the reward.")
     ] = 0.7,
     min_self: Annotated[
-        float, typer.Option(min=-1, max=1, help="Limit of the rank correlation with itself.")
+        float, typer.Option(min=-1, max=1, help="Lowest rank correlation with itself.")
     ] = 0.7,
     max_position_bias: Annotated[
-        float, typer.Option(min=0, help="Limit of what the place in the prompt adds to a score.")
+        float, typer.Option(min=0, help="Most that the place in the prompt may add to a score.")
     ] = 0.1,
     max_length_bias: Annotated[
-        float, typer.Option(min=0, help="Limit of the rank correlation with the length.")
+        float, typer.Option(min=0, help="Highest rank correlation with the length.")
     ] = 0.3,
     max_failed: Annotated[
-        float, typer.Option(min=0, max=1, help="Limit of the share without a verdict.")
+        float, typer.Option(min=0, max=1, help="Largest share without a verdict.")
     ] = 0.05,
     output: Output = None,
     form: Form = "table",
@@ -71,7 +71,8 @@ def check(
     """Measure a judge on recorded episodes: its agreement with the reward and with itself, its
     position and length bias, and what it costs.
 
-    Exit code 1 if a limit is not kept. Answers are cached, so a second check sends no requests.
+    Exit code 1 if a figure is outside its limit. Answers are cached, so a second check sends no
+    requests.
 
     \b
     openenv-pipe judge check echo/0001

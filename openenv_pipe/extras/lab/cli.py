@@ -18,7 +18,7 @@ STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "rewar
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return continuations of a target: a block's name, or an experiment."""
+    """Return continuations of a target: the name of a block, or of an experiment."""
     names = [*group_options("env"), *(f"conf={name}" for name in group_options("conf"))]
     return [name for name in names if name.startswith(incomplete) and name != "base"]
 
@@ -36,8 +36,8 @@ TargetName = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="An environment by name, conf=NAME, a package's folder, the URL of a server, or an "
-        "image of Docker with its tag.",
+        help="An environment by name, conf=NAME, a package's folder, the URL of a server, or a "
+        "Docker image with its tag.",
         autocompletion=complete_target,
     ),
 ]
@@ -68,12 +68,12 @@ def inspect(
         ),
     ] = None,
 ) -> None:
-    """Play an environment with random actions, and write a block and an experiment that train.
+    """Play an environment with random actions, and write a block and an experiment to train on it.
 
     The limits, sessions and penalties are measured. With --output, `train conf=NAME` works next.
-    With model=NAME, prompts and limits are for that model; without, they are for random weights.
+    With model=NAME, prompts and limits are for that model; without it, for random weights.
     If the files of --output exist, another model gets conf/conf/NAME/MODEL.yaml beside them.
-    Exit code 1 if the environment cannot be trained as it is.
+    Exit code 1 if the environment cannot be trained on as it is.
 
     \b
     openenv-pipe env inspect http://127.0.0.1:8000
@@ -113,7 +113,7 @@ def check(
     overrides: Overrides,
     policy: Annotated[
         str | None,
-        typer.Option(help="A scripted policy as module:name; of conf=NAME, its warm start's."),
+        typer.Option(help="A scripted policy, module:name; with conf=NAME, its warm start's."),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of the memory check.")] = 1000,
     learn: Annotated[
@@ -121,7 +121,7 @@ def check(
         typer.Option(
             metavar="MINUTES",
             min=0,
-            help="Of conf=NAME: also train the model tiny for so long, and say what was learnt.",
+            help="With conf=NAME: also train model=tiny for that long, and say what it learnt.",
             show_default=False,
         ),
     ] = None,
@@ -248,7 +248,7 @@ def new(
 
 @app.command()
 def find(
-    word: Annotated[str, typer.Argument(help="In the name or the description.")] = "",
+    word: Annotated[str, typer.Argument(help="A word in the name or the description.")] = "",
     catalog: Annotated[
         Path | None,
         typer.Option(

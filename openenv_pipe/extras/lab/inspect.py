@@ -62,7 +62,7 @@ ONE_SESSION = (
 )
 MAX_NAME = 60  # characters
 WIDTH = 100  # columns of the files that are written
-FOR_TINY = "Limits in tokens of the model `tiny`, which are bytes, and what teaches random weights."
+FOR_TINY = "Limits in tokens of the model `tiny`, which are bytes, and how random weights learn."
 NO_GOAL = (
     "nothing in the prompt says what the goal is, because the environment's metadata has no "
     "description: write it into env.adapter.system, or return it from get_metadata"

@@ -30,8 +30,8 @@ def lr(
 ) -> None:
     """Train for a few steps at several learning rates, and say which one to train with.
 
-    The last line is the override that sets it. Exit code 1 if no rate can be named. After an
-    interruption, the same command goes on. Its runs are those of the experiment NAME_lr.
+    The last line is the override that sets it. Exit code 1 if no rate can be recommended. After
+    an interruption, the same command goes on. Its runs are those of the experiment NAME_lr.
 
     \b
     openenv-pipe lr conf=sums

@@ -14,7 +14,7 @@ def profile(
 ) -> None:
     """Show where the time of training steps goes, and which keys to change.
 
-    They are steps of `train`, without evaluations; the first is not measured.
+    The steps are those of `train`, without evaluations; the first is not measured.
     No run folder is kept. For a flame graph of all threads, run it under py-spy.
 
     \b

@@ -40,7 +40,7 @@ def _time_table(duration_s: float, records: Records) -> str:
         rows.append([stage, str(len(steps)), *map(seconds_text, sums), *tokens])
     rest_s = max(duration_s - in_steps_s, 0.0)
     rows.append(["everything else", "", seconds_text(rest_s), "", "", "", ""])
-    times = ("time", "of it rollout", "of it learner")
+    times = ("time", "of which rollout", "of which learner")
     return table(["stage", "steps", *times, "tokens sampled", "tokens trained"], rows)
 
 

@@ -60,7 +60,7 @@ def _ends(report: EvalReport) -> str:
         [status, str(number), str(report.unsuccessful.get(status, 0))]
         for status, number in report.statuses.items()
     ]
-    return "## How they ended\n\n" + table(["status", "episodes", "without success"], rows)
+    return "## How the episodes ended\n\n" + table(["status", "episodes", "without success"], rows)
 
 
 def _labels(name: str, report: EvalReport) -> str:

@@ -105,7 +105,7 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     if folder.record.cause in (None, folder.status):  # `interrupted` says it all.
         is_whole = not steps or steps[-1] == num_steps or (lineage and lineage.kind != "fork")
         is_cut = folder.status == "finished" and not is_whole
-        lost = " It did all steps, so `metrics.jsonl` has lost its end." if is_cut else ""
+        lost = " It did all steps, so the end of `metrics.jsonl` is lost." if is_cut else ""
         return f"The run is **{folder.status}**, {took}.{lost}"
     state = f"The run is **{folder.status}**, {took}."
     if folder.status == "finished":  # It has a cause if it ended before its last step.
@@ -121,7 +121,7 @@ def _outcome(config: RunConfig, reports: Reports, records: Records) -> str:
         return clients_rewards(records)
     stages = [name for name in STAGES if name in reports]
     if len(stages) < 2:
-        return "There is no result, because no evaluation before and after training is done."
+        return "There is no result: that needs an evaluation before training and one after it."
     pairs = [(stages[0], stages[-1])]
     if len(stages) == len(STAGES):
         pairs.append(("warm_start", "trained"))  # the part that GRPO contributed
@@ -133,7 +133,7 @@ def _outcome(config: RunConfig, reports: Reports, records: Records) -> str:
 
 
 def _other_measures(record: RunRecord) -> str:
-    """Warn of attempts from which on other code, or other data, decides rewards."""
+    """Warn of attempts since which other code, or other data, decides rewards."""
     return "\n\n".join(
         f"**Warning:** since attempt {attempt.number} (from "
         f"{attempt.checkpoint or 'the beginning'}) rewards may be computed differently, and cannot "
@@ -246,7 +246,7 @@ def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:
     titles = ["model", "success", *passes, "reward", *own, "turns", *counts]
     caption = (
         f"Means over the scored tasks with {config.eval.confidence:.0%} intervals. Each row "
-        "leads to its tasks and its best and worst episodes. A failed episode (status error) or "
+        "links to its tasks and its best and worst episodes. A failed episode (status error) or "
         "one without a reward counts in no mean."
     )
     if has_env_reward:

@@ -31,7 +31,7 @@ Records = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
 
 
 def environment_rows(config: RunConfig) -> dict[str, str]:
-    """Return the rows of the environment and its tasks by their titles; none for data alone."""
+    """Return the rows of the environment and its tasks by title; none for a run on data alone."""
     env = config.env
     if not config.host.has_environment:
         if not config.agent.plays_on_demand:
@@ -68,7 +68,7 @@ def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
         name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
     tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
     if model.quantization != "none":
-        tuning += f" above weights in {model.quantization}"
+        tuning += f" on {model.quantization} weights"
     size = facts.get("num_parameters")
     return f"{name}{f', {size:,} parameters' if isinstance(size, int) else ''}, {tuning}"
 
@@ -213,7 +213,7 @@ def clients_rewards(records: Records) -> str:
     if first is None or last is None:
         return "There is no result, because clients play no evaluations, and few steps are done."
     return (
-        f"Clients play no evaluations. The mean reward of training went **{first:.3f} → "
+        f"Clients play no evaluations. The mean training reward went **{first:.3f} → "
         f"{last:.3f}**, from the first {WINDOW} steps to the last {WINDOW}."
     )
 

@@ -32,7 +32,7 @@ class SelectedEpisodes(SourceBlock):
         description="success: only episodes that reached env.success_reward; null: all"
     )
     best: PositiveCount | None = Field(
-        description="how many episodes of a group are imitated, the highest first; null: all"
+        description="how many episodes of a group are imitated, the best first; null: all"
     )
 
 

@@ -6,9 +6,9 @@ from openenv_pipe.cli.arguments import Overrides
 
 
 def plan(overrides: Overrides) -> None:
-    """Estimate what GPUs give for a configuration: memory, speed, and the bottleneck.
+    """Estimate how a configuration would train on GPUs: memory, speed, and the bottleneck.
 
-    Three words describe the GPUs: cluster.nodes (1), cluster.gpus_per_node (8), and gpu (h100),
+    Three keys describe the GPUs: cluster.nodes (1), cluster.gpus_per_node (8), and gpu (h100),
     which is a100, h100, h200, b200 or l40s. Nothing is started, loaded or downloaded. Exit code 1
     if the learner does not fit.
 

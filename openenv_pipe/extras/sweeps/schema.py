@@ -24,7 +24,9 @@ class RayJobs(Block):
         "this machine belongs; null: the jobs run one after another"
     )
     cpus_per_job: NumCores = Field(description="cores that Ray reserves for each job")
-    gpus_per_job: NumGpus = Field(description="GPUs that Ray reserves for each job, and shows it")
+    gpus_per_job: NumGpus = Field(
+        description="GPUs that Ray reserves for each job, the only ones visible to it"
+    )
 
 
 class GridSweep(Block):

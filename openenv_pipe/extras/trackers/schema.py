@@ -89,7 +89,7 @@ class OtlpTrackerConfig(TrackerBlock):
 
     type: Literal["otlp"]
     endpoint: ServerUrl = Field(description="where traces are posted to, as .../v1/traces")
-    headers: dict[HeaderName, HeaderValue] = Field(description="no secrets")
+    headers: dict[HeaderName, HeaderValue] = Field(description="HTTP headers; no secrets")
     credentials: CredentialsConfig | None
     sample_rate: Share = Field(description="fraction of the episodes that are sent")
     max_per_step: PositiveCount = Field(

@@ -36,7 +36,7 @@ def view(
     ] = False,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Write the pages into this new folder, to send or to host them."),
+        typer.Option(help="Write the pages into this new folder, to send or host them."),
     ] = None,
     runs_dir: RunsDir = None,
     trust: Trust = False,
@@ -87,7 +87,7 @@ def compare(
 ) -> None:
     """Compare runs: the settings that differ, and the results.
 
-    Runs that differ only in the seed are one row, with an interval over the seeds. `openenv-pipe
+    Runs that differ only in the seed share a row, with an interval over the seeds. `openenv-pipe
     view` shows the same with the learning curves.
 
     \b

@@ -43,12 +43,12 @@ app = typer.Typer(
 Run = Annotated[
     str, typer.Argument(help="A run's folder, its id, or latest.", autocompletion=complete_run)
 ]
-Step = Annotated[int | None, typer.Option(min=0, help="Of this step. 0: the demonstrations.")]
+Step = Annotated[int | None, typer.Option(min=0, help="Of this step; 0: demonstrations.")]
 Evaluation = Annotated[
     str | None, typer.Option("--eval", metavar="LABEL", help="Of an evaluation, such as trained.")
 ]
-Task = Annotated[str | None, typer.Option(help="Whose task's id contains this.")]
-Status = Annotated[str | None, typer.Option(help="That ended so: done, turn_limit, error, ...")]
+Task = Annotated[str | None, typer.Option(help="Of tasks whose id contains this.")]
+Status = Annotated[str | None, typer.Option(help="That ended like this: done, turn_limit, ...")]
 Success = Annotated[
     bool | None, typer.Option("--success/--no-success", help="With or without success.")
 ]
@@ -185,7 +185,9 @@ def _wanted(options: Mapping[str, Any], *, is_scored: bool | None) -> "EpisodeFi
 
 def watch(
     run: Run = "latest",
-    every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 1.0,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between updates.")
+    ] = 1.0,
     runs_dir: RunsDir = None,
 ) -> None:
     """Follow a run by its folder, until it ends. Ctrl-C leaves the run alone.

@@ -23,7 +23,7 @@ def install(
         typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
     ] = "auto",
     extra_index_url: Annotated[
-        str | None, typer.Option(help="Another package index, such as one of CPU builds of torch.")
+        str | None, typer.Option(help="Another package index, such as that of torch's CPU builds.")
     ] = None,
 ) -> None:
     """Install an engine into an environment of its own, in the user's cache, and try it.
@@ -62,7 +62,7 @@ def command(
 ) -> None:
     """Print how to start the vLLM server that a run with engine.launch=attach needs.
 
-    The server needs the folder of the weights under the same path as the run.
+    The server has to find the folder of the weights under the same path as the run.
 
     \b
     openenv-pipe engine command conf=wordle_qwen3

@@ -34,7 +34,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 NO_TOKEN = (
-    "This page needs the token of the viewer that runs now. Open the link that `openenv-pipe view` "
+    "This page needs the token of the running viewer. Open the link that `openenv-pipe view` "
     "printed in its terminal. Each start of the viewer makes a new token."
 )
 # A page that a link of another site opens is requested without the strict cookie, but what it loads
@@ -51,8 +51,8 @@ NO_TOKEN_PAGE = f"""<!doctype html>
   <body>
     <h1>Token needed</h1>
     <p>{NO_TOKEN.replace("`openenv-pipe view`", "<code>openenv-pipe view</code>")}</p>
-    <p>The link looks like <code>http://127.0.0.1:8090/?token=TOKEN</code>. Through a forwarded
-    port, open it with the port of this address.</p>
+    <p>The link looks like <code>http://127.0.0.1:8090/?token=TOKEN</code>. If you
+    forward its port, replace the port in the link by that of this page's address.</p>
   </body>
 </html>
 """

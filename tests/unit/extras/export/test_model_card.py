@@ -20,7 +20,7 @@ def test_a_card_says_that_its_checkpoint_was_not_evaluated(tmp_path, evaluated, 
     card = model_card(folder, "step_000005", Path("it"), step=5)
     assert ("| at the start (`start`) |" in card) is bool(evaluated)
     assert "during_000002" not in card and ("during_000005" in card) is not is_missing
-    command = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+    command = "This checkpoint was not evaluated. To evaluate it: `openenv-pipe eval "
     assert (f"{command}smoke/0001@step_000005`" in card) is is_missing
 
 
@@ -32,7 +32,7 @@ def test_the_card_of_the_start_claims_no_training(tmp_path, is_evaluated):
     card = model_card(folder, "start", Path("it"), step=0)
     assert "The model, before training, of a run" in card and "| training |" not in card
     assert "reinforcement-learning" not in card
-    missing = "This checkpoint was not evaluated. This command does it: `openenv-pipe eval "
+    missing = "This checkpoint was not evaluated. To evaluate it: `openenv-pipe eval "
     assert (f"{missing}smoke/0001@start`" in card) is not is_evaluated
 
 

@@ -177,7 +177,7 @@ def test_lost_metrics_and_the_steps_of_another_run_are_said(tmp_path):
     assert "2 of 2 GRPO steps in" in write_report(whole).read_text()
     lines = whole.metrics_path.read_text().splitlines(keepends=True)
     whole.metrics_path.write_text("".join(lines[:-1]))
-    assert "`metrics.jsonl` has lost its end" in write_report(whole).read_text()
+    assert "the end of `metrics.jsonl` is lost" in write_report(whole).read_text()
 
     fork = run_samples.create(tmp_path, lineage=whole.lineage("fork", "step_000001"))
     fork.metrics_path.write_text(lines[-1])

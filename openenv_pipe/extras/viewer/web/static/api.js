@@ -15,7 +15,7 @@ export async function send(path, content = {}) {
 }
 
 async function read(answer) {
-  if (answer.status === 401) location.reload(); // The viewer was started again: its own page says what to do.
+  if (answer.status === 401) location.reload(); // The viewer was restarted: its own page says what to do.
   const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(content.error);
   return content;

@@ -80,7 +80,7 @@ export async function overlayPage(route) {
   const stops = keys.map((key) => listen(runPath(key), () => curves.load().catch(() => {})));
   return {
     title: `${keys.length} runs`, trail: [[`${keys.length} runs`, address(route.path, route.parameters)]], shown: curves.fit, end: () => { stops.forEach((stop) => stop()); curves.end(); },
-    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, `${keys.length} runs laid over each other`), curveControls(route, curves.names(), curves.draw),
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, `${keys.length} runs overlaid`), curveControls(route, curves.names(), curves.draw),
       h("a", { href: address("/evaluations", { runs: keys.join(",") }) }, "their evaluations by task")), settingsTable(found, route, colours), h("p", {}), place),
   };
 }

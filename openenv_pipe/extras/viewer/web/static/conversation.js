@@ -89,7 +89,7 @@ function numbersOf(turn, index) {
 // The messages as the model was shown them, each with its role, and what it wrote.
 export function messages(content) {
   return [content.turns.map((turn, index) => h("article", { class: "turn" }, numbersOf(turn, index),
-    turn.messages.length ? null : h("p", { class: "text muted" }, "(no messages are recorded)"),
+    turn.messages.length ? null : h("p", { class: "text muted" }, "(no messages were recorded)"),
     turn.messages.map(({ role, text }) => {
       const shown = h("p", { class: "text" }, text || "(nothing)");
       return said("", role, role === "tools" ? h("details", {}, h("summary", {}, "What the model could call"), shown) : shown);

@@ -136,7 +136,7 @@ function heatMap(tasks) {
   if (!played.length) return null;
   const least = (values) => values.reduce((a, b) => Math.min(a, b)), most = (values) => values.reduce((a, b) => Math.max(a, b));
   const [first, last, low, high] = [least(steps), most(steps), least(rewards), most(rewards)], width = Math.ceil((last - first + 1) / CELLS), size = Math.ceil((last - first + 1) / width);
-  const title = `Mean reward in steps ${first} to ${last}, ${width} in a cell: from ${number(low)} (light) to ${number(high)} (dark); blank where it was not played`;
+  const title = `Mean reward in steps ${first} to ${last}, ${width} in a cell: from ${number(low)} (light) to ${number(high)} (dark); blank where the task was not played`;
   const draw = (task) => {
     const cells = Array.from({ length: size }, () => []);
     for (const [step, reward] of task.steps) cells[Math.floor((step - first) / width)].push(reward);

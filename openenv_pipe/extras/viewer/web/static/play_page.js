@@ -10,7 +10,7 @@ const SPLITS = [["eval", "evaluation"], ["train", "training"]];
 
 function scriptedParts(replies, use) {
   return Object.entries(replies ?? {}).map(([name, text]) => said("scripted",
-    [h("span", {}, `Scripted policy: ${name}`), use ? h("button", { type: "button", class: "quiet", onclick: () => use(text) }, "Take it") : null],
+    [h("span", {}, `Scripted policy: ${name}`), use ? h("button", { type: "button", class: "quiet", onclick: () => use(text) }, "Use it") : null],
     h("p", { class: "text" }, text || "(nothing)")));
 }
 
@@ -62,7 +62,7 @@ export async function playPage(route, key) {
       h("div", { class: "beside" }, scriptedParts(state.scripted.at(-1), use)),
       said("model", "Who replies?", written, h("div", { class: "bar" },
         h("button", { type: "button", class: "main", "data-key": "m", onclick: () => act("/play/reply", { text: null }) }, "The model"),
-        h("button", { type: "button", onclick: () => { act("/play/reply", { text: written.value }); written.value = ""; } }, "I, with this text"),
+        h("button", { type: "button", onclick: () => { act("/play/reply", { text: written.value }); written.value = ""; } }, "Me, with this text"),
         h("button", { type: "button", class: "quiet", onclick: () => act("/play/end") }, "End"))));
   }
 
@@ -70,7 +70,7 @@ export async function playPage(route, key) {
     const isMine = state.run === key, isGoing = state.status && state.status !== "ended";
     if (isGoing && !isMine) {
       fill(turns);
-      fill(controls, h("p", { class: "notice" }, "A session with ", h("a", { href: address(`/run/${state.run}/play`) }, state.run), " goes on. A viewer has one at a time. "),
+      fill(controls, h("p", { class: "notice" }, "A session with ", h("a", { href: address(`/run/${state.run}/play`) }, state.run), " is still open, and a viewer has one at a time. "),
         h("button", { type: "button", onclick: () => act("/play/end") }, "End it"));
       return;
     }

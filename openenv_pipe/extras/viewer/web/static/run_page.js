@@ -108,7 +108,7 @@ export function curveControls(route, names, changed) {
   const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: parameters.smooth ?? "0", "aria-label": "Smoothing",
     oninput: () => { parameters.smooth = slider.value; history.replaceState(null, "", address(route.path, parameters)); changed(); } });
   const over = choice(parameters.over, [["", "step"], ...names.map((name) => [name, name])], (value) => { location.hash = address(route.path, { ...parameters, over: value }); }, "Over");
-  return [field("Over", over), parameters.over ? h("span", { class: "muted small" }, "Each dot is a step, the later the stronger.") : field("Smoothing", slider)];
+  return [field("Over", over), parameters.over ? h("span", { class: "muted small" }, "Each dot is a step; later steps are stronger.") : field("Smoothing", slider)];
 }
 
 async function curvesTab(route, key, body) {
@@ -144,7 +144,7 @@ async function curvesTab(route, key, body) {
     for (const { folded } of sections.values()) {
       const size = folded.lastChild.children.length;
       folded.hidden = !size;
-      folded.firstChild.textContent = `${size} ${size === 1 ? "plot" : "plots"} of what has not changed`;
+      folded.firstChild.textContent = `${size} ${size === 1 ? "plot" : "plots"} of metrics that have not changed`;
     }
     if (!charts.size) fill(place, h("p", { class: "empty-page" }, "The run has not finished a step yet. Curves appear here by themselves."));
     else place.querySelector(".empty-page")?.remove();

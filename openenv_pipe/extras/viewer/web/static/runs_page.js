@@ -57,7 +57,7 @@ export async function runsPage(route) {
 
   function showOverlay() {
     overlay.hidden = chosen.size < 2 || chosen.size > 6;
-    overlay.textContent = `Lay ${chosen.size} runs over each other`;
+    overlay.textContent = `Overlay ${chosen.size} runs`;
     overlay.href = address("/overlay", { runs: [...chosen].join(",") });
   }
 
@@ -65,13 +65,13 @@ export async function runsPage(route) {
     const words = (parameters.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
     const columns = [
       { key: "pick", title: "", cell: (run) => h("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": `Choose ${run.key}`,
-        onchange: (event) => pick(run.key, event.target.checked) }), hint: "Choose two to six runs to lay them over each other" },
+        onchange: (event) => pick(run.key, event.target.checked) }), hint: "Choose two to six runs to overlay them" },
       { key: "run", title: "Run", of: (run) => run.key, first: "up", cell: (run) => h("a", { href: address(`/run/${run.key}`) }, run.key) },
       ...(runs.some((run) => run.tags?.length) ? [{ key: "tags", title: "Tags", of: (run) => (run.tags ?? []).join(" ") || null, first: "up", cell: (run) => h("span", { class: "chips" }, tagChips(run)) }] : []),
       { key: "status", title: "Status", of: (run) => run.status, first: "up", cell: (run) => h("span", { title: run.problem }, statusMark(run.status)) },
       { key: "steps", title: "Progress", of: (run) => run.num_steps ? run.step / run.num_steps : null, cell: progressBar },
       { key: "success", title: "Success", class: "num", of: (run) => run.success_trained?.mean ?? run.success, cell: successCell,
-        hint: "Evaluated before and after training; while it trains, that of the last steps" },
+        hint: "Evaluated before and after training; while the run trains, that of its last steps" },
       { key: "reward", title: "Reward", class: "num", of: (run) => run.reward, cell: (run) => number(run.reward), hint: "Mean of the last ten steps" },
       { key: "time", title: "Time", class: "num", of: (run) => run.duration_s, cell: (run) => duration(run.duration_s) },
       { key: "left", title: "Left", class: "num optional", of: (run) => run.left_s, cell: (run) => duration(run.left_s) },

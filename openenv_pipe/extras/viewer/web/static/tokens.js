@@ -29,7 +29,7 @@ function scaleOf(kind, tokens) {
     const known = tokens.advantage.filter((value) => value !== null), most = Math.max(0, ...known.map(Math.abs));
     return known.length ? ramp("var(--minus)", "var(--plus)", number(-most, 2), number(most, 2)) : h("span", { class: "muted small" }, "This episode was not trained on, so it has no advantage.");
   }
-  if (kind === "mask") return h("span", { class: "muted small" }, "Coloured tokens are those of the model, from which training learns.");
+  if (kind === "mask") return h("span", { class: "muted small" }, "Coloured tokens are those of the model that training learns from.");
   if (kind === "version") return h("span", { class: "muted small" }, `Versions of the weights: ${[...new Set(tokens.version.filter((value) => value !== null))].join(" | ") || NONE}`);
   return ramp("transparent", "var(--hot)", "0", "the largest");
 }
@@ -71,7 +71,7 @@ export function scoring(key, which, { wrote, kept }, scored) {
     button.disabled = false;
   } }, "Show alternatives and KL");
   const select = choice(chosen, kept.map((name) => [name, `${weightsName(name)}${name === wrote ? ", which wrote this" : ""}`]), (value) => { chosen = value; }, "Score by");
-  if (!isThere && wrote !== null) fill(note, `${weightsName(wrote)[0].toUpperCase()}${weightsName(wrote).slice(1)}, which wrote this, is gone; another one says what it would write.`);
+  if (!isThere && wrote !== null) fill(note, `${weightsName(wrote)[0].toUpperCase()}${weightsName(wrote).slice(1)}, which wrote this, is gone; choose another to see what it would write.`);
   return h("div", { class: "bar" }, field("Score by", select), button, note);
 }
 

@@ -59,7 +59,7 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
     ) -> MyEnvObservation:
         """Score the answer. The rewards of an episode sum to at most 1.0.
 
-        Before the first `reset` and after the end: `done`, a message, and no reward.
+        Before the first `reset` and after the end: `done`, a message, and reward 0.0.
         """
         if self._turn == len(self._task):
             message = "The episode is over, or was never started. Reset to start one."
