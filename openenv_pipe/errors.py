@@ -1,4 +1,4 @@
-"""The tree of the package's exceptions.
+"""The exceptions that all rooms share; a few rooms have subclasses of their own.
 
 PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
