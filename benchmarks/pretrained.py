@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(EXPERIMENTS), help="names, with commas")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     rows = []
     for name in arguments.only.split(","):
         path = arguments.folder / name / "0001"
