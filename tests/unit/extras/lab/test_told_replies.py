@@ -32,7 +32,7 @@ def test_an_answer_that_each_observation_tells_is_found_by_an_experts_replies():
     """Digits also stand in other fields by chance."""
     line = told_line(stocked("how many? (debug target={})"), "env.baselines.expert")
     assert (line.name, line.result) == ("leaks, expert", Result.WARN)
-    assert "observation.note has the `answer` of env.baselines.expert" in line.text
+    assert "observation.note shows the `answer` of env.baselines.expert" in line.text
     assert line.measured["share"] == 1.0
     clean = told_line(stocked("how many?"), "env.baselines.expert")
     assert clean.result is Result.OK
