@@ -124,7 +124,7 @@ def _float(literal: str) -> float:
         if math.isfinite(value) and Decimal(literal) in printed:
             return value
     raise ValueError(
-        f"a floating-point number would store {literal} as {value!r}; write it as text, in quotes"
+        f"{literal} would become {value!r} in floating point; write it as text, in quotes"
     )
 
 
