@@ -146,7 +146,7 @@ def _judged(
     """Judge one difference; it is a warning if too few tasks exclude a loss that is too large."""
     if change is None:
         return Result.FAIL, "was not measured in both"
-    text = f"{change:+.3f}, where {0 - margin:g} is allowed"
+    text = f"{change:+.3f}, where a loss of {margin:g} is allowed"
     if objection := objection or too_few_scored(found):
         return Result.FAIL, f"{text}, but {objection}"
     if change.low is None or change.high is None:

@@ -90,8 +90,8 @@ def test_a_success_in_percent_is_rejected(text):
 @pytest.mark.parametrize(
     ("before", "after", "result", "text"),
     [
-        (0.9, 0.1, Result.FAIL, "-0.800 (-1.000..-0.448), where -0.05 is allowed"),
-        (0.1, 0.9, Result.OK, "where -0.05 is allowed"),
+        (0.9, 0.1, Result.FAIL, "-0.800 (-1.000..-0.448), where a loss of 0.05 is allowed"),
+        (0.1, 0.9, Result.OK, "where a loss of 0.05 is allowed"),
         # 10 * (0.3085 / 0.05)² = 381 tasks, rounded up
         (0.0, 0.0, Result.WARN, "a larger loss may be hidden: about 390 tasks would show it"),
         (0.5, 0.4, Result.WARN, "the interval over 10 tasks is wider, so it may be chance: about"),

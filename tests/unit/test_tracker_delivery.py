@@ -200,34 +200,32 @@ def test_a_tracker_changes_nothing_and_cannot_end_its_thread_without_a_word(tmp_
     assert told[0].startswith("tracker bad failed (SystemExit: '0'); the run goes on")
 
 
-def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
+def delivered(tmp_path, num_failures, num_steps):
+    """Return the calls of a tool that fails so often after its start, and then gets a last step."""
     calls, told = Calls(), Calls()
     config, folder = tracked(tmp_path, bad={"calls": calls, "run_id": "it"})
     trackers = Trackers(config, folder, told.append)
     wait_for(lambda: calls)
     tracker = trackers._deliveries[0]._tracker
-    tracker.fail = delivery.MAX_ATTEMPTS
-    trackers.log(record(1))
+    tracker.fail = num_failures
+    for step in range(1, num_steps):
+        trackers.log(record(step))
     wait_for(lambda: tracker.fail == 0)
-    trackers.log(record(2))
+    trackers.log(record(num_steps))
     trackers.close("finished", {})
+    return calls
+
+
+def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
+    calls = delivered(tmp_path, delivery.MAX_ATTEMPTS, num_steps=2)
     assert steps_of(calls) == [2]
     assert [name for name, _ in calls] == ["open", "log", "close"]
 
 
 def test_each_step_has_attempts_of_its_own(tmp_path):
     """An outage that ends after the first step is given up costs no other step."""
-    calls, told = Calls(), Calls()
-    config, folder = tracked(tmp_path, bad={"calls": calls, "run_id": "it"})
-    trackers = Trackers(config, folder, told.append)
-    wait_for(lambda: calls)
-    tracker = trackers._deliveries[0]._tracker
-    tracker.fail = 2 * delivery.MAX_ATTEMPTS - 1
-    for step in (1, 2, 3):
-        trackers.log(record(step))
-    wait_for(lambda: tracker.fail == 0)
-    trackers.close("finished", {})
-    assert steps_of(calls) == [2, 3]
+    calls = delivered(tmp_path, 2 * delivery.MAX_ATTEMPTS - 1, num_steps=4)
+    assert steps_of(calls) == [2, 3, 4]
 
 
 def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path, monkeypatch):
