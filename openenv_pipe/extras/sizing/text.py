@@ -113,9 +113,9 @@ def constants_table(plan: Plan) -> Table:
     )
     table.add_row(
         "the learner's memory",
-        "within a fifth",
+        "0.7 to 1.07 of the estimate",
         "measured",
-        "on a CPU: benchmarks/shard_memory.py, and the tests of the estimate",
+        "one H200 and the shape of Qwen3-0.6B: benchmarks/results/gpu.md",
     )
     for each in CONSTANTS.values():
         table.add_row(each.what, f"{each.value:g} {each.unit}", each.kind, each.source)
