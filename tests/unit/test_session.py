@@ -398,6 +398,13 @@ async def test_an_answer_over_the_size_limit_names_the_key():
         await session.reset({}, LIMIT_S)
 
 
+async def test_a_server_s_own_limit_of_a_message_is_named():
+    """Of a server that the run did not start, `env.max_message_mb` is not the limit."""
+    async with session_with(answers(), max_size=100) as session:
+        with pytest.raises(SessionClosedError, match="reset is larger than the server's own limit"):
+            await session.reset({"text": "x" * 200}, 5)
+
+
 async def test_only_a_usable_session_with_a_live_server_is_responsive():
     async def behave(connection):
         await connection.recv()

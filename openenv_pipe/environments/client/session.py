@@ -267,7 +267,12 @@ class Session:
             frame = parse_frame(await self._connection.recv(), self.url)
             if frame.get("type") == "error":
                 return error_of_frame(frame, kind, self.url)
-        if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
+        if closed.rcvd_then_sent and closed.rcvd is not None and closed.rcvd.code == TOO_BIG:
+            return SessionClosedError(
+                f"{self.url}: the {kind} is larger than the server's own limit; raise that "
+                "(uvicorn: --ws-max-size, in bytes), or lower env.max_reply_tokens"
+            )
+        if closed.sent is not None and closed.sent.code == TOO_BIG:
             return SessionClosedError(
                 f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}; "
                 "raise that limit"
