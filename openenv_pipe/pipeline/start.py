@@ -130,7 +130,7 @@ def resume(
     folder = find_run(name, runs_dir)
     with folder.held():
         config = folder.config_to_run(overrides, trust=trust)
-        attempt = _continued(folder, config, _changes(folder, config), command, control, servers)
+        attempt = next_attempt(folder, config, _changes(folder, config), command, control, servers)
         _run_with_restarts(attempt, command, control, servers)
     return folder
 
@@ -159,20 +159,25 @@ def _run_with_restarts(
                     f"allows this {num_left} more times"
                 )
                 num_left -= 1
-            attempt = _continued(folder, attempt.config, {}, command, control, servers)
+            attempt = next_attempt(folder, attempt.config, {}, command, control, servers)
 
 
-def _continued(
+def next_attempt(
     folder: RunFolder,
     config: RunConfig,
     changed: Changed,
     command: Sequence[str],
     control: RunControl,
-    servers: ServerProvider | None,
+    servers: ServerProvider | None = None,
+    *,
+    plays: bool = True,
 ) -> Attempt:
-    """Rewind a run's folder to its last sound checkpoint; return a new attempt from there."""
+    """Rewind a run's folder, which the caller holds, to its last sound checkpoint.
+
+    Returns a new attempt from there. plays: False if it trains on recorded episodes.
+    """
     _reject_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
-    check_requirements(config, makes_folder=False, begins=False)
+    check_requirements(config, plays=plays, makes_folder=False, begins=False)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None

@@ -99,3 +99,16 @@ def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
         path.write_text(text)
     assert code == 3, said
     assert "different: grpo step 1: grad/norm was" in said
+
+
+def test_a_run_that_was_extended_is_repeated_as_it_was_made(tmp_path):
+    """The rate of the first step followed from the number of steps that were planned then."""
+    schedule = "trainer.optimizer.schedule=linear"
+    for words in (
+        ("train", *RUN, "trainer.steps=2", schedule),
+        ("train", "--resume", "latest", "trainer.steps=3"),
+        ("reproduce", "smoke/0001"),
+        ("reproduce", "smoke/0002", "--replay"),
+    ):
+        code, said = pipe(REPOSITORY, tmp_path, *words)
+        assert code == 0, said

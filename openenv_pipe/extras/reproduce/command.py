@@ -5,7 +5,7 @@ A different machine is only reported; the comparison shows whether the numbers a
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,11 +15,13 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.extras.reproduce.replaying import replay
+from openenv_pipe.extras.reproduce.spans import STEPS, Span, planned_spans
 from openenv_pipe.models.teacher import find_teachers
 from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
+from openenv_pipe.pipeline.start import Changed, next_attempt
 from openenv_pipe.runs.differences import Difference, find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
@@ -81,23 +83,46 @@ def reproduce(
     if not is_replay:
         _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
-    lineage = recorded.lineage("reproduction")
-    overrides = recorded.overrides
-    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     end = min(num_recorded, steps or num_recorded)
+    spans = planned_spans(recorded)
+    config = spans[0].of(config)
+    folder = RunFolder.create(
+        config,
+        overrides=recorded.overrides,
+        command=command,
+        lineage=recorded.lineage("reproduction"),
+    )
     attempt = Attempt(
         folder=folder,
         config=config,
-        stop_after=end if end < config.trainer.steps else None,
         expected=recorded.record.facts,
         on_differences=judge,
         other_verdicts=[recorded.verdicts],
     )
-    if is_replay:
-        replay(attempt, recorded.path, control)
-    else:
-        run(attempt, control)
+    execute = partial(replay, recorded=recorded.path) if is_replay else run
+    with folder.held():
+        for number, span in enumerate(spans):
+            if number and span.start >= end:
+                break
+            if number:
+                attempt = _extended(attempt, span, command, control, plays=not is_replay)
+            is_last = number + 1 == len(spans)
+            last = end if is_last else min(end, spans[number + 1].start)
+            is_whole = is_last and last == span.num_planned
+            attempt = replace(attempt, stop_after=None if is_whole else last)
+            execute(attempt, control=control)
     return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
+
+
+def _extended(
+    attempt: Attempt, span: Span, command: Sequence[str], control: RunControl, *, plays: bool
+) -> Attempt:
+    """Return an attempt that goes on with another `trainer.steps`, as the recorded run did."""
+    changed: Changed = {STEPS: [attempt.config.trainer.steps, span.num_planned]}
+    following = next_attempt(
+        attempt.folder, span.of(attempt.config), changed, command, control, plays=plays
+    )
+    return replace(attempt, config=following.config, checkpoint=following.checkpoint)
 
 
 def _compare(

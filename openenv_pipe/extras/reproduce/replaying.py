@@ -13,6 +13,7 @@ from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.stages import StageRunner
+from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.system.progress import EpisodeCount
@@ -53,7 +54,7 @@ class RecordedGroups:
         """Do nothing: the recording stays where it is."""
 
     def load(self, folder: Path) -> None:
-        """Do nothing, for the same reason."""
+        self.version = StageStep.of(folder.parent).step
 
     async def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -68,7 +69,7 @@ class RecordedGroups:
         return await asyncio.to_thread(read_episodes, path)
 
 
-def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
+def replay(attempt: Attempt, control: RunControl, recorded: Path) -> None:
     """Train as `attempt` says, on the episodes of another folder."""
     run(attempt, control, partial(_learn_again, recorded))
 
@@ -90,6 +91,6 @@ async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) ->
             trackers=attempt.trackers,
         )
         try:
-            return await runner.run()
+            return await runner.run(attempt.checkpoint)
         finally:
             await finish_despite_cancel(runner.close(saves=not control.stop.is_repeated))
