@@ -23,13 +23,14 @@ ZERO_SPREAD = 1e-8  # standard deviations below this are rounding
 def compose_rewards(config: RewardConfig, group: Group, values: Mapping[str, Values]) -> None:
     """Set the rewards, terms and judgements of a group's episodes, in place.
 
-    An episode for which a term has no value becomes `unscored`, and nothing is compared with it.
+    An episode for which a term has no value becomes `unscored`, and nothing is compared with it. A
+    term of weight 0 is only recorded: the rewards are as without it.
 
     values: those of each term, by its name.
     """
-    for name in config.terms:
-        _record(name, group, values[name])
-    if any(term.per_turn for term in config.terms.values()):
+    for name, term in config.terms.items():
+        _record(name, group, values[name], counts=term.weight != 0)
+    if any(term.per_turn and term.weight for term in config.terms.values()):
         for episode in group.scored:
             episode.turn_rewards = [0.0] * len(episode.turns)
     factors = []
@@ -61,8 +62,8 @@ def reason_of(name: str) -> str:
     return f"reward.terms.{name}: "
 
 
-def _record(name: str, group: Group, values: Values) -> None:
-    """Record the values of a term and its parts, or why there is none."""
+def _record(name: str, group: Group, values: Values, *, counts: bool) -> None:
+    """Record the values of a term and its parts, or why there is none if the term counts."""
     for episode in group.episodes:
         match values.get(episode.member):
             case TermValue() as value:
@@ -71,7 +72,7 @@ def _record(name: str, group: Group, values: Values) -> None:
                     episode.reward_terms[f"{name}/{part}"] = number
                 if value.judgement is not None:
                     episode.judgements[name] = value.judgement
-            case NoValue() as none if episode.unscored is None:
+            case NoValue() as none if counts and episode.unscored is None:
                 start = reason_of(name) if none.is_failure else f"without {name}: "
                 episode.unscored = f"{start}{none.why}"
 
@@ -106,6 +107,8 @@ def _standardised(values: Sequence[float]) -> list[float]:
 
 
 def _add(episode: Episode, term: Term, credits: Sequence[float], total: float) -> None:
+    if not term.weight:
+        return
     episode.reward += term.weight * total
     if not term.per_turn:
         episode.whole_reward += term.weight * total

@@ -9,9 +9,9 @@ from openenv_pipe.config.schema import NoJudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import JudgeError
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
-from openenv_pipe.rewards.values import GroupTerm, Judge, OpenedTerm, TermSources
+from openenv_pipe.rewards.values import GroupTerm, Judge, NoValue, OpenedTerm, TermSources
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.types import Group
 
 
 class Scorer:
@@ -43,6 +43,8 @@ class Scorer:
         self._terms = {name: term for name, term in terms.items() if term is not None}
         kept = {name: config.terms[name] for name in self._terms}
         self._config = config.model_copy(update={"terms": kept})
+        # Why terms that are only recorded have no value, by term, group and member.
+        self._recorded_failures: dict[tuple[str, str, int], str] = {}
 
     @property
     def reads_messages(self) -> bool:
@@ -60,8 +62,16 @@ class Scorer:
             total = math.fsum(turn.reward for turn in episode.turns)
             is_played = bool(episode.turns) or not episode.status.is_limit
             episode.success = is_played and total >= self._success_reward
-        values = await run_all(term.values(group) for term in self._terms.values())
-        compose_rewards(self._config, group, dict(zip(self._terms, values, strict=True)))
+        found = await run_all(term.values(group) for term in self._terms.values())
+        values = dict(zip(self._terms, found, strict=True))
+        compose_rewards(self._config, group, values)
+        for name, each in values.items():
+            if self._config.terms[name].weight == 0:
+                self._recorded_failures |= {
+                    (name, group.id, member): value.why
+                    for member, value in each.items()
+                    if isinstance(value, NoValue) and value.is_failure
+                }
 
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the verdicts of a step or an evaluation.
@@ -69,16 +79,16 @@ class Scorer:
         Raises JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or an
         opened term for a larger one than its own.
         """
-        played = [e for group in groups for e in group.episodes if not e.failed]
+        num_played = sum(not e.failed for group in groups for e in group.episodes)
         asked: list[OpenedTerm | Judge] = [
             *self._opened.values(),
             *([self._judge] if self._judge is not None else []),
         ]
         try:
             for name, term in self._opened.items():
-                term.check(len(played), _reasons(played, name))
+                term.check(num_played, self._reasons(groups, name))
             if self._judge is not None:
-                self._check_judge(self._judge, played)
+                self._check_judge(self._judge, num_played, self._reasons(groups, *self._judged))
         except JudgeError:
             for each in asked:
                 each.settle(goes_on=False)
@@ -86,12 +96,25 @@ class Scorer:
         for each in asked:
             each.settle(goes_on=True)
 
-    def _check_judge(self, judge: Judge, played: Sequence[Episode]) -> None:
-        reasons = _reasons(played, *self._judged)
+    def _reasons(self, groups: Sequence[Group], *names: str) -> list[str]:
+        """Return why the terms of these names have no value for episodes that did not fail."""
+        starts = tuple(map(reason_of, names))
+        reasons = []
+        for group in groups:
+            for each in group.episodes:
+                keys = [(name, group.id, each.member) for name in names]
+                recorded = [self._recorded_failures.pop(key, None) for key in keys]
+                is_unscored = each.unscored is not None and each.unscored.startswith(starts)
+                why = each.unscored if is_unscored else next(filter(None, recorded), None)
+                if why is not None and not each.failed:
+                    reasons.append(why)
+        return reasons
+
+    def _check_judge(self, judge: Judge, num_played: int, reasons: Sequence[str]) -> None:
         limit = judge.max_failed_share
-        if len(reasons) > limit * len(played):
+        if len(reasons) > limit * num_played:
             raise JudgeError(
-                f"the judge gave no verdict for {len(reasons)} of {len(played)} episodes, more "
+                f"the judge gave no verdict for {len(reasons)} of {num_played} episodes, more "
                 f"than judge.max_failed_share={limit:g}; the last reason: {reasons[-1]}"
             )
 
@@ -125,12 +148,6 @@ async def open_scorer(
             if types[term.type].open
         }
         yield Scorer(config.reward, config.env.success_reward, judge, opened)
-
-
-def _reasons(episodes: Sequence[Episode], *names: str) -> list[str]:
-    """Return why episodes are unscored, for those that lack the value of one of these terms."""
-    starts = tuple(reason_of(name) for name in names)
-    return [e.unscored for e in episodes if e.unscored and e.unscored.startswith(starts)]
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from openenv_pipe.types import Group, Judgement, Status
 ENV = {"type": "env", "use": "sum", "weight": 1.0, "per_turn": False}
 BY_TURN = ENV | {"per_turn": True}
 LENGTH = {"type": "length", "weight": -0.5, "per_turn": False}
+TURNS = LENGTH | {"type": "turns"}
 STANDARDISE = [{"type": "standardise"}]
 ONLY_SUCCESS = [{"type": "only_success"}]
 MULTIPLY = [{"type": "multiply"}]
@@ -187,3 +188,23 @@ def test_the_report_shows_every_part_with_its_beginning_and_end():
     )
     assert tables.startswith("## Reward by parts: other\n")
     assert tables.endswith("| env | metric only | 0.500 | 0.500 |")
+
+
+def test_a_term_of_weight_0_changes_no_reward_by_being_per_turn():
+    with_it = scored({"env": BY_TURN | {"weight": 0.0}, "turns": TURNS}, {}, [[1.0], [0.0, 0.5]])
+    without = scored({"turns": TURNS}, {}, [[1.0], [0.0, 0.5]])
+    assert [each.turn_rewards for each in with_it.episodes] == [[], []]
+    assert [each.turn_rewards for each in without.episodes] == [[], []]
+    assert rewards_of(with_it) == rewards_of(without)
+    assert [each.reward_terms["env"] for each in with_it.episodes] == [1.0, 0.5]
+
+
+def test_a_term_of_weight_0_without_a_value_leaves_the_reward():
+    group = Group(id="0", task=made_up_episode().task, episodes=[made_up_episode(member=0)])
+    terms = {"env": ENV, "style": LENGTH | {"weight": 0.0}}
+    config = RewardConfig.model_validate({"terms": terms, "transforms": {}})
+    one = TermValue(credits=[1.0], total=1.0)
+    values = {"env": {0: one}, "style": {0: NoValue(why="the episode has no style")}}
+    compose_rewards(config, group, values)
+    (episode,) = group.episodes
+    assert (episode.reward, episode.unscored, episode.reward_terms) == (1.0, None, {"env": 1.0})

@@ -183,9 +183,10 @@ def test_equal_episodes_are_sent_once(server, tmp_path):
     assert (values(judged), len(server.bodies)) == ([1.0] * 4, 1)
 
 
-def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path):
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path, weight):
     server.faults = [(400, "too long", {})] * 2
-    fields = http(server, max_concurrent=1)
+    fields = http(server, max_concurrent=1, weight=weight)
     with pytest.raises(JudgeError, match=r"2 of 3 episodes.*checked\.max_failed_share=0\.5.*too l"):
         score(fields, tmp_path, three())
     judged = three()
