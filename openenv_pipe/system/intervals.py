@@ -3,7 +3,7 @@
 Intervals over tasks use the percentile bootstrap. Samples of one task are correlated, so tasks, not
 samples, are resampled (cluster bootstrap). Every task counts the same, however many of its samples
 failed. Over a few tasks or runs the bootstrap is far too narrow: these intervals use Student's t.
-Where all tasks have one value, both would have no width. Each limit is then as far from the mean as
+Where all values are equal, both would have no width. Each limit is then as far from the mean as
 another value can be, times how often it can occur (the exact binomial limit, Clopper and Pearson).
 
 C. J. Clopper, E. S. Pearson, The use of confidence or fiducial limits illustrated in the case of
@@ -73,7 +73,7 @@ def bootstrap_interval(
     mean = float(means_N.mean())
     if means_N.size < max(2.0, min_share * len(values_by_task)):
         return Interval(mean=mean, low=None, high=None)
-    if numpy.ptp(means_N) <= ROUNDING * numpy.abs(means_N).max():
+    if _are_equal(means_N):
         return _interval_of_equals(mean, means_N.size, confidence, bounds)
     if means_N.size < MIN_BOOTSTRAP:
         return interval_over_runs(means_N.tolist(), confidence, bounds)
@@ -135,11 +135,17 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 def interval_over_runs(
     values: Sequence[float], confidence: float, bounds: Bounds | None = None
 ) -> Interval | None:
-    """Return the mean of independent runs with Student's t interval; None for fewer than two."""
+    """Return the mean of independent runs with Student's t interval; None for fewer than two.
+
+    Equal values have no limits if no bounds are known.
+    """
     if len(values) < 2:
         return None
-    _reject_not_finite(numpy.array(values))
+    values_N = numpy.array(values)
+    _reject_not_finite(values_N)
     mean = fmean(values)
+    if _are_equal(values_N):
+        return _interval_of_equals(mean, len(values), confidence, bounds)
     half = _t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     lowest, highest = bounds or (-math.inf, math.inf)
     return Interval(mean=mean, low=max(mean - half, lowest), high=min(mean + half, highest))
@@ -175,12 +181,16 @@ def _reject_not_finite(values_N: numpy.ndarray) -> None:
         raise ValueError("an interval needs finite values; got NaN or infinity")
 
 
+def _are_equal(values_N: numpy.ndarray) -> bool:
+    return bool(numpy.ptp(values_N) <= ROUNDING * numpy.abs(values_N).max())
+
+
 def _interval_of_equals(
-    value: float, num_tasks: int, confidence: float, bounds: Bounds | None
+    value: float, number: int, confidence: float, bounds: Bounds | None
 ) -> Interval:
-    """Return the interval of a mean over tasks that all have one value, as the module describes."""
+    """Return the interval of the mean of `number` equal values, as the module describes."""
     if bounds is None or bounds[0] == bounds[1]:
         return Interval(mean=value, low=None, high=None)
-    share = ((1.0 - confidence) / 2.0) ** (1.0 / num_tasks)  # of tasks with it, at the least
+    share = ((1.0 - confidence) / 2.0) ** (1.0 / number)  # that have it, at the least
     low, high = (share * value + (1.0 - share) * bound for bound in bounds)
     return Interval(mean=value, low=low, high=high)

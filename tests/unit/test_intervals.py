@@ -177,3 +177,11 @@ def test_one_run_has_no_interval_and_nan_is_rejected():
     assert interval_over_runs([1.0], 0.95) is None
     with pytest.raises(ValueError, match="finite"):
         interval_over_runs([1.0, math.nan], 0.95)
+
+
+def test_equal_runs_are_no_proof():
+    """Two seeds with 49 of 50 tasks each: another seed may well have fewer."""
+    interval = interval_over_runs([0.98, 0.98], 0.95, FRACTIONS)
+    assert interval.low < 0.5 and 0.98 < interval.high < 1.0
+    without_bounds = interval_over_runs([0.98, 0.98], 0.95)
+    assert (without_bounds.mean, without_bounds.low, without_bounds.high) == (0.98, None, None)
