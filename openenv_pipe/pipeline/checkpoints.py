@@ -29,6 +29,7 @@ from openenv_pipe.runs.checkpoints import (
     retain,
     write_best_only,
 )
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_during
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -59,7 +60,8 @@ class Saver:
         self._replay = replay
         self._say = say
         self._said_missing = False
-        self._best: float | None = None  # of the best checkpoint
+        self._said_left_out = False
+        self._best: tuple[int, float] | None = None  # step and value of the best checkpoint
         self._saved_at_s = time.monotonic()  # or the start, until something is saved
 
     def is_saved(self, at: StageStep) -> bool:
@@ -120,10 +122,17 @@ class Saver:
         best = self._config.best
         if best is None or (metrics is None) != best.metric.startswith("eval/"):
             return
-        value = self._values().get(step) if metrics is None else metrics.get(best.metric)
+        top = self._best
+        if metrics is not None:
+            value = metrics.get(best.metric)
+        else:
+            values = self._values(self._reports())
+            value = values.get(step)
+            # One of other tasks does not compare, so the first evaluation of these is the best.
+            top = top if top is not None and top[0] in values else None
         if not isinstance(value, int | float) or not math.isfinite(value):
             return
-        if self._best is not None and self._sign * value <= self._sign * self._best:
+        if top is not None and self._sign * value <= self._sign * top[1]:
             return
         at = StageStep("grpo", step)
         path = checkpoint_path(self._folder, at)
@@ -158,21 +167,24 @@ class Saver:
 
         now: by step, a value that is in no file yet
         """
-        values = self._values() | dict(now or {})
+        reports = self._reports()
+        values = self._values(reports) | dict(now or {})
         paths = self._candidates()
         measured = {path: values.get(StageStep.of(path).step) for path in paths}
         if self._config.best is None:
             measured = dict.fromkeys(paths, 0.0)
         self._say_missing()
+        self._say_left_out(reports)
         best = self._find_best(measured)
         if best is not None:
-            self._best = measured[best]
+            step = StageStep.of(best).step
+            self._best = step, values[step]
             point_best(self._folder, best)
         retain(
             self._folder,
             keep_last=self._config.keep_last,
             num_resumable=self._config.num_resumable,
-            best={path for path in (best, self._best_at_resume(measured)) if path is not None},
+            best={each for each in (best, self._best_at_resume(measured, reports)) if each},
             measured=measured,
         )
 
@@ -181,15 +193,24 @@ class Saver:
         paths = all_checkpoints(self._folder)
         return [path for path in paths if not is_passing(path) or path.name in best_only]
 
-    def _values(self) -> dict[int, float]:
-        """Return the metric that decides the best, by the step that produced the weights."""
+    def _reports(self) -> list[EvalReport]:
+        """Read the evaluations between steps, if they decide the best."""
+        best = self._config.best
+        is_needed = best is not None and best.metric.startswith("eval/")
+        return read_during(self._folder) if is_needed else []
+
+    def _values(self, reports: Sequence[EvalReport]) -> dict[int, float]:
+        """Return the metric that decides the best, by the step that produced the weights.
+
+        Of `reports`, only those that compare with the newest one count.
+        """
         if self._config.best is None:
             return {}
         metric = self._config.best.metric
         if not metric.startswith("eval/"):
             return measured_by_step(self._records(), metric)
         values: dict[int, float] = {}
-        for report in read_during(self._folder):
+        for report in like_newest(reports):
             interval = report.success if metric == "eval/success" else report.reward
             if report.is_representative and interval is not None and report.step is not None:
                 values[report.step] = interval.mean
@@ -213,6 +234,18 @@ class Saver:
                 f"their checkpoints are not deleted{did_you_mean(best.metric, sorted(records[-1]))}"
             )
 
+    def _say_left_out(self, reports: Sequence[EvalReport]) -> None:
+        """Say once if evaluations do not count because `eval.during` was another one then."""
+        num_left_out = len(reports) - len(like_newest(reports))
+        if num_left_out and not self._said_left_out:
+            self._said_left_out = True
+            newest, plural = reports[-1], "s" * (num_left_out != 1)
+            self._say(
+                f"{num_left_out} earlier evaluation{plural} between steps had other tasks or "
+                f"samples_per_task than {newest.label} ({newest.played}); the best checkpoint is "
+                "chosen among those that were evaluated like it"
+            )
+
     @property
     def _sign(self) -> float:
         return 1.0 if self._config.best and self._config.best.direction == "max" else -1.0
@@ -224,7 +257,9 @@ class Saver:
             return None
         return max(known, key=lambda path: self._sign * known[path])
 
-    def _best_at_resume(self, measured: Mapping[Path, float | None]) -> Path | None:
+    def _best_at_resume(
+        self, measured: Mapping[Path, float | None], reports: Sequence[EvalReport]
+    ) -> Path | None:
         """Return what is the best if the run is killed and resumes from its newest checkpoint."""
         resumable = [path for path in all_checkpoints(self._folder) if is_resumable(path)]
         if not resumable or self._config.best is None:
@@ -232,9 +267,23 @@ class Saver:
         last = StageStep.of(resumable[-1]).step
         if not self._config.best.metric.startswith("eval/"):
             last -= 1  # Its metrics come with the step after it.
+        else:
+            # The resume sets later evaluations aside, so the newest one may have other tasks.
+            values = self._values([each for each in reports if (each.step or 0) <= last])
+            measured = {path: values.get(StageStep.of(path).step) for path in measured}
         return self._find_best(
             {path: value for path, value in measured.items() if StageStep.of(path).step <= last}
         )
+
+
+def like_newest(reports: Sequence[EvalReport]) -> list[EvalReport]:
+    """Return the reports, given by step, with the tasks and samples per task of the last one."""
+
+    def played(report: EvalReport) -> tuple[int, list[tuple[str, int, str]]]:
+        return report.samples_per_task, sorted(task.key for task in report.tasks)
+
+    newest = played(reports[-1]) if reports else None
+    return [report for report in reports if played(report) == newest]
 
 
 def measured_by_step(records: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:

@@ -215,6 +215,49 @@ def test_an_evaluation_of_few_scored_tasks_names_no_best_checkpoint(folder):
     assert (kept_in(folder), best_of(folder)) == ([1], 1)
 
 
+def evaluate(folder, saver, policy, step, successes, *, samples=1):
+    """Evaluate the weights of a step as the stage does: `successes` has one for each task."""
+    mark(policy, step)
+    played = [
+        run_samples.episode(Random(0), index, member, success=success)
+        for index, success in enumerate(successes)
+        for member in range(samples)
+    ]
+    run_samples.save(folder, f"during_{step:06d}", played, step)
+    saver.save_if_best(step)
+
+
+@pytest.mark.parametrize("later", [{"num_tasks": 20, "samples": 1}, {"num_tasks": 4, "samples": 2}])
+def test_only_evaluations_like_the_newest_one_choose_the_best(folder, later):
+    """As where a resume has changed `eval.during`: 4 of 4 is no better than 15 of 20."""
+    saver, policy, _ = saver_of(folder, metric="eval/success")
+    evaluate(folder, saver, policy, 2, [True] * 4)
+    resumed, policy, said = saver_of(folder, metric="eval/success")
+    resumed.tidy()
+    assert (best_of(folder), said) == (2, [])
+    num_tasks, samples = later["num_tasks"], later["samples"]
+    for step, share in ((4, 0.5), (6, 0.75), (8, 0.25)):
+        successes = [index < share * num_tasks for index in range(num_tasks)]
+        evaluate(folder, resumed, policy, step, successes, samples=samples)
+    assert (kept_in(folder), best_of(folder)) == ([6], 6)
+    (text,) = said
+    assert text.startswith("1 earlier evaluation between steps had other tasks or samples_per_task")
+
+
+def test_a_kill_goes_back_to_the_best_of_the_earlier_tasks(folder):
+    """The first evaluation of other tasks is after the checkpoint that the run resumes from."""
+    saver, policy, _ = saver_of(folder, metric="eval/success")
+    evaluate(folder, saver, policy, 2, [True] * 4)
+    evaluate(folder, saver, policy, 4, [True, True, False, False])
+    saver.save(StageStep("grpo", 4), None)
+    evaluate(folder, saver, policy, 6, [True] * 5 + [False] * 5)
+    assert (kept_in(folder), best_of(folder)) == ([2, 4, 6], 6)
+    rewind(RunFolder.open(folder.path), StageStep("grpo", 4))
+    saver, _, _ = saver_of(folder, metric="eval/success")
+    saver.tidy()
+    assert (kept_in(folder), best_of(folder)) == ([2, 4], 2)
+
+
 def test_the_best_by_an_evaluation_needs_evaluations():
     best = "trainer.checkpoint.best={metric: eval/success, direction: max}"
     with pytest.raises(ConfigError, match=r"eval\.during\.every"):
