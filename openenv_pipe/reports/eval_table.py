@@ -108,6 +108,12 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
             "an interval, a comparison or a decision (eval.min_scored_share); most often the "
             "episodes failed" + if_command("episodes", f": {command} --status error` shows why")
         )
+    if report.is_representative and report.left_out_ks:
+        names, k = ", ".join(f"pass@{k}" for k in report.left_out_ks), report.left_out_ks[0]
+        warnings.append(
+            f"no {names}: only {report.num_tasks_at(k)} of {report.num_tasks} tasks have {k} "
+            "scored samples (eval.min_scored_share)"
+        )
     if report.num_timed_out:
         shown = if_command("episodes", f": {command} --status error` names the tasks")
         warnings.append(
@@ -152,8 +158,6 @@ def _scores(rows: Sequence[Row]) -> Table:
     for row in rows:
         report = row.report
         intervals = [
-            report.success,
-            *(report.pass_at.get(k) for k in ks),
             report.reward,
             *([report.env_reward] if has_env_reward else []),
             report.turns,
@@ -162,6 +166,8 @@ def _scores(rows: Sequence[Row]) -> Table:
             row.name,
             report.model,
             *([report.opponent or UNKNOWN] if has_opponent else []),
+            _text(report.success),
+            *(_text(report.pass_at.get(k)) + report.pass_on(k) for k in ks),
             *map(_text, intervals),
             f"{report.num_scored_tasks} of {report.num_tasks}",
             _failed(report),

@@ -113,7 +113,7 @@ class EvalReport(FrozenModel):
     reward: FiniteInterval | None
     env_reward: FiniteInterval | None = None  # the environment's own, where `reward` is relative
     turns: FiniteInterval | None
-    pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
+    pass_at: dict[int, FiniteInterval]  # by k: 2, 4, 8, ... and samples_per_task; see left_out_ks
     # A damaged file may have a million errors; tasks are too many for a repr.
     tasks: Annotated[list[TaskScores], FailFast(), Field(repr=False)]
     by_label: dict[str, dict[str, LabelScores]] = {}  # by the column, and the label in it
@@ -147,6 +147,20 @@ class EvalReport(FrozenModel):
     def num_scored_episodes(self) -> int:
         """The number of episodes that count."""
         return sum(len(task.successes) for task in self.tasks)
+
+    def num_tasks_at(self, k: int) -> int:
+        """Return the number of tasks that have k scored samples: pass@k is over these."""
+        return sum(len(task.successes) >= k for task in self.tasks)
+
+    def pass_on(self, k: int) -> str:
+        """Return ` on 85 tasks` if pass@k is over fewer tasks than the success; empty if not."""
+        num = self.num_tasks_at(k) if k in self.pass_at else self.num_scored_tasks
+        return f" on {num} task{'s' * (num != 1)}" if num < self.num_scored_tasks else ""
+
+    @property
+    def left_out_ks(self) -> list[int]:
+        """The k without a pass@k, because too few tasks have k scored samples."""
+        return [k for k in _ks(self.samples_per_task) if k not in self.pass_at]
 
     @property
     def is_representative(self) -> bool:
@@ -224,7 +238,8 @@ def summarise(
             min_share=config.min_scored_share,
         )
 
-    pass_at = {k: interval(partial(_pass_at_k, k=k), FRACTIONS) for k in _ks(samples_per_task)}
+    ks = _measured_ks(tasks, samples_per_task, config.min_scored_share)
+    pass_at = {k: interval(partial(_pass_at_k, k=k), FRACTIONS) for k in ks}
     return EvalReport(
         label=label,
         model=model,
@@ -309,8 +324,13 @@ def _by_label(
 
 def _ks(num_samples: int) -> list[int]:
     """Return 2, 4, 8, ... and the number of samples; pass@1 is the success rate."""
-    powers = [2**i for i in range(1, num_samples.bit_length())]
-    return sorted({*powers, num_samples} - {1})
+    return sorted({*(2**i for i in range(1, num_samples.bit_length())), num_samples} - {1})
+
+
+def _measured_ks(tasks: Sequence[TaskScores], num_samples: int, min_share: float) -> list[int]:
+    """Return those of `_ks` that enough tasks have scored; a few are a biased selection."""
+    least = min_share * len(tasks)
+    return [k for k in _ks(num_samples) if sum(len(t.successes) >= k for t in tasks) >= least]
 
 
 def _pass_at_k(task: TaskScores, k: int) -> list[float]:

@@ -18,7 +18,7 @@ from openenv_pipe.extras.viewer.run_state import RunState
 from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.pipeline.evaluate import stop_reason
-from openenv_pipe.reports.eval_table import eval_warnings, scores_text
+from openenv_pipe.reports.eval_table import Row, eval_tables, eval_warnings, scores_text
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.eval_difference import compare_reports
@@ -54,6 +54,46 @@ def test_one_scored_task_of_ten_proves_nothing_in_the_report(folder):
     assert "on 1 of 10 tasks scored" in text and "no proof of a change" in text
     assert "provably changed" not in text and "[100%, 100%]" not in text
     assert "Warning:** after GRPO: only 1 of 10 tasks were scored" in text
+
+
+def four_samples(tmp_path, num_hard):
+    """A run with 10 tasks of 4 samples after training; the hard tasks fail once, and else lose."""
+    made = run_samples.create(tmp_path)
+    run_samples.train(made)
+    episodes = run_samples.eval_episodes(10, 4)
+    for each in episodes:
+        each.success = each.task.index >= num_hard
+        if each.member == 0 and not each.success:
+            each.status, each.error = Status.ERROR, "the server died"
+    _, report = run_samples.save(made, "trained", episodes, step=2)
+    made.finish("finished")
+    return made, report
+
+
+def test_pass_at_k_says_on_how_many_tasks_it_is_if_others_have_fewer_samples(tmp_path):
+    """Success and pass@2 are over 10 tasks, and pass@4 over the 8 that are easy."""
+    folder, report = four_samples(tmp_path, num_hard=2)
+    assert (report.num_scored_tasks, report.success.mean, report.pass_at[2].mean) == (10, 0.8, 0.8)
+    assert report.pass_at[4].mean == 1.0
+    (row,) = [r for r in write_report(folder).read_text().splitlines() if "eval/trained.md" in r]
+    assert row.count("%] on 8 tasks |") == 1 and "| 10 of 10 |" in row
+    page = (folder.path / "eval" / "trained.md").read_text()
+    assert page.count("%] on 8 tasks |") == 1
+    row = Row(name="after", report=report, folder=folder.path)
+    (table,) = eval_tables([row], folder.written_config.eval, 0)
+    assert [cell for cell in table.rows[0] if cell.endswith("on 8 tasks")] == [
+        f"{report.pass_at[4]:.3f} on 8 tasks"
+    ]
+    notes = compare_settings(find_runs([folder.path])).notes
+    assert [note for note in notes if "pass@" in note] == ["smoke/0001: pass@4 on 8 tasks of 10"]
+    assert not any("pass@" in warning for warning in eval_warnings(report, folder.path))
+
+
+def test_pass_at_k_of_few_tasks_is_left_out_with_a_warning(tmp_path):
+    folder, report = four_samples(tmp_path, num_hard=3)
+    assert {*report.pass_at} == {2}
+    (warning,) = [each for each in eval_warnings(report, folder.path) if "pass@" in each]
+    assert warning.startswith("no pass@4: only 7 of 10 tasks have 4 scored samples")
 
 
 def test_every_line_about_an_evaluation_says_how_many_tasks_were_scored(folder):

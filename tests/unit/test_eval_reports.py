@@ -107,7 +107,7 @@ def test_samples_of_a_task_give_pass_at_k(folder):
     report = _summary(folder, "trained", episodes)
     assert {k: found.mean for k, found in report.pass_at.items()} == {2: 0.25, 4: 0.5}
     episodes[0].status = Status.ERROR  # leaves three samples of the first task
-    assert _summary(folder, "trained", episodes).pass_at[4].mean == 0.0
+    assert {*_summary(folder, "trained", episodes).pass_at} == {2}
 
 
 def test_tasks_reset_with_other_keywords_are_not_the_same(folder):

@@ -88,6 +88,6 @@ class EvalConfig(Block):
     min_scored_share: Share = Field(
         description="fraction of the tasks that have to be scored (have an episode with a reward); "
         "below it there is no interval, no proof of a change, no early stop and no best "
-        "checkpoint"
+        "checkpoint; pass@k needs k scored samples in this fraction of the tasks"
     )
     during: DuringConfig

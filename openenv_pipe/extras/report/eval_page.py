@@ -32,7 +32,7 @@ def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
 def _figures(report: EvalReport) -> str:
     rows = [["success", interval_text(report.success, percent=True)]]
     rows += [
-        [f"pass@{k}", interval_text(found, percent=True)]
+        [f"pass@{k}", interval_text(found, percent=True) + report.pass_on(k)]
         for k, found in sorted(report.pass_at.items())
     ]
     rows.append(["reward", interval_text(report.reward)])

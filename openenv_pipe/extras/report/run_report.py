@@ -229,7 +229,7 @@ def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:
         [
             f"[{for_markdown(_title(name))}](eval/{quote(name)}.md)",
             interval_text(report.success, percent=True),
-            *(interval_text(report.pass_at.get(k), percent=True) for k in ks),
+            *(interval_text(report.pass_at.get(k), percent=True) + report.pass_on(k) for k in ks),
             interval_text(report.reward),
             *([interval_text(report.env_reward)] if has_env_reward else []),
             interval_text(report.turns),

@@ -312,12 +312,19 @@ def _is_representative(setting: Setting) -> bool:
 
 def _partly_scored(settings: Sequence[Setting]) -> list[str]:
     finals = [(run.id, run.final) for setting in settings for run in setting.counted if run.final]
-    return [
+    passes = [
+        f"{name}: pass@{k}{found} of {final.num_tasks}"
+        for name, final in finals
+        for k in sorted(final.pass_at)
+        if (found := final.pass_on(k))
+    ]
+    partly = [
         f"{name}: on {final.on_tasks}"
         + ("" if final.is_representative else ", too few for an interval or a comparison")
         for name, final in finals
         if final.num_scored_tasks < final.num_tasks
     ]
+    return [*partly, *passes]
 
 
 def _of_other_code(settings: Sequence[Setting]) -> list[str]:
