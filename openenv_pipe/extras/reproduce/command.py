@@ -99,19 +99,33 @@ def reproduce(
         on_differences=judge,
         other_verdicts=[recorded.verdicts],
     )
-    execute = partial(replay, recorded=recorded.path) if is_replay else run
     with folder.held():
-        for number, span in enumerate(spans):
-            if number and span.start >= end:
-                break
-            if number:
-                attempt = _extended(attempt, span, command, control, plays=not is_replay)
-            is_last = number + 1 == len(spans)
-            last = end if is_last else min(end, spans[number + 1].start)
-            is_whole = is_last and last == span.num_planned
-            attempt = replace(attempt, stop_after=None if is_whole else last)
-            execute(attempt, control=control)
+        _repeat(recorded, attempt, spans, end, command, control, is_replay=is_replay)
     return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
+
+
+def _repeat(
+    recorded: RunFolder,
+    attempt: Attempt,
+    spans: Sequence[Span],
+    end: int,
+    command: Sequence[str],
+    control: RunControl,
+    *,
+    is_replay: bool,
+) -> None:
+    """Do the steps up to `end`, and extend the run where the recorded one was extended."""
+    execute = partial(replay, recorded=recorded.path) if is_replay else run
+    for number, span in enumerate(spans):
+        if number and span.start >= end:
+            break
+        if number:
+            attempt = _extended(attempt, span, command, control, plays=not is_replay)
+        is_last = number + 1 == len(spans)
+        last = end if is_last else min(end, spans[number + 1].start)
+        is_whole = is_last and last == span.num_planned
+        attempt = replace(attempt, stop_after=None if is_whole else last)
+        execute(attempt, control=control)
 
 
 def _extended(
