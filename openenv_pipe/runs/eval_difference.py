@@ -1,13 +1,21 @@
 """Differences between two evaluation reports, paired by task."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.runs.eval_report import EvalReport, FrozenModel, TaskScores, tasks_text
 from openenv_pipe.system.intervals import FRACTIONS, Bounds, Interval, paired_difference
+
+ValuesOf = Callable[[TaskScores], Sequence[float]]
+MEASURES: Mapping[str, ValuesOf] = {
+    "success": lambda task: task.successes,
+    "reward": lambda task: task.rewards,
+    "env_reward": lambda task: task.env_rewards,
+    "turns": lambda task: task.turns,
+}
 
 
 class TaskChange(FrozenModel):
@@ -29,6 +37,8 @@ class ReportDifference(FrozenModel):
     reward: Interval | None
     env_reward: Interval | None
     turns: Interval | None
+    # by measure: the means before and after, over the tasks of its difference
+    means: dict[str, tuple[float, float]]
     fixed: list[TaskChange]  # those whose success rose, the largest change first
     regressed: list[TaskChange]  # those whose success fell
     # expected numbers if each task's episodes were divided between the two reports at random
@@ -61,9 +71,7 @@ def compare_reports(
             "compare reports of the same environment, split and seeds"
         )
 
-    def difference(
-        values_of: Callable[[TaskScores], Sequence[float]], bounds: Bounds | None = None
-    ) -> Interval | None:
+    def difference(values_of: ValuesOf, bounds: Bounds | None = None) -> Interval | None:
         return paired_difference(
             [values_of(first) for first, _ in pairs],
             [values_of(second) for _, second in pairs],
@@ -83,15 +91,29 @@ def compare_reports(
         after=after.label,
         num_tasks=len(pairs),
         num_scored_tasks=sum(bool(first.successes and second.successes) for first, second in pairs),
-        success=difference(lambda task: task.successes, FRACTIONS),
-        reward=difference(lambda task: task.rewards),
-        env_reward=difference(lambda task: task.env_rewards),
-        turns=difference(lambda task: task.turns),
+        success=difference(MEASURES["success"], FRACTIONS),
+        reward=difference(MEASURES["reward"]),
+        env_reward=difference(MEASURES["env_reward"]),
+        turns=difference(MEASURES["turns"]),
+        means={
+            name: means for name, of in MEASURES.items() if (means := _means(pairs, of)) is not None
+        },
         fixed=[each for each in rates if each.after > each.before],
         regressed=[each for each in rates if each.after < each.before],
         fixed_by_chance=math.fsum(rise for rise, _ in chances),
         regressed_by_chance=math.fsum(fall for _, fall in chances),
     )
+
+
+def _means(
+    pairs: Sequence[tuple[TaskScores, TaskScores]], values_of: ValuesOf
+) -> tuple[float, float] | None:
+    """Return the means before and after over the tasks with values in both; None without any."""
+    values = [(values_of(first), values_of(second)) for first, second in pairs]
+    scored = [(fmean(before), fmean(after)) for before, after in values if before and after]
+    if not scored:
+        return None
+    return fmean(before for before, _ in scored), fmean(after for _, after in scored)
 
 
 def _change(before: TaskScores, after: TaskScores) -> TaskChange | None:

@@ -13,6 +13,7 @@ from openenv_pipe.reports.eval_table import Row, eval_tables
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
+from openenv_pipe.types import Status
 
 
 @pytest.fixture
@@ -71,6 +72,20 @@ def test_changes_by_chance_are_those_of_all_divisions(folder, num_before, num_so
     change = compare_reports(before, after, folder.config_to_run().eval, 0)
     assert change.fixed_by_chance == pytest.approx(expected)
     assert change.regressed_by_chance == pytest.approx(fmean(b > a for b, a in shares))
+
+
+def test_means_are_over_the_tasks_that_are_scored_in_both(folder):
+    before, after = _played(), _played()
+    for episodes, failed in ((before, 0), (after, 3)):
+        for episode in episodes:
+            episode.success = episode.task.index in (0, 3)
+            if episode.task.index == failed:
+                episode.status, episode.error = Status.ERROR, "it is gone"
+    reports = [_summary(folder, *each) for each in (("start", before), ("trained", after))]
+    change = compare_reports(*reports, folder.config_to_run().eval, 0)
+    assert change.num_scored_tasks == 2 and change.means["success"] == (0.0, 0.0)
+    for name, (first, last) in change.means.items():
+        assert last - first == pytest.approx(getattr(change, name).mean)
 
 
 def test_many_samples_of_a_task_are_compared(folder):

@@ -4,19 +4,16 @@ It contains what the files of the run folder say, and names what is missing. Eac
 anew, so notes belong elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import UserError
 from openenv_pipe.extras.report.costs import costs_text, seconds_text
+from openenv_pipe.extras.report.outcome import TITLES, Records, Reports, outcome_text
 from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses
 from openenv_pipe.extras.report.sections import (
     baselines_text,
-    clients_rewards,
     clients_text,
     environment_rows,
     environments_table,
@@ -25,21 +22,19 @@ from openenv_pipe.extras.report.sections import (
     signal_text,
 )
 from openenv_pipe.reports.alarms import find_alarms
-from openenv_pipe.reports.eval_table import changed_tasks, eval_warnings
+from openenv_pipe.reports.eval_table import eval_warnings
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import can_resume
 from openenv_pipe.runs.differences import of_measures
 from openenv_pipe.runs.episodes import episodes_path, iterate_episodes, last_episodes_path
-from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
+from openenv_pipe.runs.evals import BASELINE, GREEDY, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.record import AttemptRecord, RunRecord
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
-from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.system.untrusted_text import (
     code_block,
@@ -47,11 +42,6 @@ from openenv_pipe.system.untrusted_text import (
     for_markdown,
     shortened,
 )
-
-Reports = Mapping[str, EvalReport]
-Records = Sequence[Mapping[str, Any]]
-TITLES = dict(zip(STAGES, ("at the start", "after the warm start", "after GRPO"), strict=True))
-SUPERVISED = "loss/supervised"
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -65,7 +55,7 @@ def write_report(folder: RunFolder) -> Path:
     sections = [
         f"# {folder.record.id}",
         _state(folder, config, records),
-        _outcome(config, stages, records),
+        outcome_text(config, stages, records),
         _other_measures(folder.record),
         baselines_text(reports),
         _unusable(config, records),
@@ -113,25 +103,6 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     return f"{state} Cause:\n\n{code_block(shortened(folder.record.cause))}"
 
 
-def _outcome(config: RunConfig, reports: Reports, records: Records) -> str:
-    """Say in a sentence or two what training changed. `reports` are those of the stages."""
-    if not config.trainer.steps:
-        return _supervised(records)
-    if not config.agent.plays_on_demand:
-        return clients_rewards(records)
-    stages = [name for name in STAGES if name in reports]
-    if len(stages) < 2:
-        return "There is no result: that needs an evaluation before training and one after it."
-    pairs = [(stages[0], stages[-1])]
-    if len(stages) == len(STAGES):
-        pairs.append(("warm_start", "trained"))  # the part that GRPO contributed
-    return "\n\n".join(
-        f"{TITLES[before].capitalize()} → {TITLES[after]}: "
-        + _change(config, reports[before], reports[after])
-        for before, after in pairs
-    )
-
-
 def _other_measures(record: RunRecord) -> str:
     """Warn of attempts since which other code, or other data, decides rewards."""
     return "\n\n".join(
@@ -141,13 +112,6 @@ def _other_measures(record: RunRecord) -> str:
         for attempt in record.attempts
         if (changed := of_measures(attempt.differences))
     )
-
-
-def _supervised(records: Records) -> str:
-    losses = [record[SUPERVISED] for record in records if record.get(SUPERVISED) is not None]
-    if not losses:
-        return ""
-    return f"The supervised loss went from {losses[0]:.3f} to {losses[-1]:.3f}."
 
 
 def _unusable(config: RunConfig, records: Records) -> str:
@@ -164,60 +128,6 @@ def _unscored(path: Path, records: Records, reports: Reports) -> str:
     text, file = unscored_text(records, reports), last_episodes_path(path)
     why = reason(each.episode for each in iterate_episodes(file)) if text and file else ""
     return f"{text} One of the reasons: {for_markdown(why)}" if why else text
-
-
-def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
-    try:
-        change = compare_reports(before, after, config.eval, config.seed)
-    except UserError:  # A resume with other tasks of evaluation, or a damaged report.
-        return "The two evaluations have no task in common: there is nothing to compare."
-    if change.success is None:
-        return "No task has a scored episode in both evaluations: there is nothing to compare."
-    assert before.success and after.success
-    texts = [
-        f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
-        f"({_change_text(change.success, 100, 0, ' points')})"
-    ]
-    measured = {"success rate": change.success}
-    for name, measure in (("reward", "reward"), ("environment's own reward", "env_reward")):
-        first, last, found = (getattr(each, measure) for each in (before, after, change))
-        if first is not None and last is not None and found is not None:
-            measured[name] = found
-            texts.append(
-                f"{name} {first.mean:.3f} → {last.mean:.3f} ({_change_text(found, 1, 3, '')})"
-            )
-    samples = after.samples_per_task
-    on = f"on {change.on_tasks}, {samples} sample{'s' * (samples != 1)} each"
-    has_limits = any(found.low is not None for found in measured.values())
-    confidence = f", with {config.eval.confidence:.0%} intervals" if has_limits else ""
-    text = f"{' and '.join(texts)}{confidence}, {on}. {_verdict(measured)}".rstrip()
-    tasks = [
-        f"{kind.title()} tasks: {count}, {chance:.1f} if divided at random ({for_markdown(names)})."
-        for kind, count, chance, names in changed_tasks(change)
-        if count
-    ]
-    return " ".join([text, *tasks])
-
-
-def _change_text(change: Interval, scale: float, digits: int, unit: str) -> str:
-    mean = f"{scale * change.mean:+.{digits}f}{unit}"
-    if change.low is None or change.high is None:
-        return mean
-    low, high = (f"{scale * each:+.{digits}f}" for each in (change.low, change.high))
-    return f"{mean}, {low} to {high}"
-
-
-def _verdict(changes: Mapping[str, Interval]) -> str:
-    """Say which changes are not proved, because an interval includes 0 or does not exist."""
-    if all(change.low is None for change in changes.values()):
-        return "Too few tasks were scored in both for an interval: no proof of a change."
-    proven = [name for name, change in changes.items() if change.excludes_zero]
-    if len(proven) == len(changes):
-        return ""
-    if not proven:
-        return "The intervals include 0: no proof of a change."
-    others = " and ".join(name for name in changes if name not in proven)
-    return f"Only the {' and '.join(proven)} has provably changed, not the {others}."
 
 
 def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:

@@ -72,15 +72,15 @@ def learning_line(evals: Mapping[str, EvalReport], config: EvalConfig, *, num_st
 
     Learning is proven if the interval of the difference in reward or success is above 0.
     """
-    before, after = evals["start"], evals["trained"]
-    difference = compare_reports(before, after, config, seed=0)
+    difference = compare_reports(evals["start"], evals["trained"], config, seed=0)
     parts, measured = [], {"steps": float(num_steps)}
     for name in ("reward", "success"):
-        start, change = getattr(before, name), getattr(difference, name)
-        if start is None or change is None:
+        change = getattr(difference, name)
+        if change is None:
             continue
-        parts.append(f"{name} {start.mean:.3f}, then {change:+.3f} more")
-        measured |= {f"{name}_start": start.mean, f"{name}_added": change.mean}
+        start, _ = difference.means[name]
+        parts.append(f"{name} {start:.3f}, then {change:+.3f} more")
+        measured |= {f"{name}_start": start, f"{name}_added": change.mean}
         if change.low is not None and change.high is not None:
             measured |= {f"{name}_added_low": change.low, f"{name}_added_high": change.high}
     changes = [difference.reward, difference.success]

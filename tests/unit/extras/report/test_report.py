@@ -1,6 +1,7 @@
 """report.md with its plots, and the page of an evaluation."""
 
 import math
+import re
 import subprocess
 from contextlib import closing
 from dataclasses import replace
@@ -161,6 +162,17 @@ def test_a_proved_change_of_one_measure_is_not_denied_because_of_the_other(folde
     text = write_report(folder).read_text()
     assert "Only the reward has provably changed, not the success rate." in text
     assert "no proof of a change" not in text
+
+
+def test_the_means_of_a_change_are_over_the_tasks_of_its_difference(folder):
+    """Episodes that fail after training are the ones that had no success before it."""
+    run_samples.evaluate(folder, "start", 0.8)
+    run_samples.evaluate(folder, "trained", 0.8, num_failed=2)
+    text = write_report(folder).read_text()
+    assert "success rate 100% → 100%** (+0 points" in text and "on 8 of 10 tasks scored" in text
+    reward = re.search(r"reward ([\d.]+) → ([\d.]+) \(([-+][\d.]+)", text)
+    first, last, change = map(float, reward.groups())
+    assert first > 1.0 and last - first == pytest.approx(change, abs=1e-3)
 
 
 def test_a_run_without_anything_yet_has_a_report(folder):
