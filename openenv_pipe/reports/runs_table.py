@@ -9,7 +9,7 @@ from rich.text import Text
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import BASELINE, read_reports, read_stages
+from openenv_pipe.runs.evals import BASELINE, is_outdated, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
@@ -107,8 +107,10 @@ def _row(path: Path, name: str) -> RunRow:
 def _of_training(row: RunRow, folder: RunFolder) -> RunRow:
     trainer = read_json(folder.path / "config.json")["trainer"]
     stage, num_steps = stage_of(trainer["steps"], trainer["warm_start"]["steps"])
-    steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == stage]
-    reports = read_stages(folder.path)
+    records = read_metrics(folder.metrics_path)
+    steps = [r for r in records if r.get("stage") == stage]
+    stages = read_stages(folder.path)
+    reports = {name: each for name, each in stages.items() if not is_outdated(each, records)}
     start, trained = (_success(reports.get(label)) for label in ("start", "trained"))
     return replace(
         row,

@@ -10,10 +10,11 @@ second one of the same label is `trained_2`, unless it is equal.
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -116,6 +117,20 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
         if report.label in STAGES:
             newest[report.label] = report
     return newest
+
+
+def is_outdated(report: EvalReport, records: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a run has trained on since it evaluated what was then its last model.
+
+    A run that is extended keeps that evaluation, also while it has no newer one.
+
+    records: of its metrics
+    """
+    stage = report.label.removesuffix(f".{env_of(report.label)}").removesuffix(GREEDY)
+    if stage != STAGES[-1] or report.step is None:
+        return False
+    steps = (record["step"] for record in records if record.get("stage") == "grpo")
+    return report.step < max(steps, default=0)
 
 
 def during_by_name(folder: Path) -> dict[str, EvalReport]:

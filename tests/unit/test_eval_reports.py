@@ -159,7 +159,7 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     done = run_samples.create(tmp_path)
     run_samples.train(done)
     run_samples.evaluate(done, "start", 0.2)
-    run_samples.evaluate(done, "trained", 0.6)
+    run_samples.evaluate(done, "trained", 0.6, step=2)
     done.finish("finished")
     run_samples.create(tmp_path)
     for number, name in enumerate(("run.json", "config.json", "metrics.jsonl"), start=3):

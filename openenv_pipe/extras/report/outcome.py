@@ -9,7 +9,7 @@ from openenv_pipe.extras.report.sections import clients_rewards
 from openenv_pipe.reports.eval_table import changed_tasks
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import STAGES
+from openenv_pipe.runs.evals import GREEDY, STAGES, is_outdated
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.untrusted_text import for_markdown
 
@@ -32,10 +32,29 @@ def outcome_text(config: RunConfig, reports: Reports, records: Records) -> str:
     if len(stages) == len(STAGES):
         pairs.append(("warm_start", "trained"))  # the part that GRPO contributed
     return "\n\n".join(
-        f"{TITLES[before].capitalize()} → {TITLES[after]}: "
+        f"{TITLES[before].capitalize()} → {stage_title(after, reports[after], records)}: "
         + _change(config, reports[before], reports[after])
         for before, after in pairs
     )
+
+
+def stage_title(name: str, report: EvalReport, records: Records) -> str:
+    """Return the title of the evaluation of a stage; of another one, its file's name.
+
+    Those of a run that was extended are told apart by their steps.
+    """
+    last = STAGES[-1]
+    if report.label.startswith(last) and any(record.get("stage") == "grpo" for record in records):
+        name = report.label  # the file of a later one of this label has a number
+    label, _, env = name.partition(".")
+    stage = label.removesuffix(GREEDY)
+    if stage not in TITLES:
+        return name
+    title = TITLES[stage]
+    if is_outdated(report, records):
+        title = f"after the first {report.step} steps of GRPO"
+    greedy = ", greedy" if stage != label else ""
+    return f"{title}{greedy}{f' in {env}' if env else ''}"
 
 
 def _supervised(records: Records) -> str:

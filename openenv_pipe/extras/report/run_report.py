@@ -10,7 +10,7 @@ from urllib.parse import quote
 from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.extras.report.costs import costs_text, seconds_text
-from openenv_pipe.extras.report.outcome import TITLES, Records, Reports, outcome_text
+from openenv_pipe.extras.report.outcome import Records, Reports, outcome_text, stage_title
 from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses
 from openenv_pipe.extras.report.sections import (
     baselines_text,
@@ -29,7 +29,7 @@ from openenv_pipe.runs.checkpoints import can_resume
 from openenv_pipe.runs.differences import of_measures
 from openenv_pipe.runs.episodes import episodes_path, iterate_episodes, last_episodes_path
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import BASELINE, GREEDY, read_during, read_reports, read_stages
+from openenv_pipe.runs.evals import BASELINE, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.record import AttemptRecord, RunRecord
@@ -62,7 +62,7 @@ def write_report(folder: RunFolder) -> Path:
         _alarms(config, records),
         _unscored(folder.path, records, reports),
         clients_text(records),
-        _scores_table(folder.path, config, reports),
+        _scores_table(folder.path, config, records, reports),
         _plots(folder.path, config, records, stages),
         environments_table(config, records),
         parts_tables(config, records),
@@ -130,14 +130,14 @@ def _unscored(path: Path, records: Records, reports: Reports) -> str:
     return f"{text} One of the reasons: {for_markdown(why)}" if why else text
 
 
-def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:
+def _scores_table(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
     if not reports:
         return ""
     ks = sorted({k for report in reports.values() for k in report.pass_at})
     has_env_reward = any(report.env_reward is not None for report in reports.values())
     rows = [
         [
-            f"[{for_markdown(_title(name))}](eval/{quote(name)}.md)",
+            f"[{for_markdown(_title(name, report, records))}](eval/{quote(name)}.md)",
             interval_text(report.success, percent=True),
             *(interval_text(report.pass_at.get(k), percent=True) + report.pass_on(k) for k in ks),
             interval_text(report.reward),
@@ -166,23 +166,18 @@ def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:
             "none."
         )
     warnings = [
-        f"**Warning:** {for_markdown(_title(name))}: {warning}."
+        f"**Warning:** {for_markdown(_title(name, report, records))}: {warning}."
         for name, report in reports.items()
         for warning in eval_warnings(report, path)
     ]
     return "\n\n".join([table(titles, rows), caption, *warnings])
 
 
-def _title(name: str) -> str:
+def _title(name: str, report: EvalReport, records: Records) -> str:
     """Return a row's title: of a stage, of a scripted policy, or the file's name."""
     if name.startswith(BASELINE):
         return f"baseline: {name.removeprefix(BASELINE)}"
-    label, _, env = name.partition(".")
-    stage = label.removesuffix(GREEDY)
-    if stage not in TITLES:
-        return name
-    greedy = ", greedy" if stage != label else ""
-    return f"{TITLES[stage]}{greedy}{f' in {env}' if env else ''}"
+    return stage_title(name, report, records)
 
 
 def _failures(report: EvalReport) -> str:

@@ -15,7 +15,14 @@ from openenv_pipe.config.schema import PythonTarget, RunConfig
 from openenv_pipe.config.unused_keys import idle_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.runs.evals import STAGES, env_of, read_during, read_reports, read_stages
+from openenv_pipe.runs.evals import (
+    STAGES,
+    env_of,
+    is_outdated,
+    read_during,
+    read_reports,
+    read_stages,
+)
 from openenv_pipe.runs.find import AT_START, find_folder, find_run, is_sweep
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -175,10 +182,13 @@ def _final(
 ) -> EvalReport | None:
     """Return the report after training; for a finished run without one, its last report.
 
-    What a run measured before it trained is never its result.
+    What a run measured before it trained, or before it trained on, is never its result.
     """
-    if "trained" in stages or folder.status != "finished":
-        return stages.get("trained")
+    trained = stages.get("trained")
+    if trained is not None and not is_outdated(trained, records):
+        return trained
+    if folder.status != "finished":
+        return None
     reports = read_reports(folder.path)
     others = [*stages.values()] or [*reports.values()]
     if records:

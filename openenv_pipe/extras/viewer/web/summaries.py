@@ -8,6 +8,7 @@ from typing import Any
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.web.run_store import Record, RunStore
 from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import is_outdated
 from openenv_pipe.runs.tags import read_tags
 
 PACE_STEPS = 20  # last steps whose mean duration predicts the time that is left
@@ -26,7 +27,11 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         return {"key": key, "status": "unreadable", "problem": str(error)}
     config, metrics = store.config(key), store.metrics(key)
     records = metrics.records
-    reports = {report.label: report for report in store.reports(key).values()}
+    reports = {
+        report.label: report
+        for report in store.reports(key).values()
+        if not is_outdated(report, records)
+    }
     steps = [record for record in records if record["stage"] == "grpo"]
     stage, step, num_steps = _progress(config, records)
     status = folder.status

@@ -130,8 +130,8 @@ def test_an_evaluation_has_a_table_for_each_column_of_labels(folder):
 
 def test_the_report_of_a_finished_run_says_what_training_changed(folder):
     run_samples.train(folder)
-    for label, rate in (("start", 0.1), ("warm_start", 0.4), ("trained", 0.9)):
-        run_samples.evaluate(folder, label, rate)
+    for label, rate, step in (("start", 0.1, 0), ("warm_start", 0.4, 0), ("trained", 0.9, 2)):
+        run_samples.evaluate(folder, label, rate, step)
     folder.update(num_parameters=1_234_567)
     folder.finish("finished")
     text = write_report(folder).read_text()
@@ -144,6 +144,25 @@ def test_the_report_of_a_finished_run_says_what_training_changed(folder):
     for name in ("learning_curves.png", "losses.png"):
         assert f"plots/{name}" in text
         assert (folder.path / "plots" / name).read_bytes().startswith(PNG)
+
+
+def test_the_evaluation_before_a_run_was_extended_is_not_called_the_last(folder):
+    run_samples.train(folder, num_steps=3)
+    for label, rate in (("start", 0.1), ("trained", 0.5), ("trained_greedy", 0.6)):
+        run_samples.evaluate(folder, label, rate, step=0 if label == "start" else 2)
+    text = write_report(folder).read_text()
+    assert "At the start → after the first 2 steps of GRPO: **success rate 10% → 50%**" in text
+    assert "| [after the first 2 steps of GRPO](eval/trained.md) |" in text
+    assert "| [after the first 2 steps of GRPO, greedy](eval/trained_greedy.md) |" in text
+    assert "after GRPO" not in text
+    (row,) = list_runs([folder.path.parents[1]])
+    assert row.success == "10% → –"
+    run_samples.evaluate(folder, "trained", 0.9, step=3)
+    text = write_report(folder).read_text()
+    assert "At the start → after GRPO: **success rate 10% → 90%**" in text
+    assert "| [after GRPO](eval/trained_2.md) |" in text
+    (row,) = list_runs([folder.path.parents[1]])
+    assert row.success == "10% → 90%"
 
 
 def test_a_change_that_may_be_chance_is_called_so(folder):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+from contextlib import closing
 
 import pytest
 import run_samples
@@ -18,6 +19,7 @@ from openenv_pipe.extras.viewer import cli
 from openenv_pipe.extras.viewer.compare.grouping import compare_settings
 from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import MetricsFile
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +132,23 @@ def reproduction(of, num_steps=2):
     run_samples.evaluate(folder, "start", 0.0)
     folder.finish("finished")
     return folder
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "finished"])
+def test_the_evaluation_before_a_run_was_extended_is_not_its_result(tmp_path, status):
+    folder = make(tmp_path)
+    run_samples.evaluate(folder, "trained", 0.2, step=2)
+    (run,) = find_runs([str(folder.path)]).runs
+    assert run.final.success.mean == pytest.approx(0.2)
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        metrics.append(run_samples.record(3))
+    if status != "running":
+        folder.finish(status)
+    (run,) = find_runs([str(folder.path)]).runs
+    assert run.final is None and 2 in [report.step for report in run.reports]
+    run_samples.evaluate(folder, "trained", 0.9, step=3)
+    (run,) = find_runs([str(folder.path)]).runs
+    assert run.final.success.mean == pytest.approx(0.9)
 
 
 def test_a_reproduction_replaces_no_result(tmp_path, capsys):

@@ -61,6 +61,14 @@ def test_the_table_of_runs(client):
     assert run["left_s"] is None, "nothing is left of a finished run"
 
 
+def test_the_table_of_runs_has_no_result_of_a_run_that_was_extended_since(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder, num_steps=3)
+    run_samples.evaluate(folder, "trained", 0.6, step=2)
+    (run,) = open_client(tmp_path).get("/api/runs").json()["runs"]
+    assert run["success_trained"] is None
+
+
 def test_a_folder_that_cannot_be_read_has_a_row(tmp_path):
     (tmp_path / "a" / "0001").mkdir(parents=True)
     (tmp_path / "a" / "0001" / "run.json").write_text("{}")
