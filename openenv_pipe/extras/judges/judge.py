@@ -16,13 +16,14 @@ from typing import Any, Generic, TypeVar
 
 from openenv_pipe.config.schema import JudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
-from openenv_pipe.engines.openai import ChatClient, num_reported_tokens
+from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.errors import ConfigError, EngineError, JudgeError, RequestRejectedError
 from openenv_pipe.extras.judges.schema import OpenAIJudgeConfig, VerdictsBlock, VllmJudgeConfig
-from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.extras.judges.verdicts import Verdicts
 from openenv_pipe.extras.judges.vllm_server import VllmJudgeClient
 from openenv_pipe.models.replies.formats import THINK
 from openenv_pipe.models.replies.values import START
+from openenv_pipe.runs.paid_answers import FAILED, Price, price_of
 from openenv_pipe.system.http_retries import SETTINGS_STATUSES
 from openenv_pipe.types import Message
 
@@ -31,12 +32,6 @@ _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
 _START = re.compile(START)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
-    num_tokens: int
-    cost: float
 
 
 class Spending:
@@ -60,14 +55,12 @@ class Spending:
 
     def price(self, answer: Mapping[str, Any]) -> Price:
         """Return what an answer cost, by the usage that the endpoint reports; without it 0."""
-        num_prompt = num_reported_tokens(answer, "prompt_tokens") or 0
-        num_answer = num_reported_tokens(answer, "completion_tokens") or 0
         config = self._config
-        cost = (
-            num_prompt * config.price_per_million_prompt_tokens
-            + num_answer * config.price_per_million_answer_tokens
-        ) / 1e6
-        return Price(num_tokens=num_prompt + num_answer, cost=cost)
+        return price_of(
+            answer,
+            config.price_per_million_prompt_tokens,
+            config.price_per_million_answer_tokens,
+        )
 
     def exceeded(self) -> str | None:
         """Return the limit that is reached, as `judge.max_calls=8`, or None."""

@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.errors import RunFolderError
-from openenv_pipe.system.files import read_json
+from openenv_pipe.runs.paid_answers import FAILED, paid_answers
 from openenv_pipe.system.response_cache import ResponseCache
 
 KEY = "the folder of verdicts"  # for error messages
-FAILED = "failed"  # the key of why there was no answer
 
 
 class Verdicts:
@@ -83,11 +81,5 @@ class Verdicts:
         return None
 
     def answers(self) -> Iterator[dict[str, Any]]:
-        """Yield the answers that this folder's run has paid for; damaged files are left out."""
-        for path in sorted(self._folder.glob("*/*.json")):
-            try:
-                answer = read_json(path)
-            except RunFolderError:
-                continue
-            if isinstance(answer, dict) and FAILED not in answer:
-                yield answer
+        """Iterate over the answers that this folder's run has paid for."""
+        return paid_answers(self._folder)

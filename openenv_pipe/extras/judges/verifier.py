@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from openenv_pipe.errors import ConfigError, JudgeError
 from openenv_pipe.extras.judges.schema import HttpVerifier, PythonVerifier, VerifierTerm
 from openenv_pipe.extras.judges.trajectories import conversation_of
-from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.extras.judges.verdicts import Verdicts
 from openenv_pipe.rewards.values import (
     GroupTerm,
     NoValue,
@@ -24,6 +24,7 @@ from openenv_pipe.rewards.values import (
     value_each,
     weighted,
 )
+from openenv_pipe.runs.paid_answers import FAILED
 from openenv_pipe.system.http import Access, HttpClient
 from openenv_pipe.system.http_retries import (
     MAX_QUOTED,

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import JudgeConfig, RunConfig
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.paid_answers import paid_answers, price_of
 from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import clock
 
@@ -19,7 +20,9 @@ def costs_text(folder: RunFolder, config: RunConfig, records: Records) -> str:
     if not records:
         return ""
     times = _time_table(folder.duration_s, records)
-    return f"## What it took\n\n{times}\n\n{_costs(folder, config.price_per_hour, records)}"
+    machine = _machine_costs(folder, config.price_per_hour)
+    judge = _judge_costs(folder, config, records)
+    return f"## What it took\n\n{times}\n\n{machine}{judge}."
 
 
 def seconds_text(seconds: float) -> str:
@@ -44,23 +47,49 @@ def _time_table(duration_s: float, records: Records) -> str:
     return table(["stage", "steps", *times, "tokens sampled", "tokens trained"], rows)
 
 
-def _costs(folder: RunFolder, price_per_hour: float, records: Records) -> str:
-    """Say what the machine and the judge cost, as far as their prices are known.
-
-    Of the judge's answers, metrics count only those that rewards of training use.
-    """
+def _machine_costs(folder: RunFolder, price_per_hour: float) -> str:
     machine, hours = folder.record.machine, folder.duration_s / HOUR_S
     gpus = len(machine.gpus)
     parts = f"{machine.num_cpus} CPUs and {gpus or 'no'} GPU{'s' * (gpus != 1)}"
     text = f"{hours:.2f} hours of a machine with {parts}"
     if price_per_hour:
         text += f", at {price_per_hour:g} an hour: **{hours * price_per_hour:.2f}**"
-    calls, tokens, judge = (_sum(f"judge/{key}", records) for key in ("calls", "tokens", "cost"))
-    if calls:
-        text += f". The judge's {calls:,.0f} answers for rewards of training took"
-        text += f" {tokens:,.0f} tokens" + (f", at its prices: **{judge:.2f}**" if judge else "")
-        text += "; those of evaluations and answers without a verdict are not counted"
-    return f"{text}."
+    return text
+
+
+def _judge_costs(folder: RunFolder, config: RunConfig, records: Records) -> str:
+    """Say what the answers of the run's judges cost. Empty if no answer was asked for or used.
+
+    The metrics of steps have the price of each answer as often as it is used.
+    """
+    prices = [
+        price_of(answer, *_token_prices(each.judge))
+        for env, each in config.environments.items()
+        for answer in paid_answers(folder.verdicts / "beside" / env if env else folder.verdicts)
+    ]
+    num_used = _sum("judge/calls", records)
+    if not prices and not num_used:
+        return ""
+    if prices:
+        tokens, cost = (
+            sum(price.num_tokens for price in prices),
+            sum(price.cost for price in prices),
+        )
+        text = f"{len(prices):,} answer{'s' * (len(prices) != 1)}: {tokens:,} tokens"
+        text += f", at its prices: **{cost:.2f}**" if cost else ""
+    else:
+        text = "no answers: those that it needed were there already"
+    used = f"; rewards of training used an answer {num_used:,.0f} times" if num_used else ""
+    return f". The run and its evaluations asked the judge for {text}{used}"
+
+
+def _token_prices(judge: JudgeConfig) -> tuple[float, float]:
+    """Return the prices of a million tokens of prompts and of answers; 0 if it has none."""
+    prompt, answer = (
+        float(getattr(judge, f"price_per_million_{kind}_tokens", 0.0))
+        for kind in ("prompt", "answer")
+    )
+    return prompt, answer
 
 
 def _sum(key: str, records: Records) -> float:

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from openenv_pipe.extras.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.extras.judges.verdicts import Verdicts
+from openenv_pipe.runs.paid_answers import FAILED
 
 URL, BODY = "http://judge", {"messages": ["a"]}
 

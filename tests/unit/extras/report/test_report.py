@@ -1,5 +1,6 @@
 """report.md with its plots, and the page of an evaluation."""
 
+import json
 import math
 import re
 import subprocess
@@ -14,7 +15,7 @@ import run_samples
 from rich.console import Console
 from run_samples import eval_episodes, save
 
-from openenv_pipe.config.compose import compose
+from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.extras.report.run_report import write_report
 from openenv_pipe.extras.report.sections import signal_text
@@ -30,6 +31,10 @@ from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.record import Lineage
 from openenv_pipe.types import Status
 
+JUDGED = [
+    *("reward=ruler", "judge=openai", "judge.model=m", "judge.api_key=null"),
+    "judge.base_url=http://127.0.0.1:1/v1",
+]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -39,8 +44,12 @@ def folder(tmp_path):
 
 
 def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
-    config = run_samples.config(tmp_path).model_copy(update={"price_per_hour": 7.2})
-    folder = run_samples.create(tmp_path, config)
+    prices = [
+        "judge.price_per_million_prompt_tokens=1e3",
+        "judge.price_per_million_answer_tokens=5e3",
+    ]
+    config = amend(run_samples.config(tmp_path), [*JUDGED, *prices])
+    folder = run_samples.create(tmp_path, config.model_copy(update={"price_per_hour": 7.2}))
     judged = {"judge/calls": 3, "judge/tokens": 1200, "judge/cost": 0.25, "tokens/sampled": 4000}
     with closing(MetricsFile(folder.metrics_path)) as metrics:
         for step in (1, 2):
@@ -49,7 +58,15 @@ def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
     text = write_report(folder).read_text()
     assert "| grpo | 2 | 4.0 s | 3.0 s | 1.0 s | 8,000 | 200 |" in text
     assert "0.50 hours of a machine with" in text and "at 7.2 an hour: **3.60**" in text
-    assert "6 answers for rewards of training took 2,400 tokens, at its prices: **0.50**" in text
+    used = "; rewards of training used an answer 6 times."
+    assert f"asked the judge for no answers: those that it needed were there already{used}" in text
+    own = folder.verdicts / "ab"
+    own.mkdir(parents=True)
+    usage = {"usage": {"prompt_tokens": 300, "completion_tokens": 100}}
+    for name, answer in {"a": usage, "b": {"failed": "broken"}}.items():
+        (own / f"{name}.json").write_text(json.dumps(answer))
+    text = write_report(folder).read_text()
+    assert f"asked the judge for 1 answer: 400 tokens, at its prices: **0.80**{used}" in text
 
 
 def test_the_report_says_how_many_episodes_have_no_reward(folder):
