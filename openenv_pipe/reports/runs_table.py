@@ -14,6 +14,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
 from openenv_pipe.system.files import read_json
+from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.system.progress import clock
 from openenv_pipe.system.tables import Column, Fit, Table
 
@@ -127,7 +128,7 @@ def _success(report: EvalReport | None) -> str:
         return UNKNOWN
     is_partial = report.num_scored_tasks < report.num_tasks
     on = f" on {report.num_scored_tasks}/{report.num_tasks} tasks" if is_partial else ""
-    return f"{report.success.mean:.0%}{on}"
+    return f"{percent_text(report.success.mean)}{on}"
 
 
 def _cells(row: RunRow) -> list[str | Text]:

@@ -11,6 +11,7 @@ from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import GREEDY, STAGES, is_outdated
 from openenv_pipe.system.intervals import Interval
+from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.system.untrusted_text import for_markdown
 
 Reports = Mapping[str, EvalReport]
@@ -73,7 +74,7 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
         return "No task has a scored episode in both evaluations: there is nothing to compare."
     first, last = change.means["success"]
     texts = [
-        f"**success rate {first:.0%} → {last:.0%}** "
+        f"**success rate {percent_text(first)} → {percent_text(last)}** "
         f"({_change_text(change.success, 100, 0, ' points')})"
     ]
     measured = {"success rate": change.success}

@@ -15,7 +15,7 @@ from openenv_pipe.reports.alarm import WINDOW, ends_of
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.metrics import ENVIRONMENT
-from openenv_pipe.system.markdown import UNKNOWN, table
+from openenv_pipe.system.markdown import UNKNOWN, percent_text, table
 from openenv_pipe.system.untrusted_text import code_span, for_markdown
 
 REWARD = "reward/"
@@ -91,7 +91,7 @@ def _forward(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, str]:
 def baselines_text(reports: Mapping[str, EvalReport]) -> str:
     """Say in a sentence how the scripted policies did on the tasks of evaluation."""
     found = [
-        f"{for_markdown(label.removeprefix(BASELINE))} {report.success.mean:.0%}"
+        f"{for_markdown(label.removeprefix(BASELINE))} {percent_text(report.success.mean)}"
         for label, report in reports.items()
         if label.startswith(BASELINE) and report.success is not None
     ]

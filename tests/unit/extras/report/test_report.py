@@ -29,6 +29,7 @@ from openenv_pipe.runs.evals import (
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.record import Lineage
+from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.types import Status
 
 JUDGED = [
@@ -180,6 +181,27 @@ def test_the_evaluation_before_a_run_was_extended_is_not_called_the_last(folder)
     assert "| [after GRPO](eval/trained_2.md) |" in text
     (row,) = list_runs([folder.path.parents[1]])
     assert row.success == "10% → 90%"
+
+
+def test_a_success_that_is_not_whole_does_not_read_as_whole(folder):
+    for label, num_solved in (("start", 1), ("trained", 299)):
+        played = [run_samples.episode(Random(0), i, 0, success=i < num_solved) for i in range(300)]
+        save(folder, label, played)
+    text = write_report(folder).read_text()
+    assert "success rate 0.3% → 99.7%**" in text and "| 99.7% [" in text
+    (row,) = list_runs([folder.path.parents[1]])
+    assert row.success == "0.3% → 99.7%"
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        *((0.0, "0%"), (1.0, "100%"), (0.995, "99.5%"), (0.004, "0.4%"), (0.994, "99%")),
+        *((1 / 3000, "0.03%"), (1 - 1e-12, "100%"), (1e-12, "0%")),
+    ],
+)
+def test_only_whole_shares_read_as_whole(share, text):
+    assert percent_text(share) == text
 
 
 def test_a_change_that_may_be_chance_is_called_so(folder):
