@@ -122,7 +122,7 @@ def test_a_run_on_four_nodes_outlives_two_and_has_the_losses_of_one_process(clus
     assert log.read_text().count("Application startup complete") == 2
     composed = compose([*SETTINGS, *MERGED, f"runs_dir={tmp_path / 'alone'}"])
     alone = RunFolder.create(composed.config, overrides=composed.overrides, command=["test"])
-    replay(Attempt(folder=alone, config=composed.config), run_folder, RunControl())
+    replay(Attempt(folder=alone, config=composed.config), RunControl(), run_folder)
     for ours, theirs in zip(losses_of(run_folder), losses_of(alone.path), strict=True):
         assert ours and ours == pytest.approx(theirs, rel=LOSS_BOUND, abs=LOSS_BOUND)
 
