@@ -41,6 +41,12 @@ class GroupSource(Protocol):
         count: counts the step's episodes, except those that earlier steps have begun.
         """
 
+    def finish(self, step: int) -> None:
+        """Forget the groups of a step that the learner is done with.
+
+        Until then they are kept, so that a run whose step fails can be resumed with them.
+        """
+
     async def begin_update(self) -> None:
         """Announce that the learner changes the weights until `publish` is called."""
 
@@ -133,17 +139,20 @@ class PlayedGroups:
         )
 
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
-        groups = self._restored.pop(step, None)
+        groups = self._restored.get(step)
         if groups is None:
             await self._begin(step, count or EpisodeCount())
             groups = await asyncio.shield(self._batches[step].playing)
-            del self._batches[step]
         await self._publish_late()
         trainer = self._config.trainer
         last = min(step + trainer.max_staleness, trainer.steps)
         for ahead in range(step + 1, last + 1):
             await self._begin(ahead, EpisodeCount())
         return groups
+
+    def finish(self, step: int) -> None:
+        self._restored.pop(step, None)
+        self._batches.pop(step, None)
 
     async def _begin(self, step: int, count: EpisodeCount) -> None:
         if step not in self._batches and step not in self._restored:

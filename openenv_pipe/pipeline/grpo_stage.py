@@ -258,6 +258,7 @@ class GrpoStage:
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await context.source.metrics()
         await indexing
+        context.source.finish(step)
         self._step = step
         self._in_step = False
         ended = time.perf_counter()

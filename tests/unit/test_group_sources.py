@@ -160,6 +160,7 @@ async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp
     rollout = Rollout(rounds=2, dull=lambda index: index == 1)
     source = played_groups(rollout)
     await source.groups(1)
+    source.finish(1)
     source.save(tmp_path)
     resumed_rollout = Rollout(rounds=2, dull=lambda index: index == 1)
     resumed = played_groups(resumed_rollout)
@@ -178,7 +179,32 @@ async def learn(source, steps):
         }
         await asyncio.sleep(0)  # stands for the learner's work
         await source.publish(step)
+        source.finish(step)
     return found
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_step_that_fails_after_its_episodes_gets_the_same_tasks_when_resumed(
+    tmp_path, staleness
+):
+    def begin():
+        return played_groups(Rollout(staleness=staleness, engine=Engine(in_flight=False)))
+
+    source = begin()
+    await learn(source, [1, 2])
+    groups = await source.groups(3)
+    await source.settle()
+    source.save(tmp_path)
+    await source.close()
+    resumed = begin()
+    resumed.load(tmp_path)
+    await resumed.publish(2)
+    again = await resumed.groups(3)
+    assert [group.task.index for group in again] == [group.task.index for group in groups]
+    assert summarise_staleness(again, version=2) == summarise_staleness(groups, version=2)
+    resumed.finish(3)
+    assert [group.task.index for group in await resumed.groups(4)] == [12, 13, 14, 15]
+    await resumed.close()
 
 
 @pytest.mark.parametrize(("staleness", "in_flight"), [(0, False), (1, False), (1, True), (3, True)])
@@ -303,6 +329,7 @@ async def test_a_run_that_goes_back_ends_its_games_before_later_members_leave(tm
     await source.go_back(1)
     assert league.members == [0, 1]
     await source.publish(3)
+    source.finish(3)
     await source.settle()
     source.save(tmp_path)
     again = League()

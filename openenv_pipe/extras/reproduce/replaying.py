@@ -35,6 +35,9 @@ class RecordedGroups:
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         return await self._read(step)
 
+    def finish(self, step: int) -> None:
+        """Do nothing: the recording stays where it is."""
+
     async def begin_update(self) -> None:
         """Do nothing: nothing is sampled."""
 
