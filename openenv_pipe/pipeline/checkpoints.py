@@ -27,6 +27,7 @@ from openenv_pipe.runs.checkpoints import (
     point_best,
     read_best_only,
     retain,
+    unmark_passing,
     write_best_only,
 )
 from openenv_pipe.runs.eval_report import EvalReport
@@ -101,6 +102,12 @@ class Saver:
                 mark_passing(path)
         self._saved_at_s = time.monotonic()
         self.tidy()
+
+    def keep_last(self, at: StageStep) -> None:
+        """Keep the checkpoint of the last step, if an earlier attempt wrote it to resume from."""
+        if is_passing(path := checkpoint_path(self._folder, at)):
+            write_best_only(self._folder, read_best_only(self._folder) - {at.name})
+            unmark_passing(path)
 
     def _save_weights(self, path: Path, at: StageStep) -> None:
         in_warm_start = at.stage == "warm_start"

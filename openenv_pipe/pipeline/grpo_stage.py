@@ -115,8 +115,10 @@ class GrpoStage:
             await evaluator.during(self._step)  # the last checkpoint may be the best, too
         if self._step and not self._is_saved():  # The last step's weights are always saved.
             await finish_despite_cancel(self._save())
+        at = StageStep("grpo", self._step)
+        await components.compute(context.saver.keep_last, at)
         await components.compute(context.saver.tidy)
-        return StageStep("grpo", self._step)
+        return at
 
     async def _play(self) -> list[Group]:
         """Return the groups of the next step; report the episodes of an attempt's first step.

@@ -41,6 +41,7 @@ DIGESTS = "digests.json"
 LOADABLE = (".safetensors", ".json", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 RESUME = "resume"
 BEST_ONLY = "best_only.json"
+PASSING = "passing.json"  # marks a checkpoint that only serves to resume
 _log = logging.getLogger(__name__)
 
 
@@ -303,11 +304,21 @@ def point_best(folder: Path, best: Path) -> None:
 
 def mark_passing(path: Path) -> None:
     """Mark a checkpoint in writing as one that only serves to resume."""
-    write_json(path / RESUME / "passing.json", True)
+    write_json(path / RESUME / PASSING, True)
+
+
+def unmark_passing(path: Path) -> None:
+    """Keep a checkpoint that was written only to resume from."""
+    part = path / RESUME
+    # The digests come first: a file that they do not name is no damage, but a missing one is.
+    digests = {name: digest for name, digest in read_digests(part).items() if name != PASSING}
+    write_json(part / DIGESTS, digests)
+    (part / PASSING).unlink()
+    sync(part)
 
 
 def is_passing(path: Path) -> bool:
-    return (path / RESUME / "passing.json").exists()
+    return (path / RESUME / PASSING).exists()
 
 
 def _remove(path: Path) -> None:

@@ -15,7 +15,13 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_weights
 from openenv_pipe.pipeline.checkpoints import Saver, measured_by_step
 from openenv_pipe.pipeline.replay import Replay
-from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path, is_resumable
+from openenv_pipe.runs.checkpoints import (
+    StageStep,
+    checkpoint_path,
+    find_damage,
+    is_passing,
+    is_resumable,
+)
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
@@ -150,6 +156,19 @@ def test_the_best_can_be_saved_again_to_go_on_from_it(folder, passing):
     take_step(folder, saver, 9, 2.0)
     saver.save(StageStep("grpo", 9), None)
     assert kept_in(folder) == ([8, 9] if passing else [7, 8, 9])
+
+
+def test_the_last_checkpoint_is_kept_if_an_interrupted_attempt_wrote_it(folder):
+    """The run ends there after all, with fewer steps than were planned."""
+    saver, _, _ = saver_of(folder)
+    at = StageStep("grpo", 7)
+    path = checkpoint_path(folder.path, at)
+    saver.save(at, None, passing=True)
+    saver.keep_last(at)
+    assert not is_passing(path) and is_resumable(path) and find_damage(path) is None
+    saver.save(StageStep("grpo", 9), None)
+    assert kept_in(folder) == [7, 9]
+    saver.keep_last(at)
 
 
 def test_a_checkpoint_saved_by_time_stays_as_the_best(folder):
