@@ -76,7 +76,7 @@ class Objective:
     @property
     def has_frozen_policy(self) -> bool:
         """True if the reference is an earlier policy: no teacher, and no hint."""
-        return self.needs_reference and not self.has_hints and self._config.kl.reference is None
+        return self._config.kl.has_frozen_policy
 
     @property
     def needs_divergence(self) -> bool:

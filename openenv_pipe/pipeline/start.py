@@ -4,12 +4,9 @@ A resumed run keeps its configuration: changes of most keys are rejected by name
 such as of code, versions or data, are reported and recorded in run.json.
 """
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-from pydantic import JsonValue
 
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.diff import changed_keys
@@ -20,24 +17,19 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets, restore_i
 from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
-from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
-from openenv_pipe.pipeline.league import LEAGUE
+from openenv_pipe.pipeline.fork_state import Changed, copy_checkpoint
 from openenv_pipe.pipeline.preparation import prepare
-from openenv_pipe.pipeline.replay import REPLAY
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
-from openenv_pipe.pipeline.source_state import AHEAD, ORDER
 from openenv_pipe.runs.checkpoints import (
-    RESUME,
     WARM_START_END,
     StageStep,
     all_checkpoints,
     can_begin_anew,
     fork_command,
     is_resumable,
-    new_checkpoint,
     newest_sound,
 )
 from openenv_pipe.runs.differences import Difference, find_differences, of_measures
@@ -58,17 +50,6 @@ MAY_CHANGE = (
     "eval.during.",
     "tracker",
 )
-# The state in a checkpoint's `resume/`: its name, its files, and the keys whose change makes it
-# unusable.
-RESUME_STATE = (
-    ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
-    ("the reference", (REFERENCE,), ()),
-    ("the order of tasks", (ORDER,), ("seed", "env.tasks", "beside")),
-    ("the league", (LEAGUE,), ("env.players", "beside")),
-    ("the episodes to replay", (REPLAY,), ("env", "reward", "model", "beside")),
-    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer", "beside")),
-)
-Changed = dict[str, list[JsonValue]]
 
 
 def train(
@@ -242,7 +223,7 @@ def fork(
     folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     own = None
     if checkpoint is not None:
-        left_out = _copy_checkpoint(checkpoint, folder.path, source.written_config, changed)
+        left_out = copy_checkpoint(checkpoint, folder.path, source.written_config, config, changed)
         if left_out:
             progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
         own = all_checkpoints(folder.path)[-1]
@@ -273,36 +254,6 @@ def _check_can_fork(
             f"{checkpoint.name} of {source.record.id} is at step {place.step}, and trainer.steps="
             f"{config.trainer.steps}, so no step is left to do; raise trainer.steps"
         )
-
-
-def _copy_checkpoint(checkpoint: Path, to: Path, saved: RunConfig, changed: Changed) -> list[str]:
-    """Copy a checkpoint into a new run, without the state that changed keys make unusable.
-
-    Returns the names of the state that was left out. saved: the configuration of its run.
-    """
-    left_out, players = [], [each.env.players for each in saved.environments.values()]
-    leagues = [each.league for each in players if each is not None and each.league is not None]
-    if not is_resumable(checkpoint):
-        left_out = ["the optimizer, which was deleted there"]
-        if any(StageStep.of(checkpoint).step >= each.every for each in leagues):
-            left_out.append("the league")
-        if saved.trainer.replay is not None:
-            left_out.append("the episodes to replay")
-    with new_checkpoint(to, StageStep.of(checkpoint)) as path:
-        for file in checkpoint.iterdir():
-            if file.is_file():
-                shutil.copyfile(file, path / file.name)
-        (path / RESUME).mkdir()
-        for what, names, keys in RESUME_STATE:
-            files = [checkpoint / RESUME / name for name in names]
-            if not files[0].exists():
-                continue
-            if any(key.startswith(keys) for key in changed):
-                left_out.append(what)
-                continue
-            for file in files:
-                shutil.copyfile(file, path / RESUME / file.name)
-    return left_out
 
 
 def _changes(folder: RunFolder, config: RunConfig) -> Changed:

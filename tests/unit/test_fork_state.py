@@ -5,12 +5,28 @@ import run_samples
 from fakes import run_config
 
 from openenv_pipe.config.compose import amend
+from openenv_pipe.learner.checkpoint import REFERENCE
+from openenv_pipe.pipeline.fork_state import LOST_REFERENCE, copy_checkpoint
 from openenv_pipe.pipeline.league import LEAGUE
 from openenv_pipe.pipeline.source_state import ORDER
-from openenv_pipe.pipeline.start import _changes, _copy_checkpoint
+from openenv_pipe.pipeline.start import _changes
+from openenv_pipe.runs.checkpoints import RESUME, StageStep, find_damage, new_checkpoint
 
 SECRET = "abcdef-0123456789-abcdef"
 LEFT = "the optimizer, which was deleted there"
+ROUNDS = {"trainer.max_sampling_rounds": 3, "trainer.loss.normalise_groups": "with_signal"}
+
+
+def saved(tmp_path, step, resume=None):
+    """Save a checkpoint of a run, with the files of `resume`; None: it cannot be resumed."""
+    at = StageStep("grpo", step)
+    with new_checkpoint(tmp_path / "run", at) as path:
+        (path / "model.safetensors").touch()
+        if resume is not None:
+            (path / RESUME).mkdir()
+            for name, text in resume.items():
+                (path / RESUME / name).write_text(text)
+    return tmp_path / "run" / "checkpoints" / at.name
 
 
 @pytest.mark.parametrize(
@@ -28,18 +44,77 @@ def test_a_fork_names_the_league_if_it_is_lost(tmp_path, every, is_resumable, ch
     league = {"every": every, "size": 2, "share": 0.5} if every else None
     roles = {"x": "policy", "o": "policy"}
     players = {"roles": roles, "turn": "turn", "rewards": "rewards", "league": league}
-    checkpoint = tmp_path / "step_000004"
-    checkpoint.mkdir()
-    (checkpoint / "model.safetensors").touch()
-    if is_resumable:
-        (checkpoint / "resume").mkdir()
-        for name in (ORDER, LEAGUE):
-            (checkpoint / "resume" / name).touch()
+    checkpoint = saved(tmp_path, 4, {ORDER: "", LEAGUE: ""} if is_resumable else None)
     config = run_config({"env.players": players})
-    assert _copy_checkpoint(checkpoint, tmp_path / "fork", config, changed) == left_out
+    assert copy_checkpoint(checkpoint, tmp_path / "fork", config, config, changed) == left_out
     (copied,) = tmp_path.glob("fork/checkpoints/step_000004/resume")
     kept = {path.name for path in copied.iterdir()}
     assert (LEAGUE in kept) == (is_resumable and "the league" not in left_out)
+
+
+def test_a_fork_of_old_weights_keeps_the_reference_that_other_checkpoints_have(tmp_path):
+    """The newest one that has it undamaged gives it; the new checkpoint has its digest."""
+    checkpoint = saved(tmp_path, 4)
+    saved(tmp_path, 6, {REFERENCE: "the policy before the first step"})
+    damaged = saved(tmp_path, 8, {REFERENCE: "the policy before the first step"})
+    (damaged / RESUME / REFERENCE).write_text("damaged")
+    saved(tmp_path, 9, {})
+    config = run_config({"trainer.loss.kl.coef": 0.1})
+    assert copy_checkpoint(checkpoint, tmp_path / "fork", config, config, {}) == [LEFT]
+    copied = tmp_path / "fork" / "checkpoints" / checkpoint.name
+    assert (copied / RESUME / REFERENCE).read_text() == "the policy before the first step"
+    assert find_damage(copied) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "before", "now", "is_lost"),
+    [
+        (4, {}, {}, True),  # no other checkpoint has it undamaged
+        (4, {"refresh_every": 3}, {"refresh_every": 3}, True),
+        (4, {"refresh_every": 2}, {"refresh_every": 2}, False),  # the next step refreshes it
+        (4, {"refresh_every": 2}, {}, True),
+        (0, {}, {}, False),  # it is the policy before the first step
+        (4, {"coef": 0.0}, {}, False),
+        (4, {}, {"coef": 0.0}, False),
+        (4, {"hint": "feedback"}, {"hint": "feedback"}, False),
+    ],
+)
+def test_a_fork_says_that_other_weights_are_the_reference(tmp_path, step, before, now, is_lost):
+    checkpoint = saved(tmp_path, step)
+    newer = saved(tmp_path, 6, {REFERENCE: "of step 6"})
+    if not before.get("refresh_every"):
+        (newer / RESUME / REFERENCE).write_text("damaged")
+    configs = [
+        run_config({f"trainer.loss.kl.{key}": value for key, value in ({"coef": 0.1} | kl).items()})
+        for kl in (before, now)
+    ]
+    left_out = copy_checkpoint(checkpoint, tmp_path / "fork", *configs, {})
+    assert left_out == [LEFT, LOST_REFERENCE][: 1 + is_lost]
+    copied = tmp_path / "fork" / "checkpoints" / checkpoint.name
+    assert not (copied / RESUME / REFERENCE).exists() and find_damage(copied) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "left_out"),
+    [
+        ({}, {}, []),
+        ({"env.tasks.order": "seed"}, {"trainer.steps": [4, 9]}, []),
+        ({"env.tasks.order": "curriculum_by_cost"}, {}, ["the order of tasks"]),
+        (
+            {"env.tasks.order": {"type": "python", "target": "a:b", "options": {}}},
+            {},
+            ["the order of tasks"],
+        ),
+        (ROUNDS, {}, ["the order of tasks"]),
+        ({}, {"trainer.tasks_per_step": [2, 4]}, ["the order of tasks"]),
+        ({"trainer.max_staleness": 2}, {}, ["the groups played ahead"]),
+    ],
+)
+def test_a_fork_of_old_weights_names_the_state_of_tasks(tmp_path, before, changed, left_out):
+    """Shuffled or listed tasks follow from the step alone."""
+    config = run_config(before)
+    found = copy_checkpoint(saved(tmp_path, 4), tmp_path / "fork", config, config, changed)
+    assert found == [LEFT, *left_out]
 
 
 @pytest.mark.parametrize("is_set", [True, False])

@@ -49,6 +49,11 @@ class KlConfig(Block):
         return self.hint if self.coef > 0 else None
 
     @property
+    def has_frozen_policy(self) -> bool:
+        """Whether the reference is an earlier policy: no teacher, and no hint."""
+        return self.coef > 0 and self.hint is None and self.reference is None
+
+    @property
     def has_served_teacher(self) -> bool:
         """Whether the reference is a model on a server."""
         url = self.reference or ""
