@@ -46,13 +46,24 @@ def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
         if policy.reference is not None:
             policy.save_reference(folder / REFERENCE)
     steps_taken = optimizer.num_steps_taken if optimizer is not None else 0
-    _write(folder / PROGRESS, {"optimizer_steps": steps_taken})
+    write_num_steps_taken(folder, steps_taken)
+
+
+def write_num_steps_taken(folder: Path, num_steps_taken: int) -> None:
+    """Write the number of the optimizer's steps, from which the last reference refresh follows."""
+    _write(folder / PROGRESS, {"optimizer_steps": num_steps_taken})
+
+
+def read_num_steps_taken(folder: Path) -> int | None:
+    """Read what `write_num_steps_taken` wrote; None if there is nothing."""
+    path = folder / PROGRESS
+    return int(json.loads(path.read_text())["optimizer_steps"]) if path.exists() else None
 
 
 def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
     """Load what `save_progress` wrote. State whose file a fork left out keeps its initial value."""
-    if optimizer is not None and (folder / PROGRESS).exists():
-        steps_taken = json.loads((folder / PROGRESS).read_text())["optimizer_steps"]
+    steps_taken = read_num_steps_taken(folder)
+    if optimizer is not None and steps_taken is not None:
         optimizer.num_steps_taken = steps_taken  # also if it has just forgotten its moments
         if (folder / OPTIMIZER).exists():
             optimizer.load_file(folder / OPTIMIZER, steps_taken)

@@ -1,13 +1,19 @@
 """What a fork takes over from a checkpoint of another run, and what it names as left out."""
 
+import math
 import shutil
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import PythonOrderConfig, RunConfig
+from openenv_pipe.config.schema import PythonOrderConfig, RunConfig, TrainerConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
+from openenv_pipe.learner.checkpoint import (
+    OPTIMIZER,
+    REFERENCE,
+    read_num_steps_taken,
+    write_num_steps_taken,
+)
 from openenv_pipe.pipeline.league import LEAGUE
 from openenv_pipe.pipeline.replay import REPLAY
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER
@@ -21,15 +27,15 @@ from openenv_pipe.runs.checkpoints import (
 )
 from openenv_pipe.system.files import digest_of_file
 
-# The state in a checkpoint's `resume/`: its name, its files, and the keys whose change makes it
+# The state in a checkpoint's `resume/`: its name, its file, and the keys whose change makes it
 # unusable.
 RESUME_STATE = (
-    ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
-    ("the reference", (REFERENCE,), ()),
-    ("the order of tasks", (ORDER,), ("seed", "env.tasks", "beside")),
-    ("the league", (LEAGUE,), ("env.players", "beside")),
-    ("the episodes to replay", (REPLAY,), ("env", "reward", "model", "beside")),
-    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer", "beside")),
+    ("the optimizer", OPTIMIZER, ("trainer.optimizer.type",)),
+    ("the reference", REFERENCE, ()),
+    ("the order of tasks", ORDER, ("seed", "env.tasks", "beside")),
+    ("the league", LEAGUE, ("env.players", "beside")),
+    ("the episodes to replay", REPLAY, ("env", "reward", "model", "beside")),
+    ("the groups played ahead", AHEAD, ("seed", "env", "reward", "model", "trainer", "beside")),
 )
 LOST_REFERENCE = "the reference of the KL term (the weights of the checkpoint take its place)"
 Changed = dict[str, list[JsonValue]]
@@ -53,16 +59,29 @@ def copy_checkpoint(
             left_out = _deleted(checkpoint, saved, changed)
             if not _copy_frozen_reference(checkpoint, path / RESUME, saved):
                 left_out += _lost_reference(checkpoint, saved, config)
-        for what, names, keys in RESUME_STATE:
-            files = [checkpoint / RESUME / name for name in names]
-            if not files[0].exists():
+        for what, name, keys in RESUME_STATE:
+            file = checkpoint / RESUME / name
+            if not file.exists():
                 continue
             if any(key.startswith(keys) for key in changed):
                 left_out.append(what)
                 continue
-            for file in files:
-                shutil.copyfile(file, path / RESUME / file.name)
+            shutil.copyfile(file, path / RESUME / name)
+        last = _last_updated(checkpoint, saved.trainer)
+        write_num_steps_taken(path / RESUME, last * config.trainer.total_updates_per_step)
     return left_out
+
+
+def _last_updated(checkpoint: Path, saved: TrainerConfig) -> int:
+    """Return the last step that changed the weights; later ones had no samples.
+
+    From it follows when the reference is refreshed. The checkpoint has it as the number of the
+    optimizer's steps, which depends on how many updates a step has.
+    """
+    num_steps_taken = read_num_steps_taken(checkpoint / RESUME)
+    if num_steps_taken is None:
+        return StageStep.of(checkpoint).step
+    return math.ceil(num_steps_taken / saved.total_updates_per_step)
 
 
 def _deleted(checkpoint: Path, saved: RunConfig, changed: Changed) -> list[str]:

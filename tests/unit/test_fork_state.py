@@ -1,11 +1,14 @@
 """What a fork takes over from a checkpoint, and what it names as left out."""
 
+import json
+
 import pytest
 import run_samples
-from fakes import run_config
+from fakes import random_samples, run_config, tiny_policy
 
 from openenv_pipe.config.compose import amend
-from openenv_pipe.learner.checkpoint import REFERENCE
+from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE, load_progress
+from openenv_pipe.learner.learner import Learner
 from openenv_pipe.pipeline.fork_state import LOST_REFERENCE, copy_checkpoint
 from openenv_pipe.pipeline.league import LEAGUE
 from openenv_pipe.pipeline.source_state import ORDER
@@ -115,6 +118,38 @@ def test_a_fork_of_old_weights_names_the_state_of_tasks(tmp_path, before, change
     config = run_config(before)
     found = copy_checkpoint(saved(tmp_path, 4), tmp_path / "fork", config, config, changed)
     assert found == [LEFT, *left_out]
+
+
+@pytest.mark.parametrize(
+    ("taken", "changes"),
+    [
+        (6, {"optimizer.type": "muon"}),
+        (6, {"updates_per_step": 1}),
+        (6, {"updates_per_step": 4, "passes_per_step": 2}),
+        (2, {"updates_per_step": 1}),  # the weights of step 1: steps 2 and 3 had no samples
+        (None, {}),  # the checkpoint has only weights, and another one the reference
+    ],
+)
+def test_a_fork_refreshes_the_reference_in_the_steps_of_its_run(tmp_path, taken, changes):
+    """The run has two updates in a step, and the checkpoint is that of step 3."""
+    resume = {OPTIMIZER: "", PROGRESS: json.dumps({"optimizer_steps": taken}), ORDER: ""}
+    checkpoint = saved(tmp_path, 3, resume if taken else None)
+    kl = {"trainer.loss.kl.coef": 0.1, "trainer.loss.kl.refresh_every": 2}
+    before = kl | {"trainer.updates_per_step": 2}
+    now = run_config(before | {f"trainer.{key}": value for key, value in changes.items()})
+    changed = {f"trainer.{key}": [None, value] for key, value in changes.items()}
+    copy_checkpoint(checkpoint, tmp_path / "fork", run_config(before), now, changed)
+    copied = tmp_path / "fork" / "checkpoints" / checkpoint.name / RESUME
+    (copied / OPTIMIZER).unlink(missing_ok=True)  # its moments do not matter here
+    policy = tiny_policy()
+    learner = Learner(policy, now.trainer, max_episode_tokens=120, seed=0)
+    load_progress(copied, policy, learner.optimizer)
+    refreshed = []
+    for step in range(4, 8):
+        reference = policy.reference
+        learner.update(random_samples(0), step)
+        refreshed += [step] if policy.reference is not reference else []
+    assert refreshed == ([4, 5, 7] if taken == 2 else [5, 7])
 
 
 @pytest.mark.parametrize("is_set", [True, False])
