@@ -83,6 +83,8 @@ def reproduce(
     if not is_replay:
         _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
+    if not num_recorded and (why := _why_inexact([recorded], config, is_replay=is_replay)):
+        raise _no_bands(recorded.path, why)
     end = min(num_recorded, steps or num_recorded)
     spans = planned_spans(recorded)
     config = spans[0].of(config)
@@ -101,7 +103,7 @@ def reproduce(
     )
     with folder.held():
         _repeat(recorded, attempt, spans, end, command, control, is_replay=is_replay)
-    return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
+    return _compare(recorded, folder, config, control.progress, end, is_replay=is_replay)
 
 
 def _repeat(
@@ -144,16 +146,24 @@ def _compare(
     folder: RunFolder,
     config: RunConfig,
     progress: Progress,
+    end: int,
     *,
     is_replay: bool,
 ) -> Reproduction:
+    """Compare the runs, and write `reproduction.md`. end: the step that the new run had to reach.
+
+    Raises RunFolderError if bytes may differ and there are no bands.
+    """
     num_steps = common_steps(recorded.path, folder.path)
     what = f"{folder.path} against {recorded.path}, {num_steps} steps"
-    if why := _why_inexact(recorded, folder, config, is_replay=is_replay):
-        bands = list(_bands(recorded.path, folder.path))
+    shortfall = _shortfall(folder, num_steps, end)
+    if why := _why_inexact([recorded, folder], config, is_replay=is_replay):
+        bands = _bands(recorded.path, folder.path)
+        if not bands and shortfall is None:
+            raise _no_bands(recorded.path, why)
         failed = next((band for band in bands if not band.holds), None)
-        difference = None
-        if failed is not None:
+        difference = shortfall
+        if difference is None and failed is not None:
             difference = (
                 f"grpo step {failed.step}: {failed.metric} was {failed.expected:.6g}, is "
                 f"{failed.seen:.6g}, outside ± {failed.width:.3g}"
@@ -162,8 +172,8 @@ def _compare(
         lines = [f"Not byte for byte: {for_markdown(why)}.", "", _table(bands)]
     else:
         found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
-        difference = str(found[0]) if found else None
-        verdict = f"different: {difference}" if found else "the same, byte for byte"
+        difference = str(found[0]) if found else shortfall
+        verdict = f"different: {difference}" if difference else "the same, byte for byte"
         parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"
         lines = [
             f"Compared: {parts}; time/* is ignored.",
@@ -186,12 +196,25 @@ def _compare(
     )
 
 
-def _why_inexact(
-    recorded: RunFolder, folder: RunFolder, config: RunConfig, *, is_replay: bool
-) -> str | None:
+def _shortfall(folder: RunFolder, num_steps: int, end: int) -> str | None:
+    """Say that a run ended before the step `end`; None if it has reached it."""
+    if num_steps >= end:
+        return None
+    cause = folder.record.cause
+    return f"it ended after step {num_steps} of {end}" + (f": {cause}" if cause else "")
+
+
+def _no_bands(path: Path, why: str) -> RunFolderError:
+    return RunFolderError(
+        f"{path} cannot be compared with a repetition: {why}, so their bytes may differ, and no "
+        "step of GRPO in both has mismatch/mean, from which the allowed distances are computed"
+    )
+
+
+def _why_inexact(folders: Sequence[RunFolder], config: RunConfig, *, is_replay: bool) -> str | None:
     """Say why the bytes may differ; None if they must be equal."""
-    devices = {str(each.record.facts.get("device")) for each in (recorded, folder)} - {"None"}
-    if devices != {"cpu"}:
+    devices = {str(each.record.facts.get("device")) for each in folders} - {"None"}
+    if devices - {"cpu"}:
         return f"it ran on {' and '.join(sorted(devices))}, where the order of sums is not fixed"
     if not config.engine.capabilities.is_exact and not is_replay:
         return f"engine={config.engine.type} may sample other tokens for an equal request"

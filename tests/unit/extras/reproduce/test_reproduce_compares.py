@@ -170,3 +170,56 @@ def test_a_reward_far_off_is_outside():
 def test_a_sampler_that_became_worse_is_outside():
     assert mismatch_band(1, 1e-4, 2.5e-4).holds
     assert not mismatch_band(1, 1e-4, 5e-4).holds
+
+
+def compared(tmp_path, num_recorded, num_seen, *, end, device, cause=None):
+    """Compare made-up runs of so many steps, of which the new one had to reach the step `end`."""
+    old, new = (run_samples.create(tmp_path / name) for name in ("old", "new"))
+    for folder, num_steps in ((old, num_recorded), (new, num_seen)):
+        run_samples.train(folder, num_steps)
+        folder.update(device=device)
+    new.finish("finished", cause=cause)
+    config, progress = run_samples.config(tmp_path), RunControl().progress
+    return command._compare(old, new, config, progress, end, is_replay=False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_repetition_that_ended_too_early_is_different_and_says_why(tmp_path, device):
+    cause = "stopped by trainer.guard=stop after step 1: the reward collapsed"
+    found = compared(tmp_path, 4, 1, end=4, device=device, cause=cause)
+    assert not found.is_same and found.num_steps == 1
+    assert found.first_difference == f"it ended after step 1 of 4: {cause}"
+    said = (found.path / "reproduction.md").read_text()
+    assert "different: it ended after step 1 of 4" in said
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_repetition_of_the_first_steps_need_not_have_the_others(tmp_path, device):
+    assert compared(tmp_path, 4, 2, end=2, device=device).is_same
+
+
+def test_without_bands_an_inexact_run_is_not_called_the_same(tmp_path):
+    with pytest.raises(RunFolderError, match=r"cannot be compared .* it ran on cuda"):
+        compared(tmp_path, 0, 0, end=0, device="cuda")
+
+
+def test_a_run_without_a_step_of_grpo_is_rejected_before_it_is_repeated_inexactly(
+    tmp_path, monkeypatch
+):
+    for name in ("check_requirements", "prepare"):
+        monkeypatch.setattr(command, name, lambda *_, **__: None)
+    config = amend(run_samples.config(tmp_path), ["trainer.steps=0"])
+    folder = run_samples.create(tmp_path, config)
+    folder.update(device="cuda")
+    with pytest.raises(RunFolderError, match=r"cannot be compared .* has mismatch/mean"):
+        command.reproduce(
+            str(folder.path),
+            steps=None,
+            allow=(),
+            is_replay=True,
+            runs_dir=None,
+            command=[],
+            control=RunControl(),
+            trust=False,
+        )
+    assert not (tmp_path / "smoke" / "0002").exists()
