@@ -112,3 +112,16 @@ def test_a_run_that_was_extended_is_repeated_as_it_was_made(tmp_path):
     ):
         code, said = pipe(REPOSITORY, tmp_path, *words)
         assert code == 0, said
+
+
+def test_a_run_that_stopped_itself_is_repeated_with_its_last_evaluations(tmp_path):
+    stop = "eval.during={every: 1, stop: {measure: success, bound: mean, at: 0.0}}"
+    for words in (("train", *RUN, "trainer.steps=3", stop), ("reproduce", "smoke/0001")):
+        code, said = pipe(REPOSITORY, tmp_path, *words)
+        assert code == 0, said
+    evaluations = [
+        {path.name: path.read_bytes() for path in (tmp_path / run / "eval").glob("*.json")}
+        for run in ("runs/smoke/0001", "runs/smoke/0002")
+    ]
+    assert {"during_000001.json", "trained.json"} < {*evaluations[0]}
+    assert evaluations[0] == evaluations[1]

@@ -4,29 +4,38 @@ Differences in code, versions, data or model that show before training are rejec
 A different machine is only reported; the comparison shows whether the numbers are equal there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
-from openenv_pipe.extras.reproduce.comparing import check_readable, common_steps, first_mismatches
+from openenv_pipe.extras.reproduce.comparing import (
+    check_readable,
+    checkpoint_digests,
+    common_steps,
+    first_mismatches,
+)
 from openenv_pipe.extras.reproduce.replaying import replay
 from openenv_pipe.extras.reproduce.spans import STEPS, Span, planned_spans
 from openenv_pipe.models.teacher import find_teachers
+from openenv_pipe.pipeline.callbacks import STOPPED
 from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.start import Changed, next_attempt
+from openenv_pipe.runs.checkpoints import NAME, StageStep
 from openenv_pipe.runs.differences import Difference, find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.run import Run
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import Progress
@@ -101,8 +110,15 @@ def reproduce(
         on_differences=judge,
         other_verdicts=[recorded.verdicts],
     )
+    is_whole = steps is None and not is_replay and _is_complete(recorded, end)
+    if is_whole:
+        control = _stopping_like(recorded, control, end)
     with folder.held():
-        _repeat(recorded, attempt, spans, end, command, control, is_replay=is_replay)
+        _repeat(
+            *(recorded, attempt, spans, end, command, control),
+            is_replay=is_replay,
+            is_whole=is_whole,
+        )
     return _compare(recorded, folder, config, control.progress, end, is_replay=is_replay)
 
 
@@ -115,8 +131,12 @@ def _repeat(
     control: RunControl,
     *,
     is_replay: bool,
+    is_whole: bool,
 ) -> None:
-    """Do the steps up to `end`, and extend the run where the recorded one was extended."""
+    """Do the steps up to `end`, and extend the run where the recorded one was extended.
+
+    is_whole: let the run end by itself, with its last evaluations.
+    """
     execute = partial(replay, recorded=recorded.path) if is_replay else run
     for number, span in enumerate(spans):
         if number and span.start >= end:
@@ -125,9 +145,36 @@ def _repeat(
             attempt = _extended(attempt, span, command, control, plays=not is_replay)
         is_last = number + 1 == len(spans)
         last = end if is_last else min(end, spans[number + 1].start)
-        is_whole = is_last and last == span.num_planned
-        attempt = replace(attempt, stop_after=None if is_whole else last)
+        ends_by_itself = is_last and (is_whole or last == span.num_planned)
+        attempt = replace(attempt, stop_after=None if ends_by_itself else last)
         execute(attempt, control=control)
+
+
+def _is_complete(recorded: RunFolder, end: int) -> bool:
+    """Return whether a run ended by itself after the step `end`, its last one that is there."""
+    # A recording of the first steps also has the digests of later checkpoints.
+    names = filter(NAME.fullmatch, checkpoint_digests(recorded.path))
+    places = [StageStep.of(Path(name)) for name in names]
+    is_cut = any(place.stage == "grpo" and place.step > end for place in places)
+    return recorded.status == "finished" and not is_cut
+
+
+def _stopping_like(recorded: RunFolder, control: RunControl, end: int) -> RunControl:
+    """Return a control that ends a run where the recorded one stopped before its planned end.
+
+    Where a callback had stopped it, one does so again. Otherwise the run has to stop itself; if it
+    does not, it ends one step later, which shows the difference.
+    """
+    cause = recorded.record.cause
+    if cause is None:
+        return control
+    last = end if cause.startswith(STOPPED) else end + 1
+
+    def stop(run: Run, metrics: Mapping[str, Any]) -> str | None:
+        is_last = metrics["stage"] == "grpo" and metrics["step"] == last
+        return f"the recorded run ended after step {end}" if is_last else None
+
+    return replace(control, callbacks=[*control.callbacks, stop])
 
 
 def _extended(

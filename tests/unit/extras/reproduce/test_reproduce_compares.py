@@ -10,7 +10,7 @@ from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce import command
 from openenv_pipe.extras.reproduce.bands import mismatch_band, step_bands
-from openenv_pipe.extras.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, common_steps, first_mismatches
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.runs.differences import find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
@@ -223,3 +223,73 @@ def test_a_run_without_a_step_of_grpo_is_rejected_before_it_is_repeated_inexactl
             trust=False,
         )
     assert not (tmp_path / "smoke" / "0002").exists()
+
+
+STOPPED_EARLY = "stopped early: after step 2 the evaluation's success was 1.000"
+
+
+@pytest.mark.parametrize(
+    ("cause", "steps", "is_replay", "stop_after"),
+    [
+        (STOPPED_EARLY, None, False, None),
+        ("stopped by trainer.guard=stop after step 2: it collapsed", None, False, None),
+        ("stopped by a callback after grpo step 2: enough", None, False, None),
+        # A replay plays no evaluation that could stop it.
+        (STOPPED_EARLY, None, True, 2),
+        (STOPPED_EARLY, 1, False, 1),
+        (STOPPED_EARLY, 2, False, 2),
+    ],
+)
+def test_a_run_that_stopped_before_its_planned_end_stops_itself_again(
+    tmp_path, monkeypatch, cause, steps, is_replay, stop_after
+):
+    config = amend(run_samples.config(tmp_path), ["trainer.steps=9"])
+    folder = run_samples.create(tmp_path, config)
+    run_samples.train(folder, 2)
+    folder.finish("finished", cause=cause)
+    attempt, control = executed(folder.path, monkeypatch, steps=steps, is_replay=is_replay)
+    assert attempt.stop_after == stop_after
+    stops = [
+        step
+        for step in range(1, 10)
+        if any(each(None, {"stage": "grpo", "step": step}) for each in control.callbacks)
+    ]
+    last = [2] if "a callback" in cause else [3]
+    assert stops == (last if stop_after is None else [])
+
+
+def test_a_recording_of_the_first_steps_ends_with_them(tmp_path, monkeypatch):
+    folder = run_samples.create(tmp_path, amend(run_samples.config(tmp_path), ["trainer.steps=9"]))
+    run_samples.train(folder, 2)
+    (folder.path / RECORDED_DIGESTS).write_text('{"step_000002": {}, "step_000003": {}}')
+    folder.finish("finished", cause="stopped early: after step 3 the evaluation's success was 1.0")
+    assert executed(folder.path, monkeypatch)[0].stop_after == 2
+
+
+def executed(path, monkeypatch, *, steps=None, is_replay=False):
+    """Reproduce a made-up run without playing; return the attempt and the control it got."""
+    found = []
+
+    async def prepare(*_):
+        """Do nothing."""
+
+    def execute(attempt, control, recorded=None):
+        found.append((attempt, control))
+        attempt.folder.update(device="cpu")
+
+    for name, function in (("run", execute), ("replay", execute), ("prepare", prepare)):
+        monkeypatch.setattr(command, name, function)
+    monkeypatch.setattr(command, "check_requirements", lambda *_, **__: None)
+    monkeypatch.setattr(command, "facts_before", lambda *_: {})
+    command.reproduce(
+        str(path),
+        steps=steps,
+        allow=(),
+        is_replay=is_replay,
+        runs_dir=None,
+        command=[],
+        control=RunControl(),
+        trust=False,
+    )
+    ((attempt, control),) = found
+    return attempt, control
