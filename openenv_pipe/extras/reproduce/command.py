@@ -19,6 +19,7 @@ from openenv_pipe.extras.reproduce.comparing import (
     checkpoint_digests,
     common_steps,
     first_mismatches,
+    own_evaluations,
 )
 from openenv_pipe.extras.reproduce.replaying import replay
 from openenv_pipe.extras.reproduce.spans import STEPS, Span, planned_spans
@@ -68,20 +69,7 @@ def reproduce(
     """Repeat a run in a new folder, and compare the two. Raises RunFolderError and ConfigError."""
     _reject_unknown(allow)
     recorded = find_run(name, runs_dir)
-    lineage = recorded.record.lineage
-    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
-        raise RunFolderError(
-            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
-            "weights that its configuration does not produce; name a run from its beginning"
-        )
-    config = recorded.config_to_run(trust=trust, secrets_of=REPLAYED if is_replay else None)
-    if not config.agent.plays_on_demand and not is_replay:
-        raise RunFolderError(
-            f"{recorded.path} was played by clients (agent=client), and nobody can play the same "
-            "again; --replay (from Python: replay=True) trains on the recorded episodes"
-        )
-    if runs_dir:
-        config = config.model_copy(update={"runs_dir": str(runs_dir)})
+    config = _config_to_repeat(recorded, runs_dir, is_replay=is_replay, trust=trust)
     check_requirements(config, plays=not is_replay)
     check_readable(recorded.path)
     num_recorded = common_steps(recorded.path, recorded.path)
@@ -113,13 +101,39 @@ def reproduce(
     is_whole = steps is None and not is_replay and _is_complete(recorded, end)
     if is_whole:
         control = _stopping_like(recorded, control, end)
+    if not own_evaluations(recorded.path):  # it was made without
+        control = replace(control, evaluates=False)
     with folder.held():
         _repeat(
             *(recorded, attempt, spans, end, command, control),
             is_replay=is_replay,
             is_whole=is_whole,
         )
-    return _compare(recorded, folder, config, control.progress, end, is_replay=is_replay)
+    return _compare(
+        *(recorded, folder, config, control.progress, end),
+        is_replay=is_replay,
+        # Where a change of eval.during came between them, evaluations may be of steps done again.
+        is_whole=is_whole and len(spans) == 1,
+    )
+
+
+def _config_to_repeat(
+    recorded: RunFolder, runs_dir: Path | None, *, is_replay: bool, trust: bool
+) -> RunConfig:
+    """Return the configuration of a run. Raises RunFolderError if the run cannot be repeated."""
+    lineage = recorded.record.lineage
+    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
+        raise RunFolderError(
+            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
+            "weights that its configuration does not produce; name a run from its beginning"
+        )
+    config = recorded.config_to_run(trust=trust, secrets_of=REPLAYED if is_replay else None)
+    if not config.agent.plays_on_demand and not is_replay:
+        raise RunFolderError(
+            f"{recorded.path} was played by clients (agent=client), and nobody can play the same "
+            "again; --replay (from Python: replay=True) trains on the recorded episodes"
+        )
+    return config.model_copy(update={"runs_dir": str(runs_dir)}) if runs_dir else config
 
 
 def _repeat(
@@ -196,8 +210,11 @@ def _compare(
     end: int,
     *,
     is_replay: bool,
+    is_whole: bool,
 ) -> Reproduction:
-    """Compare the runs, and write `reproduction.md`. end: the step that the new run had to reach.
+    """Compare the runs, and write `reproduction.md`.
+
+    end: the step that the new run had to reach. is_whole: it has to have all evaluations.
 
     Raises RunFolderError if bytes may differ and there are no bands.
     """
@@ -218,7 +235,9 @@ def _compare(
         verdict = "within the bands" if difference is None else f"different: {difference}"
         lines = [f"Not byte for byte: {for_markdown(why)}.", "", _table(bands)]
     else:
-        found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
+        found = first_mismatches(
+            recorded.path, folder.path, only_learner=is_replay, is_whole=is_whole
+        )
         difference = str(found[0]) if found else shortfall
         verdict = f"different: {difference}" if difference else "the same, byte for byte"
         parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"

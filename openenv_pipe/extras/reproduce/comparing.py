@@ -19,7 +19,16 @@ from openenv_pipe.runs.checkpoints import (
     read_digests,
 )
 from openenv_pipe.runs.episodes import episodes_path, read_rows
-from openenv_pipe.runs.evals import read_report, read_stages, report_paths
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import (
+    BASELINE,
+    during_by_name,
+    is_of_run,
+    place_of,
+    read_report,
+    read_reports,
+    report_paths,
+)
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.packed_lines import read_packed
 from openenv_pipe.system.files import read_json
@@ -38,14 +47,16 @@ class Mismatch:
         return f"{self.where}: {self.what} was {self.expected}, is {self.seen}"
 
 
-def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) -> list[Mismatch]:
+def first_mismatches(
+    expected: Path, seen: Path, *, only_learner: bool = False, is_whole: bool = False
+) -> list[Mismatch]:
     """Return all differences of the first place that has any; [] if there are none.
 
     only_learner: `seen` trained on the episodes of `expected`, and has neither evaluations nor an
-    engine's metrics.
+    engine's metrics. is_whole: both ended by themselves, so both have the same evaluations.
     """
     found: list[Mismatch] = []
-    for mismatch in _mismatches(expected, seen, only_learner=only_learner):
+    for mismatch in _mismatches(expected, seen, only_learner=only_learner, is_whole=is_whole):
         if found and mismatch.where != found[0].where:
             break
         found.append(mismatch)
@@ -67,7 +78,9 @@ def common_steps(expected: Path, seen: Path) -> int:
     return min(len(_records(folder, "grpo")) for folder in (expected, seen))
 
 
-def _mismatches(expected: Path, seen: Path, *, only_learner: bool) -> Iterator[Mismatch]:
+def _mismatches(
+    expected: Path, seen: Path, *, only_learner: bool, is_whole: bool
+) -> Iterator[Mismatch]:
     theirs, ours = checkpoint_digests(expected), checkpoint_digests(seen)
     for stage in ("warm_start", "grpo"):
         old, new = _records(expected, stage), _records(seen, stage)
@@ -86,7 +99,7 @@ def _mismatches(expected: Path, seen: Path, *, only_learner: bool) -> Iterator[M
             name = StageStep("grpo", 0).name
             yield from _files("warm start", theirs.get(name), ours.get(name))
     if not only_learner:
-        yield from _evaluations(expected, seen)
+        yield from _evaluations(expected, seen, is_whole=is_whole)
 
 
 def _records(folder: Path, stage: str) -> dict[int, dict[str, Any]]:
@@ -130,16 +143,32 @@ def _files(
             yield Mismatch(where=where, what=what, expected=old[name][:12], seen=new[name][:12])
 
 
-def _evaluations(expected: Path, seen: Path) -> Iterator[Mismatch]:
-    old, new = read_stages(expected), read_stages(seen)
-    for name in [name for name in old if name in new]:
-        a, b = (each[name].model_dump() for each in (old, new))
-        for key in a:
-            if a[key] != b[key]:
-                values = [str(each[key])[:60] for each in (a, b)]
-                yield Mismatch(
-                    where=f"evaluation {name}", what=key, expected=values[0], seen=values[1]
-                )
+def _evaluations(expected: Path, seen: Path, *, is_whole: bool) -> Iterator[Mismatch]:
+    old, new = own_evaluations(expected), own_evaluations(seen)
+    # Of a label's reports only the newest has to be there: a run that went on after its end has
+    # one more. A baseline may be of `eval`, which plays those that the run itself did not.
+    newest = {*dict(old.keys()).items(), *dict(new.keys()).items()}
+    for label, step in dict.fromkeys([*old, *new]):
+        where, a, b = f"evaluation {label}", old.get((label, step)), new.get((label, step))
+        if a is not None and b is not None:
+            yield from _reports(where, a.model_dump(), b.model_dump())
+        elif is_whole and (label, step) in newest and not label.startswith(BASELINE):
+            values = ["absent" if each is None else "there" for each in (a, b)]
+            yield Mismatch(where=where, what="the report", expected=values[0], seen=values[1])
+
+
+def _reports(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mismatch]:
+    for key in old:
+        if old[key] != new[key]:
+            values = [str(each[key])[:60] for each in (old, new)]
+            yield Mismatch(where=where, what=key, expected=values[0], seen=values[1])
+
+
+def own_evaluations(folder: Path) -> dict[tuple[str, int | None], EvalReport]:
+    """Read the newest report of each label and step that the run itself has made."""
+    reports = read_reports(folder) | during_by_name(folder)
+    names = sorted(filter(is_of_run, reports), key=place_of)
+    return {(reports[name].label, reports[name].step): reports[name] for name in names}
 
 
 def checkpoint_digests(folder: Path) -> dict[str, dict[str, str]]:

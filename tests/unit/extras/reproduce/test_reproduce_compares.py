@@ -14,6 +14,7 @@ from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, common_ste
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.runs.differences import find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.folder import RunFolder
 
 
 class CheckedError(Exception):
@@ -180,7 +181,7 @@ def compared(tmp_path, num_recorded, num_seen, *, end, device, cause=None):
         folder.update(device=device)
     new.finish("finished", cause=cause)
     config, progress = run_samples.config(tmp_path), RunControl().progress
-    return command._compare(old, new, config, progress, end, is_replay=False)
+    return command._compare(old, new, config, progress, end, is_replay=False, is_whole=False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -293,3 +294,47 @@ def executed(path, monkeypatch, *, steps=None, is_replay=False):
     )
     ((attempt, control),) = found
     return attempt, control
+
+
+def evaluated(two, label, *successes, step=2):
+    """Save an evaluation of each run with its success; None: that run has none."""
+    for path, success in zip(two, successes, strict=True):
+        if success is not None:
+            run_samples.evaluate(RunFolder.open(path), label, success, step)
+
+
+@pytest.mark.parametrize(
+    "label", ["start", "trained_greedy", "trained.echo", "during_000001", "baseline_random"]
+)
+def test_every_evaluation_of_the_run_is_compared(two, label):
+    evaluated(two, "start.echo", 0.5, 0.5)
+    evaluated(two, label, 0.5, 0.4)
+    assert {each.where for each in first_mismatches(*two)} == {f"evaluation {label}"}
+    assert first_mismatches(*two, only_learner=True) == []
+
+
+@pytest.mark.parametrize("successes", [(0.5, None), (None, 0.5)])
+@pytest.mark.parametrize("label", ["trained", "during_000001", "trained.echo"])
+def test_a_whole_run_has_the_same_evaluations(two, label, successes):
+    evaluated(two, label, *successes)
+    (found,) = first_mismatches(*two, is_whole=True)
+    was, now = ("absent" if each is None else "there" for each in successes)
+    assert str(found) == f"evaluation {label}: the report was {was}, is {now}"
+    assert first_mismatches(*two) == []
+
+
+def test_an_evaluation_that_is_not_of_the_run_or_of_an_earlier_end_may_be_lacking(two):
+    evaluated(two, "trained", 0.3, None, step=1)
+    evaluated(two, "trained", 0.5, 0.5)
+    for label in ("step_000002", "untrained", "baseline_random"):
+        evaluated(two, label, 0.5, None)
+    assert first_mismatches(*two, is_whole=True) == []
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_run_without_evaluations_is_repeated_without(tmp_path, monkeypatch, evaluates):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder)
+    if evaluates:
+        run_samples.evaluate(folder, "start", 0.5)
+    assert executed(folder.path, monkeypatch)[1].evaluates == evaluates
