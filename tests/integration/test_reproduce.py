@@ -125,3 +125,15 @@ def test_a_run_that_stopped_itself_is_repeated_with_its_last_evaluations(tmp_pat
     ]
     assert {"during_000001.json", "trained.json"} < {*evaluations[0]}
     assert evaluations[0] == evaluations[1]
+
+
+def test_a_run_that_was_resumed_with_an_early_stop_is_not_stopped_before_that(tmp_path):
+    stop = "eval.during.stop={measure: success, bound: mean, at: 0.0}"
+    for words in (
+        ("train", *RUN, "trainer.steps=3", "eval.during.every=2"),
+        ("train", "--resume", "latest", "trainer.steps=5", stop),
+        ("reproduce", "smoke/0001"),
+    ):
+        code, said = pipe(REPOSITORY, tmp_path, *words)
+        assert code == 0, said
+    assert "4 steps: the same, byte for byte" in said

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
@@ -22,14 +23,14 @@ from openenv_pipe.extras.reproduce.comparing import (
     own_evaluations,
 )
 from openenv_pipe.extras.reproduce.replaying import replay
-from openenv_pipe.extras.reproduce.spans import STEPS, Span, planned_spans
+from openenv_pipe.extras.reproduce.spans import Span, planned_spans
 from openenv_pipe.models.teacher import find_teachers
 from openenv_pipe.pipeline.callbacks import STOPPED
 from openenv_pipe.pipeline.facts import facts_before
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
-from openenv_pipe.pipeline.start import Changed, next_attempt
+from openenv_pipe.pipeline.start import next_attempt
 from openenv_pipe.runs.checkpoints import NAME, StageStep
 from openenv_pipe.runs.differences import Difference, find_differences, find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
@@ -147,7 +148,7 @@ def _repeat(
     is_replay: bool,
     is_whole: bool,
 ) -> None:
-    """Do the steps up to `end`, and extend the run where the recorded one was extended.
+    """Do the steps up to `end`, and change the run where the recorded one was changed.
 
     is_whole: let the run end by itself, with its last evaluations.
     """
@@ -194,11 +195,10 @@ def _stopping_like(recorded: RunFolder, control: RunControl, end: int) -> RunCon
 def _extended(
     attempt: Attempt, span: Span, command: Sequence[str], control: RunControl, *, plays: bool
 ) -> Attempt:
-    """Return an attempt that goes on with another `trainer.steps`, as the recorded run did."""
-    changed: Changed = {STEPS: [attempt.config.trainer.steps, span.num_planned]}
-    following = next_attempt(
-        attempt.folder, span.of(attempt.config), changed, command, control, plays=plays
-    )
+    """Return an attempt that goes on with what a resume of the recorded run has changed."""
+    config = span.of(attempt.config)
+    changed = changed_keys(attempt.config, config)
+    following = next_attempt(attempt.folder, config, changed, command, control, plays=plays)
     return replace(attempt, config=following.config, checkpoint=following.checkpoint)
 
 
