@@ -57,11 +57,6 @@ def compose_rewards(config: RewardConfig, group: Group, values: Mapping[str, Val
         episode.turn_rewards = trained_turn_rewards(episode)
 
 
-def reason_of(name: str) -> str:
-    """Return how `Episode.unscored` begins if the term of this name failed to give a value."""
-    return f"reward.terms.{name}: "
-
-
 def _record(name: str, group: Group, values: Values, *, counts: bool) -> None:
     """Record the values of a term and its parts, or why there is none if the term counts."""
     for episode in group.episodes:
@@ -73,8 +68,8 @@ def _record(name: str, group: Group, values: Values, *, counts: bool) -> None:
                 if value.judgement is not None:
                     episode.judgements[name] = value.judgement
             case NoValue() as none if counts and episode.unscored is None:
-                start = reason_of(name) if none.is_failure else f"without {name}: "
-                episode.unscored = f"{start}{none.why}"
+                start = f"reward.terms.{name}" if none.is_failure else f"without {name}"
+                episode.unscored = f"{start}: {none.why}"
 
 
 def _transformed(

@@ -8,7 +8,7 @@ from pathlib import Path
 from openenv_pipe.config.schema import NoJudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import JudgeError
 from openenv_pipe.registry import block_types, load
-from openenv_pipe.rewards.composition import compose_rewards, reason_of
+from openenv_pipe.rewards.composition import compose_rewards
 from openenv_pipe.rewards.values import GroupTerm, Judge, NoValue, OpenedTerm, TermSources
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Group
@@ -43,8 +43,8 @@ class Scorer:
         self._terms = {name: term for name, term in terms.items() if term is not None}
         kept = {name: config.terms[name] for name in self._terms}
         self._config = config.model_copy(update={"terms": kept})
-        # Why terms that are only recorded have no value, by term, group and member.
-        self._recorded_failures: dict[tuple[str, str, int], str] = {}
+        # Why terms have no value, until `accept`: by term, group and member.
+        self._failures: dict[tuple[str, str, int], str] = {}
 
     @property
     def reads_messages(self) -> bool:
@@ -65,13 +65,12 @@ class Scorer:
         found = await run_all(term.values(group) for term in self._terms.values())
         values = dict(zip(self._terms, found, strict=True))
         compose_rewards(self._config, group, values)
-        for name, each in values.items():
-            if self._config.terms[name].weight == 0:
-                self._recorded_failures |= {
-                    (name, group.id, member): value.why
-                    for member, value in each.items()
-                    if isinstance(value, NoValue) and value.is_failure
-                }
+        self._failures |= {
+            (name, group.id, member): value.why
+            for name, each in values.items()
+            for member, value in each.items()
+            if isinstance(value, NoValue) and value.is_failure
+        }
 
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the verdicts of a step or an evaluation.
@@ -97,17 +96,13 @@ class Scorer:
             each.settle(goes_on=True)
 
     def _reasons(self, groups: Sequence[Group], *names: str) -> list[str]:
-        """Return why the terms of these names have no value for episodes that did not fail."""
-        starts = tuple(map(reason_of, names))
+        """Return for each episode that lacks the value of one of these terms the first reason."""
         reasons = []
         for group in groups:
-            for each in group.episodes:
-                keys = [(name, group.id, each.member) for name in names]
-                recorded = [self._recorded_failures.pop(key, None) for key in keys]
-                is_unscored = each.unscored is not None and each.unscored.startswith(starts)
-                why = each.unscored if is_unscored else next(filter(None, recorded), None)
-                if why is not None and not each.failed:
-                    reasons.append(why)
+            for episode in group.episodes:
+                keys = [(name, group.id, episode.member) for name in names]
+                found = [self._failures.pop(key) for key in keys if key in self._failures]
+                reasons += found[:1]
         return reasons
 
     def _check_judge(self, judge: Judge, num_played: int, reasons: Sequence[str]) -> None:
