@@ -31,7 +31,7 @@ def set_process_defaults() -> None:
     # In a notebook without ipywidgets, which nothing here needs.
     warnings.filterwarnings("ignore", "IProgress not found")
     # All threads share the heap of the first one. Few blocks are so large that malloc locks it: a
-    # training thread of the smallest model takes 7,500 a second, at less than a microsecond each.
+    # training thread of the smallest model takes 7,500 a second, at about a microsecond each.
     if "MALLOC_ARENA_MAX" not in os.environ:
         _set_malloc({M_ARENA_MAX: 1})
 
