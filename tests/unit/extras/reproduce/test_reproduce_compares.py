@@ -21,6 +21,19 @@ class CheckedError(Exception):
     """Raised in place of a check of what a run needs."""
 
 
+def reproduction_of(path, *, steps=None, is_replay):
+    return command.reproduce(
+        str(path),
+        steps=steps,
+        allow=(),
+        is_replay=is_replay,
+        runs_dir=None,
+        command=[],
+        control=RunControl(),
+        trust=False,
+    )
+
+
 @pytest.mark.parametrize("is_replay", [True, False])
 def test_a_replay_asks_for_no_secret_of_the_environment_that_it_never_starts(
     tmp_path, monkeypatch, is_replay
@@ -35,16 +48,7 @@ def test_a_replay_asks_for_no_secret_of_the_environment_that_it_never_starts(
     monkeypatch.setattr(command, "check_requirements", check)
     expected = CheckedError if is_replay else RunFolderError
     with pytest.raises(expected):
-        command.reproduce(
-            str(folder.path),
-            steps=None,
-            allow=(),
-            is_replay=is_replay,
-            runs_dir=None,
-            command=[],
-            control=RunControl(),
-            trust=False,
-        )
+        reproduction_of(folder.path, is_replay=is_replay)
 
 
 @pytest.fixture
@@ -213,16 +217,7 @@ def test_a_run_without_a_step_of_grpo_is_rejected_before_it_is_repeated_inexactl
     folder = run_samples.create(tmp_path, config)
     folder.update(device="cuda")
     with pytest.raises(RunFolderError, match=r"cannot be compared .* has mismatch/mean"):
-        command.reproduce(
-            str(folder.path),
-            steps=None,
-            allow=(),
-            is_replay=True,
-            runs_dir=None,
-            command=[],
-            control=RunControl(),
-            trust=False,
-        )
+        reproduction_of(folder.path, is_replay=True)
     assert not (tmp_path / "smoke" / "0002").exists()
 
 
@@ -282,16 +277,7 @@ def executed(path, monkeypatch, *, steps=None, is_replay=False):
         monkeypatch.setattr(command, name, function)
     monkeypatch.setattr(command, "check_requirements", lambda *_, **__: None)
     monkeypatch.setattr(command, "facts_before", lambda *_: {})
-    command.reproduce(
-        str(path),
-        steps=steps,
-        allow=(),
-        is_replay=is_replay,
-        runs_dir=None,
-        command=[],
-        control=RunControl(),
-        trust=False,
-    )
+    reproduction_of(path, steps=steps, is_replay=is_replay)
     ((attempt, control),) = found
     return attempt, control
 
