@@ -87,7 +87,8 @@ def scores_text(report: EvalReport) -> str:
         if interval is not None
     ]
     if report.success is not None and report.reward is None:
-        parts.insert(1, "reward not measured (it compares the episodes of a group)")
+        why = "it compares the episodes of a group" if report.env_reward else "a term has no value"
+        parts.insert(1, f"reward not measured ({why})")
     return f"{', '.join(parts) or 'nothing was scored'}, on {report.on_tasks}"
 
 
@@ -113,6 +114,14 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
         warnings.append(
             f"no {names}: only {report.num_tasks_at(k)} of {report.num_tasks} tasks have {k} "
             "scored samples (eval.min_scored_share)"
+        )
+    without = sum(len(task.successes) - len(task.rewards) for task in report.tasks)
+    if without and (report.reward is not None or report.env_reward is None):
+        others = "; the mean reward is that of the others" * (report.reward is not None)
+        warnings.append(
+            f"{without} of {report.num_scored_episodes} scored episodes have no reward, because a "
+            "term has no value: no other sample of the task was scored, or the judge's budget was "
+            f"spent (judge.when_spent=continue){others}"
         )
     if report.num_timed_out:
         shown = if_command("episodes", f": {command} --status error` names the tasks")

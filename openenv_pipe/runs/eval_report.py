@@ -48,7 +48,7 @@ FiniteInterval = Annotated[Interval, AfterValidator(_finite)]
 class TaskScores(FrozenModel):
     """The episodes of one task that count; each list has an entry per episode.
 
-    `rewards` lacks those whose reward says only how the episodes of a group compare.
+    `rewards` lacks those in whose reward a term has no value, or only compares a group's episodes.
     """
 
     task: str
@@ -377,11 +377,11 @@ def _scores_by_task(episodes: Sequence[Episode], reward: RewardConfig) -> list[T
 
 def _scores(episodes: Sequence[Episode], reward: RewardConfig) -> TaskScores:
     scored = sorted((e for e in episodes if e.is_scored), key=lambda episode: episode.member)
-    # A term that compares episodes has no value where there is nothing to compare.
+    # Terms have no value where there is nothing to compare, or no budget left for the judge.
     measured = [
         episode
         for episode in scored
-        if all(name in episode.reward_terms for name in reward.relative) and not reward.standardised
+        if all(name in episode.reward_terms for name in reward.counted) and not reward.standardised
     ]
     task = episodes[0].task
     reset = json.dumps(task.reset, sort_keys=True, default=str)

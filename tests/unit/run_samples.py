@@ -75,7 +75,7 @@ def episode(random: Random, index: int, member: int, success: bool, num_turns: i
         status=Status.DONE,
         reward=float(success) + 0.1 * random.random(),
         turn_rewards=[0.1] * num_turns,
-        reward_terms={"win": float(success), "consistent": 1 / 3},
+        reward_terms={"win": float(success), "consistent": 1 / 3, "respected": 0.5, "vowels": 2.0},
         success=success,
         duration_s=random.random(),
     )

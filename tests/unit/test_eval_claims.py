@@ -280,10 +280,35 @@ def test_a_verdict_on_several_samples_is_a_reward_and_a_standardised_one_never_i
     judged[0].reward_terms.pop("ruler")  # The other sample of its task failed.
     report = run_samples.evaluation(folder, "start", judged).report
     assert [len(task.rewards) for task in report.tasks][:2] == [1, 2]
+    (warning,) = [each for each in eval_warnings(report, folder.path) if "reward" in each]
+    assert warning.startswith("1 of 20 scored episodes have no reward")
     words = ["reward=env", "+reward.transforms.env=[{type: standardise}]"]
     words += ["reward.terms.env.per_turn=false"]
     _, evaluation = relative(tmp_path / "c", words, num_samples=2)
     assert evaluation.report.reward is None and evaluation.report.env_reward.mean == 0.5
+
+
+@pytest.mark.parametrize("num_judged", [10, 4, 0])
+def test_episodes_that_the_budget_of_the_judge_left_out_count_in_no_mean_reward(
+    tmp_path, num_judged
+):
+    """Their reward is without the judge's term: here 0 in place of 0.8."""
+    words = ["reward=judge", *RULER[1:], "judge.when_spent=continue"]
+    folder = run_samples.create(tmp_path, amend(run_samples.config(tmp_path), words))
+    episodes = []
+    for index in range(10):
+        each = run_samples.episode(Random(0), index, 0, success=True)
+        each.reward, each.reward_terms = 0.0, {"env": 1.0}
+        if index < num_judged:
+            each.reward, each.reward_terms["judge"] = 0.8, 0.8
+        episodes.append(each)
+    report = run_samples.evaluation(folder, "trained", episodes).report
+    warnings = [each for each in eval_warnings(report, folder.path) if "no reward" in each]
+    if num_judged:
+        assert report.reward.mean == pytest.approx(0.8)
+    else:
+        assert "reward not measured (a term has no value)" in scores_text(report)
+    assert [each[:8] for each in warnings] == [f"{10 - num_judged} of 10 "[:8]] * (num_judged < 10)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ def taking_evaluations(tmp_path, **options):
 
 def evaluation(config, label, step, rewards=(0.0, 1.0)):
     group = made_up_group(rewards)
+    for each in group.episodes:
+        each.reward_terms = dict.fromkeys(config.reward.counted, each.reward)
     facts = {"reward": config.reward, "model": "tiny", "step": step, "temperature": 1.0}
     report = summarise(label, group.episodes, config.eval, config.seed, **facts)
     return Evaluation(report=report, groups=[group])

@@ -50,6 +50,7 @@ def attempt(folder, steps, status="finished", notify=pytest.fail, groups=()):
         if step not in EVALUATED:
             continue
         group = made_up_group([step / 10])
+        group.episodes[0].reward_terms = dict.fromkeys(config.reward.counted, 0.0)
         facts = {"reward": config.reward, "model": "tiny", "step": step, "temperature": 1.0}
         label = f"{DURING}{step:06d}"
         report = summarise(label, group.episodes, config.eval, config.seed, **facts)

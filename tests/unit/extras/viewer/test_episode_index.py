@@ -120,7 +120,7 @@ def test_bars_of_a_histogram_and_their_episodes_agree(folder):
         assert index.histogram(EpisodeFilter(text="nothing")) is None
         choices = index.choices()
     assert choices.statuses == {"done": 12}
-    assert choices.terms == ["consistent", "win"]
+    assert choices.terms == ["consistent", "respected", "vowels", "win"]
     assert (choices.num_steps, choices.last_step, choices.problems) == (2, 2, [])
 
 
