@@ -305,10 +305,19 @@ def _check_can_continue(
             "has done; raise it, or fork an earlier checkpoint"
         )
     if folder.status == "finished" and not changed and not cause.startswith(STOPPED):
-        raise RunFolderError(
-            f"{folder.record.id} is finished, so no step is left to do; "
-            f"add trainer.steps={2 * steps} to train on"
-        )
+        why = cause or "so no step is left to do"
+        raise RunFolderError(f"{record.id} is finished, {why}; {_how_to_train_on(folder, config)}")
+
+
+def _how_to_train_on(folder: RunFolder, config: RunConfig) -> str:
+    """Say which key lets a finished run go on: that which ended it, else the number of steps."""
+    if folder.record.cause is None:
+        return f"add trainer.steps={2 * config.trainer.steps} to train on"
+    stops = ["eval.during.stop.at=null"] * (config.eval.during.stop.at is not None)
+    stops += ["trainer.guard=warn"] * (config.trainer.guard == "stop")
+    if stops:
+        return f"add {' and '.join(stops)} to train on"
+    return f"start a new run: {fork_command(folder.path) or 'openenv-pipe train conf=NAME'}"
 
 
 def _notify(progress: Progress, differences: Sequence[Difference]) -> None:

@@ -14,7 +14,7 @@ import torch
 from openenv_pipe import pipeline
 from openenv_pipe.commands.findings import Line, Result, has_failed
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import ConfigError, HostError, UserError
+from openenv_pipe.errors import ConfigError, HostError, RunFolderError, UserError
 from openenv_pipe.extras.check import checks
 from openenv_pipe.extras.containers.docker import prepare
 from openenv_pipe.pipeline import start
@@ -56,6 +56,7 @@ REGEX = "+reward.terms.it={type: regex, pattern: '(', weight: 1.0, per_turn: tru
 LORA = "model.lora.rank=2"
 TRACKER, HOST = ["tracker=python"], ["host=python", "host.sessions_per_server=2"]
 LOSS = ["trainer=grpo", "trainer/loss=python"]
+BEST = "trainer.checkpoint.best={metric: reward/mean, direction: max}"
 ADVANTAGE = ["trainer=grpo", "trainer/advantage=python"]
 
 
@@ -300,3 +301,22 @@ def test_a_resume_neither_begins_nor_ends_going_back(folder, monkeypatch, change
     with pytest.raises(ConfigError, match=f"--fork {made.path}@3 KEY=VALUE"):
         resume()
     assert not attempts
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "remedy"),
+    [
+        ([], None, "add trainer.steps=4 to train on"),
+        (["trainer.guard=stop"], "stopped by trainer.guard=stop", "add trainer.guard=warn to"),
+        (["eval.during.every=1", "eval.during.stop.at=0.5"], "stopped early", "stop.at=null to"),
+        (["trainer.guard=back", BEST], "stopped by trainer.guard=back", "start a new run: "),
+    ],
+)
+def test_a_finished_run_says_what_lets_it_go_on(folder, words, cause, remedy):
+    """More steps do nothing for a run that its guard has ended: it ends there again."""
+    config = compose([*SMOKE, "trainer.steps=2", *words]).config
+    made = RunFolder.create(config, overrides=(), command=["openenv-pipe"])
+    made.finish("finished", cause)
+    with pytest.raises(RunFolderError, match="is finished") as caught:
+        start.resume(str(made.path), [], ["openenv-pipe"], RunControl())
+    assert remedy in str(caught.value) and (cause or "") in str(caught.value)

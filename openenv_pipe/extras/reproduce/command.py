@@ -16,6 +16,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import (
+    check_begins_anew,
     check_readable,
     checkpoint_digests,
     common_steps,
@@ -122,12 +123,7 @@ def _config_to_repeat(
     recorded: RunFolder, runs_dir: Path | None, *, is_replay: bool, trust: bool
 ) -> RunConfig:
     """Return the configuration of a run. Raises RunFolderError if the run cannot be repeated."""
-    lineage = recorded.record.lineage
-    if lineage is not None and lineage.kind == "fork" and lineage.checkpoint is not None:
-        raise RunFolderError(
-            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
-            "weights that its configuration does not produce; name a run from its beginning"
-        )
+    check_begins_anew(recorded)
     config = recorded.config_to_run(trust=trust, secrets_of=REPLAYED if is_replay else None)
     if not config.agent.plays_on_demand and not is_replay:
         raise RunFolderError(

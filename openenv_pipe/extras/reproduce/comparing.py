@@ -15,6 +15,7 @@ from openenv_pipe.runs.checkpoints import (
     RESUME,
     StageStep,
     all_checkpoints,
+    fork_origin,
     is_passing,
     read_digests,
 )
@@ -29,6 +30,7 @@ from openenv_pipe.runs.evals import (
     read_reports,
     report_paths,
 )
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.packed_lines import read_packed
 from openenv_pipe.system.files import read_json
@@ -61,6 +63,17 @@ def first_mismatches(
             break
         found.append(mismatch)
     return found
+
+
+def check_begins_anew(run: RunFolder) -> None:
+    """Raise RunFolderError if a run begins with the weights of another one, as a fork does."""
+    if fork_origin(run.record) is not None:
+        assert run.record.lineage is not None
+        raise RunFolderError(
+            f"{run.path} is a {run.record.lineage.title}: it begins with weights that its "
+            "configuration does not produce, so it cannot be repeated; name a run from its "
+            "beginning"
+        )
 
 
 def check_readable(folder: Path) -> None:

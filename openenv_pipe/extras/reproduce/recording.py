@@ -11,7 +11,11 @@ Of `eval/`, these are the reports that the run itself has written, not those of 
 from pathlib import Path
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
+from openenv_pipe.extras.reproduce.comparing import (
+    RECORDED_DIGESTS,
+    check_begins_anew,
+    checkpoint_digests,
+)
 from openenv_pipe.runs.episodes import iterate_episodes
 from openenv_pipe.runs.evals import is_of_run, read_report, report_paths
 from openenv_pipe.runs.find import find_run
@@ -22,6 +26,7 @@ from openenv_pipe.system.files import copy_file, read_bytes, write_bytes, write_
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> None:
     folder = find_run(name, runs_dir)
+    check_begins_anew(folder)
     path = folder.metrics_path
     records = ((line, parse_record(path, number, line)) for number, line in read_lines(path))
     kept = [

@@ -1,7 +1,9 @@
 """`reproduce --record`: what a recording keeps of a run."""
 
+import pytest
 import run_samples
 
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce.recording import record
 
 
@@ -24,3 +26,13 @@ def test_a_recording_keeps_the_evaluations_of_the_run_alone(tmp_path):
 
     assert recorded("all", None) == {*own, "trained_2"}
     assert recorded("first", 1) == {*own} - {"trained"}
+
+
+def test_a_fork_is_not_recorded_because_a_recording_has_no_weights_to_begin_with(tmp_path):
+    whole = run_samples.create(tmp_path / "runs")
+    run_samples.train(whole, 2)
+    fork = run_samples.create(tmp_path / "runs", lineage=whole.lineage("fork", "step_000001"))
+    run_samples.train(fork, 3)
+    with pytest.raises(RunFolderError, match="is a fork of smoke/0001@step_000001: it begins with"):
+        record(str(fork.path), tmp_path / "recording", steps=None, runs_dir=None)
+    assert not (tmp_path / "recording").exists()
