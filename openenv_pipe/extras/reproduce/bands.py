@@ -9,7 +9,8 @@ whose log ratio is m on average, to first order), and an episode of L tokens dif
 
 Of n episodes at most K = n p + 4 sqrt(n p (1 - p)), rounded up, differ. Each may change its reward
 by the whole spread of the step, so the step's mean by K / n of it, but never by more than two
-independent samples would: 4 sqrt(2) standard errors of the mean over groups.
+independent samples would: 4 sqrt(2) standard errors of the mean over groups. Nor may the means of
+an evaluation, whose standard errors are those of its intervals.
 
 Checkpoints are not compared: they differ as soon as one token does.
 """
@@ -17,8 +18,9 @@ Checkpoints are not compared: they differ as soon as one token does.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.types import Group
 
 NUM_DEVIATIONS = 4.0
@@ -66,6 +68,23 @@ def mismatch_band(step: int, expected: float, seen: float) -> Band:
     """Return the band of the mismatch itself, which detects a sampler that became worse."""
     width = (MISMATCH_FACTOR - 1.0) * expected + 1e-6
     return Band(step=step, metric="mismatch/mean", expected=expected, seen=seen, width=width)
+
+
+def eval_bands(expected: EvalReport, seen: EvalReport, confidence: float) -> list[Band]:
+    """Return the bands of an evaluation's means that have an interval in both runs.
+
+    confidence: that of the intervals.
+    """
+    found = []
+    for name in ("success", "reward", "env_reward", "turns"):
+        old, new = getattr(expected, name), getattr(seen, name)
+        if None in (old, new) or None in (old.low, new.low):
+            continue
+        halves = math.hypot(old.high - old.low, new.high - new.low) / 2.0
+        width = NUM_DEVIATIONS * halves / NormalDist().inv_cdf(0.5 + confidence / 2.0)
+        step, metric = expected.step or 0, f"eval/{expected.label}/{name}"
+        found.append(Band(step=step, metric=metric, expected=old.mean, seen=new.mean, width=width))
+    return found
 
 
 def _width(groups: Sequence[Sequence[float]], length: float, mismatch: float, step: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.extras.reproduce.bands import Band, mismatch_band, step_bands
+from openenv_pipe.extras.reproduce.bands import Band, eval_bands, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import (
     check_begins_anew,
     check_readable,
@@ -79,6 +79,12 @@ def reproduce(
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
     judge = partial(_reject_or_notify, allow, control.progress)
     judge(find_differences(recorded.record))
+    for later in recorded.attempts[1:]:
+        for text in later.differences:
+            control.progress.note(
+                f"attempt {later.number} of the recorded run differed from the first ({text}); "
+                "its steps are repeated with what is here now"
+            )
     if not is_replay:
         _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
@@ -221,6 +227,7 @@ def _compare(
         bands = _bands(recorded.path, folder.path)
         if not bands and shortfall is None:
             raise _no_bands(recorded.path, why)
+        bands += _eval_bands(recorded.path, folder.path, config.eval.confidence)
         failed = next((band for band in bands if not band.holds), None)
         difference = shortfall
         if difference is None and failed is not None:
@@ -303,6 +310,12 @@ def _bands(expected: Path, seen: Path) -> list[Band]:
             groups = [read_episodes(path) for path in paths]
             found += step_bands(step, fmean(mismatches), *groups)
     return found
+
+
+def _eval_bands(expected: Path, seen: Path, confidence: float) -> list[Band]:
+    old, new = own_evaluations(expected), own_evaluations(seen)
+    common = [key for key in old if key in new]
+    return [band for key in common for band in eval_bands(old[key], new[key], confidence)]
 
 
 def _table(bands: Sequence[Band]) -> str:

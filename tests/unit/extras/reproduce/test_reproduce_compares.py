@@ -1,6 +1,7 @@
 """Comparing two run folders, and the tolerances for inexact runs."""
 
 import json
+from random import Random
 
 import pytest
 import run_samples
@@ -9,7 +10,7 @@ from fakes import made_up_group
 from openenv_pipe.config.compose import amend
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.reproduce import command
-from openenv_pipe.extras.reproduce.bands import mismatch_band, step_bands
+from openenv_pipe.extras.reproduce.bands import eval_bands, mismatch_band, step_bands
 from openenv_pipe.extras.reproduce.comparing import RECORDED_DIGESTS, common_steps, first_mismatches
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.runs.differences import find_differences, find_other_facts
@@ -324,3 +325,39 @@ def test_a_run_without_evaluations_is_repeated_without(tmp_path, monkeypatch, ev
     if evaluates:
         run_samples.evaluate(folder, "start", 0.5)
     assert executed(folder.path, monkeypatch)[1].evaluates == evaluates
+
+
+def samples(num_successes):
+    return [run_samples.episode(Random(0), i, 0, success=i < num_successes) for i in range(50)]
+
+
+def report_of(folder, num_successes):
+    made = run_samples.create(folder)
+    return run_samples.evaluation(made, "trained", samples(num_successes), 2).report
+
+
+@pytest.mark.parametrize(("num_seen", "holds"), [(40, True), (30, True), (50, True), (5, False)])
+def test_an_evaluation_may_differ_as_two_samples_do(tmp_path, num_seen, holds):
+    """40 of 50 has a standard error of 0.057; 4 sqrt(2) of these are 0.32."""
+    old, new = (report_of(tmp_path / name, n) for name, n in (("a", 40), ("b", num_seen)))
+    bands = {band.metric: band for band in eval_bands(old, new, 0.95)}
+    success = bands["eval/trained/success"]
+    assert success.step == 2 and success.holds is holds
+    if num_seen == 40:
+        assert success.width == pytest.approx(4 * 2**0.5 * (0.8 * 0.2 / 50) ** 0.5, rel=0.1)
+
+
+def test_a_repetition_whose_evaluation_is_worse_is_not_within_the_bands(tmp_path):
+    old, new = (run_samples.create(tmp_path / name) for name in ("old", "new"))
+    for folder, num_successes in ((old, 40), (new, 5)):
+        run_samples.train(folder, 2)
+        folder.update(device="cuda")
+        run_samples.save(folder, "trained", samples(num_successes), step=2)
+        folder.finish("finished")
+    found = command._compare(
+        *(old, new, run_samples.config(tmp_path), RunControl().progress, 2),
+        is_replay=False,
+        is_whole=True,
+    )
+    assert not found.is_same
+    assert found.first_difference.startswith("grpo step 2: eval/trained/success was 0.8, is 0.1")
