@@ -210,7 +210,7 @@ def _intervals(of: EvalReport | ReportDifference | None, sign: str) -> tuple[str
     """Return the success and the reward. sign: "+" shows that of a positive number, too."""
     if of is None:
         return "", ""
-    return _shown(of.success, f"{sign}.0%"), _shown(of.reward, f"{sign}.3f")
+    return _shown(of.success, f"{sign}.1%"), _shown(of.reward, f"{sign}.3f")
 
 
 def _numbers(name: str, interval: Interval | None) -> dict[str, float | None]:

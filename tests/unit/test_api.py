@@ -113,7 +113,7 @@ def test_a_notebook_shows_evaluations_and_curves(folder, tmp_path):
     run_samples.evaluate(folder, "trained", 0.6)
     shown = run._repr_html_()
     success = run.evals["trained"].success
-    assert f"<td>trained</td><td>{success.mean:.0%} ({success.low:.0%} to" in shown
+    assert f"<td>trained</td><td>{success.mean:.1%} ({success.low:.1%} to" in shown
     assert "<th>tasks scored</th><th>samples</th>" in shown
     assert "<td>10 of 10</td><td>1</td>" in shown
     curves.append(shown[shown.index("<img") :])
@@ -130,7 +130,7 @@ def test_evaluations_are_shown_with_their_paired_differences_to_the_first(folder
     shown = EvalReports(found.items(), {"trained": change})
     first, second = repr(shown).splitlines()
     success = change.success
-    expected = f"success +40% ({success.low:+.0%} to {success.high:+.0%})"
+    expected = f"success +40.0% ({success.low:+.1%} to {success.high:+.1%})"
     assert first.endswith("), 10 of 10 tasks scored, 1 sample each")
     assert "paired" not in first and f"; paired with the first, {expected}, reward +" in second
     html = shown._repr_html_()

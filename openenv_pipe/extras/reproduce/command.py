@@ -79,12 +79,7 @@ def reproduce(
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
     judge = partial(_reject_or_notify, allow, control.progress)
     judge(find_differences(recorded.record))
-    for later in recorded.attempts[1:]:
-        for text in later.differences:
-            control.progress.note(
-                f"attempt {later.number} of the recorded run differed from the first ({text}); "
-                "its steps are repeated with what is here now"
-            )
+    _notify_of_changes(recorded, control.progress)
     if not is_replay:
         _reject(allow, find_other_facts(recorded.record.facts, facts_before(config)))
         control.stop.run(prepare(config, control.progress.note))
@@ -123,6 +118,16 @@ def reproduce(
         # Where a change of eval.during came between them, evaluations may be of steps done again.
         is_whole=is_whole and len(spans) == 1,
     )
+
+
+def _notify_of_changes(recorded: RunFolder, progress: Progress) -> None:
+    """Say where the attempts at a run differ, which are all repeated with one state."""
+    for attempt in recorded.attempts[1:]:
+        for text in attempt.differences:
+            progress.note(
+                f"attempt {attempt.number} of the recorded run differed from the first ({text}); "
+                "its steps are repeated with what is here now"
+            )
 
 
 def _config_to_repeat(

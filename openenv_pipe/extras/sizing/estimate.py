@@ -298,7 +298,10 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
 def _update(
     config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, learner_nodes: int
 ) -> Part:
-    """Estimate the passes over all tokens, without shared prefixes, and their collectives."""
+    """Estimate the passes over all tokens, without shared prefixes, and their collectives.
+
+    Each pass also computes the KL term's reference, if it is on the learner's GPUs.
+    """
     trainer, total, tokens = config.trainer, num_episodes(config), length(config)
     size = Size(
         num_tokens=total * tokens,
@@ -309,6 +312,10 @@ def _update(
     work = flops.forward_and_backward(size)
     if is_checkpointed(config):
         work += flops.forward(size)
+    if trainer.loss.kl.coef and trainer.loss.kl.reference is None:
+        work += flops.forward(size)
+    for teacher in find_teacher_shapes(config):
+        work += FlopCount.of_shape(teacher, trains_all=False).forward(size)
     in_machine, between = _sent_bytes(config, shape, learner_nodes)
     seconds = {
         "arithmetic": work / (trainer.devices * gpu.flops_per_s * constant("mfu")),
@@ -323,14 +330,15 @@ def _sent_bytes(config: RunConfig, shape: Shape, learner_nodes: int) -> tuple[fl
     """Return the bytes that each rank receives, from its machine and from others.
 
     What a machine receives is divided over the network adapters of its ranks. With FSDP, each batch
-    gathers the weights twice and reduces the gradients; whole policies reduce them once.
+    gathers the weights twice and reduces the gradients; whole policies reduce them once an update.
     """
     trainer, ranks = config.trainer, config.trainer.devices
     gradients, weights = trained_bytes(shape, config), weight_bytes(shape, config)
     per_node = ranks // learner_nodes
     other_nodes = (learner_nodes - 1) / learner_nodes  # the share of data that is elsewhere
     if trainer.parallel == "data":
-        all_sums = 2 * gradients  # to the owner of each part, and back
+        # To the owner of each part, and back, in each update.
+        all_sums = 2 * gradients * trainer.updates_per_step
         return (ranks - 1) / ranks * all_sums, other_nodes * all_sums / per_node
     tokens = num_episodes(config) * length(config)
     batches = math.ceil(tokens / ranks / trainer.tokens_per_batch)

@@ -12,7 +12,7 @@ from rich.text import Text
 from openenv_pipe.extras.viewer.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.extras.viewer.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
-from openenv_pipe.system.markdown import UNKNOWN, table
+from openenv_pipe.system.markdown import UNKNOWN, percent_text, table
 from openenv_pipe.system.tables import Column, Fit, Table
 from openenv_pipe.system.untrusted_text import for_markdown, for_people, visible
 
@@ -32,11 +32,11 @@ def figure_text(measure: str, figure: Figure | None) -> str:
     """Format as `96% [94, 98]` for percentages, else `1.31 [1.20, 1.42]`."""
     if figure is None:
         return UNKNOWN
-    scale, digits, unit = (100, 0, "%") if measure.startswith(PERCENTAGES) else (1, 2, "")
-    mean = f"{scale * figure.mean:.{digits}f}{unit}"
+    shown = percent_text if measure.startswith(PERCENTAGES) else "{:.2f}".format
     if figure.low is None or figure.high is None:
-        return mean
-    return f"{mean} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
+        return shown(figure.mean)
+    low, high = (shown(limit).removesuffix("%") for limit in (figure.low, figure.high))
+    return f"{shown(figure.mean)} [{low}, {high}]"
 
 
 def verdict(comparison: Comparison) -> list[str]:

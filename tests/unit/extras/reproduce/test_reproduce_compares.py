@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import run_samples
@@ -361,3 +362,19 @@ def test_a_repetition_whose_evaluation_is_worse_is_not_within_the_bands(tmp_path
     )
     assert not found.is_same
     assert found.first_difference.startswith("grpo step 2: eval/trained/success was 0.8, is 0.1")
+
+
+def test_a_later_attempt_that_began_with_other_code_is_named(tmp_path):
+    """All attempts are repeated with one state, so the repetition may differ from there on."""
+    folder = run_samples.create(tmp_path)
+    folder.begin_attempt(
+        folder.written_config,
+        command=["openenv-pipe"],
+        checkpoint=None,
+        changed={},
+        differences=["code: openenv_pipe was 1234, is 5678"],
+    )
+    notes = []
+    command._notify_of_changes(folder, SimpleNamespace(note=notes.append))
+    (note,) = notes
+    assert "attempt 2 of the recorded run" in note and "was 1234, is 5678" in note

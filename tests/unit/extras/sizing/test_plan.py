@@ -169,6 +169,25 @@ def test_collectives_of_several_machines_by_hand(monkeypatch):
         {key: sent / 2 / 4 / (0.7 * 1e3) for key, sent in expected.items()}
     )
     assert {update.limit for update in found.values()} == {"network between machines"}
+    often = compose([*BASE, *words, *whole, *on_nodes(2), "trainer.updates_per_step=3"]).config
+    plans = _plans(often, SMALL, cluster(3, 4))
+    (data,) = (plan for plan in plans if plan.config.trainer.parallel == "data")
+    assert data.update.seconds == pytest.approx(3 * found["data", 1].seconds)
+
+
+def test_a_reference_on_the_learner_costs_a_forward_pass():
+    def seconds(*words):
+        config = compose([*BASE, *words]).config
+        return make_plan(config, PUBLISHED["Qwen/Qwen3-8B"], cluster(2)).update.seconds
+
+    alone, beside = (seconds(f"trainer.loss.kl.coef={coef}") for coef in (0, 0.05))
+    # Forward and backward of an adapter's model are two forward passes, and a bit for attention.
+    assert 1.45 < beside / alone < 1.5
+    served = [
+        "trainer.loss.kl.reference=http://localhost:1/v1",
+        "trainer.loss.normalise_groups=all",
+    ]
+    assert seconds("trainer.loss.kl.coef=0.05", *served) == pytest.approx(alone)
 
 
 def test_every_bottleneck_has_its_wish():
