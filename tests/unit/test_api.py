@@ -159,7 +159,7 @@ def test_evaluations_become_a_data_frame_with_their_tasks(folder):
     assert math.isnan(frame["success low"]["start"])  # too few tasks were scored
     assert frame["step"].isna().tolist() == [False, False, True]
     assert frame["temperature"].tolist() == [1.0] * 3
-    assert "start: success 33%, reward" in repr(evals)
+    assert "start: success 33.3%, reward" in repr(evals)
     assert "6 of 10 tasks scored, 1 sample each" in repr(evals)
 
 

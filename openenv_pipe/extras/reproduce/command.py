@@ -104,8 +104,7 @@ def reproduce(
     is_whole = steps is None and not is_replay and _is_complete(recorded, end)
     if is_whole:
         control = _stopping_like(recorded, control, end)
-    if not own_evaluations(recorded.path):  # it was made without
-        control = replace(control, evaluates=False)
+    control = replace(control, evaluates=bool(own_evaluations(recorded.path)))  # as it was made
     with folder.held():
         _repeat(
             *(recorded, attempt, spans, end, command, control),
