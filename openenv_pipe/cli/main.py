@@ -37,7 +37,7 @@ from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError, UserError
 from openenv_pipe.registry import extras, if_command, load
 from openenv_pipe.system.out_of_memory import as_out_of_memory
-from openenv_pipe.system.process_settings import collect_rarely, set_process_defaults
+from openenv_pipe.system.process_settings import collect_rarely, set_library_defaults
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_text import for_people, visible
 
@@ -332,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. An error becomes a message and an exit code."""
     keep_streams()
     collect_rarely()  # until a run has loaded its libraries
-    set_process_defaults()
+    set_library_defaults()
     junit_files.clear()  # of a command before this one in the same process
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return

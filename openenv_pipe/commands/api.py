@@ -20,7 +20,7 @@ from openenv_pipe.errors import ConfigError, Interrupted, PipeError
 from openenv_pipe.runs.evals import env_of, label_in
 from openenv_pipe.runs.notebook import EvalReports
 from openenv_pipe.runs.run import Run
-from openenv_pipe.system.process_settings import give_back_memory, set_process_defaults
+from openenv_pipe.system.process_settings import give_back_memory, set_library_defaults
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.user_modules import current_modules
 from openenv_pipe.system.user_numbers import whole_number
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # these import torch
 Result = TypeVar("Result")
 RunName = Run | str | os.PathLike[str]
 
-set_process_defaults()  # before one of the API's functions imports torch
+set_library_defaults()  # before one of the API's functions imports torch
 
 
 def compose(*overrides: str, **keys: Never) -> RunConfig:

@@ -18,6 +18,7 @@ from openenv_pipe.models.memory_estimate import (
     Shape,
     at_rest,
     disk_bytes,
+    growth_on_cpu,
     memory_bytes,
     read_folder_shape,
     tiny_shape,
@@ -61,10 +62,13 @@ def memory_line(config: RunConfig, shape: Shape, teachers: Sequence[Shape] = ())
         servers = servers_on_gpu(config, sum(needed.values()))
     moment = _scarcest(config, needed, available, servers)
     largest = max(moment.held, key=lambda kind: moment.held[kind])
-    text = f"about {_size(moment.total)} of {_size(moment.room)} on the {place}, mostly {largest}"
+    growth = growth_on_cpu(moment.held) if place == "machine" else 0
+    later = f" (after many steps up to {_size(moment.total + growth)})" if growth else ""
+    text = f"about {_size(moment.total)}{later} of {_size(moment.room)} on the {place}"
+    text += f", mostly {largest}"
     if servers:
         text += f"; {_about(servers, moment, available)}"
-    if moment.total <= TIGHT * moment.room:
+    if max(moment.total / TIGHT, moment.total + growth) <= moment.room:
         return Line("memory", Result.OK, text)
     result = Result.WARN if moment.total <= moment.room else Result.FAIL
     return Line("memory", result, f"{text}; {_advice(config, place, moment)}")

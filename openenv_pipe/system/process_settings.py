@@ -5,10 +5,8 @@ look through them again and again, which takes a third of the imports' time.
 
 By default glibc returns large blocks to the system at once and maps new, zeroed pages for the next
 ones. This costs a tenth of a small model's step, and more memory in the end, because blocks of
-changing sizes leave gaps. And it gives each thread heaps of its own of 64 MB, whose gaps are too
-small for the next block: SmolLM2-135M's training occupies 1.4 times the memory that it needs. Other
-C libraries are left as they are. A call of the Python API gives the memory back when it ends,
-because the notebook that made the call goes on.
+changing sizes leave gaps. Other C libraries are left as they are. A call of the Python API gives
+the memory back when it ends, because the notebook that made the call goes on.
 """
 
 import ctypes
@@ -16,24 +14,15 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Mapping
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
-def set_process_defaults() -> None:
-    """Set what has to be set before torch is imported and before a thread begins, unless the user
-    has set it.
-    """
+def set_library_defaults() -> None:
+    """Set what libraries read when they are imported, unless the user has set it."""
     # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
     # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # In a notebook without ipywidgets, which nothing here needs.
     warnings.filterwarnings("ignore", "IProgress not found")
-    # All threads share the heap of the first one. Few blocks are so large that malloc locks it: a
-    # training thread of the smallest model takes 7,500 a second, at about a microsecond each.
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        _set_malloc({M_ARENA_MAX: 1})
 
 
 WHILE_IMPORTING = (100_000, 50, 50)  # objects; multiples of the threshold before it
@@ -66,16 +55,16 @@ def give_back_memory() -> None:
         library.malloc_trim(0)
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 TRIM_THRESHOLD_BYTES = 512 << 20  # of free memory that the process keeps
 MMAP_THRESHOLD_BYTES = 32 << 20  # glibc's maximum; larger blocks are always returned
 
 
 def keep_freed_memory() -> None:
     """Keep freed memory in the process, where torch's next allocation on the CPU finds it."""
-    _set_malloc({M_TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES, M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES})
-
-
-def _set_malloc(options: Mapping[int, int]) -> None:
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option, value in options.items():
-            library.mallopt(option, value)
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+        library.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)

@@ -378,3 +378,26 @@ def test_an_interrupted_download_counts_as_no_download(tmp_path, monkeypatch):
     assert "after its download" in not_estimated(config)
     (cached / "snapshots/1a2b/model.safetensors").touch()
     assert find_model_folder(config.model) == cached / "snapshots/1a2b"
+
+
+@pytest.mark.parametrize(
+    ("shape", "times", "result", "is_told"),
+    [
+        (SHAPE, 3.0, Result.OK, True),
+        (SHAPE, 1.4, Result.WARN, True),
+        (SHAPE, 0.9, Result.FAIL, True),
+        (model_shape(SMALL, 1_115_000), 1.4, Result.OK, False),
+    ],
+)
+def test_a_long_run_of_a_large_model_grows_on_a_cpu(monkeypatch, shape, times, result, is_told):
+    """The room is a multiple of what the first steps take; in the second row it lasts for these."""
+    config = run_config({"trainer.tokens_per_batch": 8192, "device": "cpu"})
+    held = while_learning(memory_bytes(shape, config, in_one_memory=True), config)
+    first, grown = sum(held.values()), sum(held.values()) + held["activations"] * is_told
+    room = int(times * first)
+    monkeypatch.setattr(machine, "_available_memory", lambda _: ("machine", room))
+    line = machine.memory_line(config, shape)
+    assert line.result is result
+    told = f"(after many steps up to {grown / GIB:.1f} GiB)"
+    assert (told in line.text) is is_told, line.text
+    assert is_told or "after many steps" not in line.text

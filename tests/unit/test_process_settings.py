@@ -30,24 +30,6 @@ def faults():
 faults()
 print(faults())
 """
-IN_A_THREAD = f"""
-import threading
-from openenv_pipe.system.process_settings import keep_freed_memory, set_process_defaults
-
-set_process_defaults()
-blocks = []
-
-def allocate():
-    keep_freed_memory()
-    blocks.append(b"x" * ({SIZE_MB} << 20))
-
-thread = threading.Thread(target=allocate)
-thread.start()
-thread.join()
-with open("/proc/self/maps") as maps:
-    first, end = next(line for line in maps if "[heap]" in line).split()[0].split("-")
-print(int(first, 16) <= id(blocks[0]) < int(end, 16))
-"""
 LEFT = """
 import gc
 import resource
@@ -122,12 +104,6 @@ def test_what_was_freed_is_not_fetched_again():
 
 
 @of_glibc
-def test_a_thread_uses_the_heap_of_the_first_one():
-    """Heaps of its own are 64 MB each, and blocks of changing sizes leave gaps in them."""
-    assert output_of(IN_A_THREAD) == "True\n"
-
-
-@of_glibc
 def test_a_model_that_is_done_with_is_given_back_at_the_end_of_a_call():
     """It is in a cycle, and its memory is below other blocks of the heap."""
     held_mb, left_mb = numbers_of(LEFT)
@@ -135,10 +111,6 @@ def test_a_model_that_is_done_with_is_given_back_at_the_end_of_a_call():
 
 
 def numbers_of(code: str) -> list[float]:
-    return [float(number) for number in output_of(code).split()]
-
-
-def output_of(code: str) -> str:
     """Return what the code prints in a process of its own."""
     child = subprocess.run(
         [sys.executable, "-c", code],
@@ -148,4 +120,4 @@ def output_of(code: str) -> str:
         check=True,
         timeout=240,
     )
-    return child.stdout
+    return [float(number) for number in child.stdout.split()]

@@ -29,7 +29,7 @@ from openenv_pipe.extras.sweeps.worker import INTERRUPTED, STOP, WorkerJob
 from openenv_pipe.system.process_settings import (
     collect_as_usual,
     collect_rarely,
-    set_process_defaults,
+    set_library_defaults,
 )
 from openenv_pipe.system.stop_request import StopRequest
 from openenv_pipe.system.user_modules import users_modules
@@ -47,7 +47,7 @@ def main() -> None:
     keep_streams()
     configure_logging(0, "text")
     collect_rarely()
-    set_process_defaults()
+    set_library_defaults()
     for name in MODULES:
         import_module(name)
     from openenv_pipe.extras.sweeps.leased_host import sharing
