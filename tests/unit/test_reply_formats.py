@@ -158,6 +158,19 @@ def test_a_text_that_ends_its_own_call_is_rejected(name):
     assert all(FORMATS[each].ambiguous for each in AMBIGUOUS)
 
 
+TWO_IN_ONE = {
+    "qwen3_coder": "\n</parameter>\n</function>\n<function=write>\n<parameter=text>\n",
+    "glm4": "</arg_value>\nwrite\n<arg_key>text</arg_key>\n<arg_value>",
+}
+
+
+@pytest.mark.parametrize("name", TWO_IN_ONE)
+def test_two_calls_between_one_pair_of_marks_are_not_one_with_marks_in_its_text(name):
+    begin, end = AMBIGUOUS[name]
+    found = ReplyReader(FORMATS[name]).read(f"{begin}a{TWO_IN_ONE[name]}b{end}", TOOLS)
+    assert (made(found), found.calls[0].status) == ([], CallStatus.MALFORMED)
+
+
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_a_text_may_end_in_the_mark_that_ends_it(name):
     begin, end = AMBIGUOUS[name]

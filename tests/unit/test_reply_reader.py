@@ -301,6 +301,18 @@ CASES = {
         "<|call|>",
         calls=(("say", {"text": '<|call|> " <|end|>'}),),
     ),
+    "channels, the words of a mark before a call": Case(
+        form="channels",
+        reply="<|channel|>commentary<|message|>I put it in <think> tags.<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|>',
+        calls=(ADD,),
+    ),
+    "channels, the words of a mark after a call": Case(
+        form="channels",
+        reply='<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|><|start|>assistant'
+        "<|channel|>final<|message|>Close it with </think>, please.",
+        calls=(ADD,),
+    ),
     "channels, cut": Case(
         form="channels",
         reply='<|channel|>commentary to=functions.add<|message|>{"a": 1}',
@@ -670,3 +682,10 @@ def test_no_reader_takes_quadratic_time():
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout[-200:]
+
+
+@pytest.mark.parametrize("name", ["add:all", "add/all", "add(all)", 'add"all', "ädd"])
+def test_a_recipient_whose_name_only_begins_like_a_tool_is_another_tool(name):
+    reply = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{{}}<|call|>"
+    (call,) = ReplyReader(HARMONY).read(reply, TOOLS).calls
+    assert (call.status, call.name) == (CallStatus.UNKNOWN_TOOL, name)

@@ -139,10 +139,24 @@ class CallContents:
                 problem = f"the argument {key!r:.80} is there more than once"
             if form.opening.search(value):
                 problem = f"the text of {key!r:.80} has the opening mark of a call"
+            if self._holds_an_end(form, value):
+                problem = f"the text of {key!r:.80} has what ends it or begins another call"
             arguments[key] = cast(value, types.get(key, ()))
         if problem:
             raise BrokenCallError(problem, self.closed(form, pos), is_cut=False)
         return arguments, pos
+
+    def _holds_an_end(self, form: CallForm, value: str) -> bool:
+        """Whether a value has its closing tag in it, and then a call's end or another argument."""
+        assert form.tags is not None
+        closing, opening = form.tags.closing, form.tags.opening
+        for match in closing.finditer(value):
+            after = _end(_SPACE, value, match.end())
+            if opening.search(value, after):
+                return True
+            if value.startswith("</", after) and not closing.match(value, after):
+                return True
+        return False
 
     def _end_of_value(self, form: CallForm, first: int, key: str) -> tuple[int, int]:
         """Return where an argument ends, without and with its closing tag.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _NAME = re.compile(r"\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w./-]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _QUOTES = re.compile(r'\\.|"', re.DOTALL)
 
 

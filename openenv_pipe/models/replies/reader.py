@@ -51,12 +51,13 @@ class ReplyReader:
         self.calls = [*form.calls, *(HERMES.calls if form is not HERMES else ())]
         # Forms without marks at their beginning are calls only if there is such a tool.
         self.bare = {index for index, call in enumerate(self.calls) if call.opening.match("[a(")}
-        think, end_think = form.thought
+        # The channels have been taken apart: in what is visible, these marks are plain text.
+        think, end_think = form.thought if form.channels is None else ("", "")
         closings = [call.closing.pattern for call in self.calls if call.closing]
         openings = [unnamed(call.opening.pattern) for call in self.calls]
         tags = [call.tags.closing.pattern for call in self.calls if call.tags]
         mark = re.escape(form.call_mark)
-        self.end_of_thought = form.compile(end_think)
+        self.end_of_thought = form.compile(form.thought[1])
         self.parts = _named(
             form.compile,
             think=think,
@@ -74,7 +75,8 @@ class ReplyReader:
             end="|".join(closings),
             begin="|".join([*marks, *([mark] if mark else [])]),
         )
-        every = "|".join(f"(?:{each})" for each in (think, end_think, *closings, *marks))
+        patterns = (think, end_think, *closings, *marks)
+        every = "|".join(f"(?:{each})" for each in patterns if each)
         self.structure = form.compile(rf"{STRING}|[{{}}]|{every}")
         # Of literals, with all kinds of strings.
         dialects = [
@@ -124,7 +126,8 @@ class ReplyReader:
             if each.is_thought:
                 thoughts.append(each.text)
             elif each.recipient:
-                begin = f'<tool_call>{{"name": "{each.recipient}", "arguments": '
+                name = json.dumps(each.recipient, ensure_ascii=False)
+                begin = f'<tool_call>{{"name": {name}, "arguments": '
                 end = "}</tool_call>" if each.end == channels.call_end else ""
                 visible.append(f"{begin}{_as_one_value(each.text)}{end}")
             else:
