@@ -184,6 +184,7 @@ class Learner:
                 num_environment_tokens=_num_answered(part) if environment else 0,
                 num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
                 num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
+                num_computed_tokens=_num_trained(part),
                 max_tokens=self._max_episode_tokens,
             )
             again = [each for one in by_episode(replayed)[number::num_updates] for each in one]

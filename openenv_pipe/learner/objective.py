@@ -132,7 +132,7 @@ class Objective:
             loss = loss + self._config.echo_coef * surprise / counts.num_environment_tokens
             accumulator.add(echo=surprise, num_echo=len(tokens.environment_logprobs))
         if tokens.router_balance is not None:
-            share = len(tokens.logprobs) / counts.num_tokens
+            share = len(tokens.logprobs) / counts.num_computed_tokens
             loss = loss + self._config.router_aux_coef * share * tokens.router_balance
             accumulator.add(router_balance=tokens.router_balance.detach() * len(tokens.logprobs))
         accumulator.add(loss=loss)

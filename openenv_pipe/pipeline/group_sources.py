@@ -15,6 +15,7 @@ from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstration
 from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
 from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group
@@ -171,8 +172,8 @@ class PlayedGroups:
             self._num_taken = (step - 1) * wanted
         found = await self._play(step, f"step {step}", wanted, count)
         for number in range(2, trainer.max_sampling_rounds + 1):
-            missing = wanted - sum(map(self._has_signal, found))
-            if missing <= 0:  # a game has several groups
+            missing = wanted - len(set(map(_game_of, filter(self._has_signal, found))))
+            if not missing:
                 break
             found += await self._play(step, f"step {step} round {number}", missing, count)
         return found
@@ -303,3 +304,8 @@ class PlayedGroups:
         for task in playing:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)
+
+
+def _game_of(group: Group) -> str:
+    """Return what the groups of the players of a game have in common; else the group's own id."""
+    return group.id.rpartition("/")[0] if PLAYER in group.task.labels else group.id

@@ -29,7 +29,14 @@ class Rollout:
     rewards."""
 
     def __init__(
-        self, *, rounds=1, dull=lambda task: False, staleness=0, engine=None, duration_s=0.0
+        self,
+        *,
+        rounds=1,
+        dull=lambda task: False,
+        staleness=0,
+        engine=None,
+        duration_s=0.0,
+        players=(),
     ):
         changes = {
             "trainer.tasks_per_step": WANTED,
@@ -50,6 +57,7 @@ class Rollout:
         self.engine = engine or Engine(in_flight=False)
         self._dull = dull
         self._duration_s = duration_s
+        self._players = players
 
     def of(self, task):
         return self
@@ -60,11 +68,12 @@ class Rollout:
         await asyncio.sleep(self._duration_s)
         return [
             Group(
-                id=f"{label}/{place}",
-                task=task,
+                id=f"{label}/{place}/{player}" if player else f"{label}/{place}",
+                task=replace(task, labels={"player": player}) if player else task,
                 episodes=[self._episode(task, member, version) for member in range(group_size)],
             )
             for place, task in enumerate(tasks)
+            for player in self._players or (None,)
         ]
 
     def _episode(self, task, member, version):
@@ -146,6 +155,14 @@ async def test_further_rounds_replace_groups_without_a_signal():
     ]
     assert len(groups) == 7
     assert len({group.id for group in groups}) == 7
+
+
+async def test_a_game_of_two_players_is_one_task_of_those_that_are_wanted():
+    """Two groups of a game with a signal stand for one task."""
+    rollout = Rollout(rounds=3, dull=lambda index: index in (0, 2), players=("x", "o"))
+    groups = await played_groups(rollout).groups(1)
+    assert rollout.calls == [("step 1", [0, 1, 2, 3]), ("step 1 round 2", [4, 5])]
+    assert len(groups) == 2 * 6
 
 
 async def test_rounds_are_bounded_and_end_as_soon_as_there_is_enough():

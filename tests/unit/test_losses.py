@@ -20,7 +20,7 @@ ADVANTAGES = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
 
 
 def weights(normaliser, episode_tokens=EPISODE_TOKENS):
-    counts = Counts(num_episodes=2, num_tokens=4, max_tokens=10)
+    counts = Counts(num_episodes=2, num_tokens=4, num_computed_tokens=4, max_tokens=10)
     return token_weights(episode_tokens, normaliser=normaliser, counts=counts).tolist()
 
 

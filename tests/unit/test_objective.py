@@ -17,7 +17,7 @@ from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 
 ROWS = torch.tensor([0, 0, 1, 1])
-COUNTS = Counts(num_episodes=2, num_tokens=4, max_tokens=8)
+COUNTS = Counts(num_episodes=2, num_tokens=4, num_computed_tokens=4, max_tokens=8)
 SAMPLED = torch.tensor([-1.0, -2.0, -1.0, -2.0])
 START = torch.tensor([-1.1, -1.5, -1.0, -4.0])  # importance weights 0.9, 1.65, 1, 0.135
 NOW = torch.tensor([-1.2, -1.4, -0.9, -4.1])
@@ -69,6 +69,16 @@ def test_all_parts_are_summed_by_hand():
     assert metrics["loss/policy"] == pytest.approx(policy.item())
     assert metrics["loss/kl"] == pytest.approx((0.5 * (NOW - REFERENCE).square()).mean().item())
     assert metrics["loss/entropy"] == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("num_uncomputed", [0, 12])
+def test_the_routers_balance_counts_in_full_whatever_the_share_of_groups_with_a_signal(
+    num_uncomputed,
+):
+    counts = dataclasses.replace(COUNTS, num_tokens=4 + num_uncomputed)
+    found = dataclasses.replace(tokens(), router_balance=torch.tensor(2.0))
+    loss = objective(router_aux_coef=0.5, policy_coef=0.0).loss(found, counts, MetricAccumulator())
+    assert loss.item() == pytest.approx(1.0)
 
 
 def test_the_entropy_bonus_is_the_mean_over_tokens_whatever_the_normaliser():

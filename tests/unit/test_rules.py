@@ -237,6 +237,10 @@ BROKEN = [
         "trainer.max_sampling_rounds trainer.advantage.baseline",
     ),
     (
+        [ROUNDS, "trainer.loss.normalise_groups=with_signal", "trainer.advantage.scale=batch"],
+        "trainer.max_sampling_rounds trainer.advantage.scale",
+    ),
+    (
         [ROUNDS, "trainer.loss.normalise_groups=all"],
         "trainer.max_sampling_rounds trainer.loss.normalise_groups",
     ),
@@ -264,6 +268,10 @@ BROKEN = [
         "trainer.loss.kl.hint trainer.loss.kl.refresh_every",
     ),
     ([*HINT, "trainer.loss.kl.estimator=exact"], "trainer.loss.kl.hint trainer.loss.kl.estimator"),
+    (
+        [*HINT, "trainer.loss.normalise_groups=with_signal"],
+        "trainer.loss.kl.hint trainer.loss.normalise_groups",
+    ),
     ([*HINT, CLIENT], "trainer.loss.kl.hint agent"),
     (
         ["trainer.replay={coef: 1.0, size: 4, min_reward: null, per_step: 5}"],

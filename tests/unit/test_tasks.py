@@ -678,15 +678,38 @@ def test_a_curriculum_prefers_what_is_solved_at_times():
     assert not at_times & set(indices(order, 0, 8))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_a_curriculum_explores_a_quarter_however_few_tasks_it_gives_at_a_time(count):
+    order = build_order("curriculum", tasks_of(1000), 0)
+    seen = []
+    for start in range(0, 240, count):
+        tasks = order.take(start, count)
+        seen += [task.index for task in tasks]
+        order.record([played(task, [True, False]) for task in tasks])
+    # Once as many tasks as it gives have a rate, three of four are of these.
+    assert len(set(seen)) == pytest.approx(60, abs=count)
+
+
+@pytest.mark.parametrize("num_ahead", [1, 3])
+def test_a_curriculum_gives_no_task_twice_to_steps_that_are_played_at_once(num_ahead):
+    order = build_order("curriculum", tasks_of(100), 0)
+    taken = [order.take(8 * step, 8) for step in range(num_ahead + 1)]
+    assert len({task.index for tasks in taken for task in tasks}) == 8 * (num_ahead + 1)
+    for tasks in taken:
+        order.record([played(task, [False, False]) for task in tasks])
+    new = {task.index for task in order.take(8 * len(taken), 8)}
+    assert not new & {task.index for tasks in taken for task in tasks}
+
+
 def test_by_cost_a_curriculum_prefers_short_tasks():
     tasks = tasks_of(100)
     order = build_order("curriculum_by_cost", tasks, 0)
     for index in range(100):
         order.record([played(tasks[index], [True, False], num_tokens=10 if index < 50 else 90)])
-    restored = build_order("curriculum_by_cost", tasks, 0)
-    restored.restore(json.loads(json.dumps(order.state())))
     taken = Counter(index for start in range(0, 200, 8) for index in indices(order, start, 8)[:6])
     assert sum(taken[index] for index in range(50)) > 0.75 * taken.total()
+    restored = build_order("curriculum_by_cost", tasks, 0)
+    restored.restore(json.loads(json.dumps(order.state())))
     assert indices(restored, 200, 30) == indices(order, 200, 30)
     assert "num_tokens" not in build_order("curriculum", tasks, 0).state()
 
@@ -806,3 +829,14 @@ def test_an_order_is_a_name_or_a_target():
         ConfigError, match="one of shuffle, seed, curriculum, curriculum_by_cost or a block with"
     ):
         compose(["conf=echo", "env.tasks.order=backwards"])
+
+
+def test_ranges_whose_tasks_differ_only_in_their_seeds_are_warned_of():
+    """echo's tasks are made from the index and the name of the split, and from no seed."""
+    apart = compose(["conf=echo"]).config.env.tasks
+    alike = compose(
+        ["conf=echo", "~env.tasks.train.reset.split", "~env.tasks.eval.reset.split"]
+    ).config.env.tasks
+    assert split_warnings(apart, Splits(**read_known_sets(apart))) == []
+    (warning,) = split_warnings(alike, Splits(**read_known_sets(alike)))
+    assert "both reset with index=i and differ only in their seeds" in warning

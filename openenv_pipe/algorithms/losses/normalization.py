@@ -17,8 +17,9 @@ class Counts:
 
     num_episodes: float
     num_tokens: float  # of the agent
+    num_computed_tokens: int  # of these, those that the update has samples of
     num_environment_tokens: int = 0  # with a loss
-    max_tokens: int  # that a sample could have: env.max_episode_tokens
+    max_tokens: int  # that a sample could have: env.max_episode_tokens, the greatest of several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

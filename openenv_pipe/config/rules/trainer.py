@@ -139,6 +139,16 @@ RULES = (
         "differ; set trainer.max_sampling_rounds=1",
     ),
     Rule(
+        keys=("trainer.max_sampling_rounds", "trainer.advantage.scale"),
+        breaks=lambda c: (
+            c.trainer.max_sampling_rounds > 1
+            and c.trainer.advantage.type == "group_relative"
+            and c.trainer.advantage.scale == "batch"
+        ),
+        advice="rounds replace groups whose rewards are all equal, and these would lower the "
+        "standard deviation of the step; set trainer.max_sampling_rounds=1",
+    ),
+    Rule(
         keys=("trainer.advantage.scale", "trainer.advantage.baseline"),
         breaks=_needs_groups_mean,
         advice="MaxRL and GDPO subtract the group's mean; set trainer.advantage.baseline=group or "
@@ -230,6 +240,15 @@ RULES = (
         breaks=lambda c: _has_hint(c) and c.trainer.loss.kl.refresh_every is not None,
         advice="with a hint, the present policy is the teacher at every step; set "
         "trainer.loss.kl.refresh_every=null",
+    ),
+    Rule(
+        keys=("trainer.loss.kl.hint", "trainer.loss.normalise_groups"),
+        breaks=lambda c: (
+            c.trainer.loss.kl.used_hint == "feedback"
+            and c.trainer.loss.normalise_groups == "with_signal"
+        ),
+        advice="feedback teaches in all groups, including those whose rewards are all equal; set "
+        "trainer.loss.normalise_groups=all",
     ),
     Rule(
         keys=("trainer.loss.kl.hint", "trainer.loss.kl.estimator"),

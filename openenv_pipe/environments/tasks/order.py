@@ -161,6 +161,8 @@ class Curriculum:
         picked: list[int] = []
         while len(picked) < count:  # A request may exceed the number of tasks.
             picked += self._round(start + len(picked), min(count - len(picked), len(self._tasks)))
+        # Further steps may take tasks before these have been played.
+        self._last_played |= dict.fromkeys(picked, self._num_groups)
         return [self._tasks[index] for index in picked]
 
     def record(self, groups: Sequence[Group]) -> None:
@@ -196,7 +198,9 @@ class Curriculum:
     def _round(self, start: int, count: int) -> list[int]:
         draw = random.Random(f"{self._seed}/curriculum/{start}")
         weights = self._weights()
-        num_known = min(count - round(EXPLORED_FRACTION * count), len(weights))
+        # By the place in the order, so that small requests explore as much as large ones.
+        first, last = (int(EXPLORED_FRACTION * each) for each in (start, start + count))
+        num_known = min(count - (last - first), len(weights))
         known = _draw_without_replacement(draw, weights, num_known)
         places = shuffled(self._seed, 0, len(self._tasks))
         unseen_longest = heapq.nsmallest(

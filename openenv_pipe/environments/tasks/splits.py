@@ -197,9 +197,26 @@ def split_warnings(config: TasksConfig, splits: Splits) -> list[str]:
     shared = shared_values(config, splits)
     return [
         *([shared] if shared is not None else []),
+        *_equal_indices(config),
         *missing_labels(config, splits),
         *other_types(config, splits),
     ]
+
+
+def _equal_indices(config: TasksConfig) -> Iterator[str]:
+    """Warn of two ranges whose tasks differ in nothing but the seed."""
+    train, held_out = config.train, config.eval
+    if not isinstance(train, TaskRange) or not isinstance(held_out, TaskRange):
+        return
+    if train.index_key is not None and (train.index_key, train.reset) == (
+        held_out.index_key,
+        held_out.reset,
+    ):
+        yield (
+            f"eval task i and training task i are both reset with {train.index_key}=i and differ "
+            "only in their seeds; unless the environment makes its tasks from the seed, set "
+            "another env.tasks.eval.reset, such as the name of a split"
+        )
 
 
 def count_labels(tasks: TaskSet) -> dict[str, Counter[str]]:
