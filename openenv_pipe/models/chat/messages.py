@@ -53,25 +53,47 @@ def tool_calls(functions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tool_calls": calls} if calls else {}
 
 
+def in_order_of_calls(results: Sequence[tuple[int | None, Message]]) -> list[Message]:
+    """Return consecutive results in the order of the calls that they answer.
+
+    Many templates show no ids, so that the model can tell results apart by their order alone. A
+    result keeps the place of its call as `call` if a call before that has no result.
+
+    results: each with the place of its call among the calls of the message before; None: it is
+        unknown, and all results stay as they are
+    """
+    known = [(place, result) for place, result in results if place is not None]
+    if len(known) < len(results):
+        return [result for _, result in results]
+    known.sort(key=lambda each: each[0])
+    return [
+        result if place == number else {**result, "call": place}
+        for number, (place, result) in enumerate(known)
+    ]
+
+
 def paired(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose results name the call that they answer, in the order of the calls.
+    """Return messages whose results name the call that they answer: `call`, or the next one.
 
     Results without a call become messages of the user, because templates reject them.
     """
     changed: list[Message] = []
-    open_ids: list[str] = []
+    open_ids: dict[int, str] = {}  # of the calls that no result has answered, by their place
     num_calls = 0
     for message in messages:
         if message["role"] == "tool" and open_ids:
-            changed.append({**message, "tool_call_id": open_ids.pop(0)})
+            wanted = message.get("call")
+            place = wanted if wanted in [*open_ids] else min(open_ids)
+            result = {key: value for key, value in message.items() if key != "call"}
+            changed.append({**result, "tool_call_id": open_ids.pop(place)})
             continue
         if message["role"] == "tool":
             changed += results_as_user([message])
             continue
         calls = message.get("tool_calls", ())
-        open_ids = [f"call{number:05}" for number in range(num_calls, num_calls + len(calls))]
+        open_ids = {place: f"call{num_calls + place:05}" for place in range(len(calls))}
         num_calls += len(calls)
-        named = [{**call, "id": each} for call, each in zip(calls, open_ids, strict=True)]
+        named = [{**call, "id": open_ids[place]} for place, call in enumerate(calls)]
         changed.append({**message, "tool_calls": named} if named else message)
     return changed
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.engines.base import Completion
+from openenv_pipe.models.chat.messages import in_order_of_calls
 from openenv_pipe.models.replies.reply import Reply
 from openenv_pipe.types import Finish, Message, Tool
 
@@ -56,22 +57,13 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     sent = body.get("messages")
     if not isinstance(sent, list) or not sent or not all(isinstance(m, dict) for m in sent):
         raise InvalidRequestError("messages has to be a list of at least one message")
-    names: dict[str, str] = {}  # of called tools, by the id of the call
-    messages: list[Message] = []
-    for message in sent:
-        calls = _calls_of(message)
-        names |= {str(call.get("id")): name for call, (name, _) in calls}
-        written = [
-            (name, _plain_json(_arguments(call), sort_keys=False)) for call, (name, _) in calls
-        ]
-        messages.append(_read_message(message, written, names))
     tools = [_tool(each) for each in _list_of(body, "tools") if _is_tool(each)]
     given = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
     limit = next((each for each in given if each is not None), None)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a whole number above 0")
     return ChatRequest(
-        messages=messages,
+        messages=_read_messages(sent),
         sent=sent,
         tools=tools,
         takes_calls=bool(tools) and body.get("tool_choice") != "none",
@@ -162,6 +154,35 @@ def completion_body(
         # `player.py` links the turns of an episode.
         "prompt_token_ids": list(prompt_ids[-1:]),
     }
+
+
+def _read_messages(sent: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages in the terms of chat templates, with results in the order of calls.
+
+    Calls and results without ids, as Google's may be, belong together by the name of the function.
+    """
+    names: dict[str, str] = {}  # of called tools, by the id of the call
+    open_ids: list[str | None] = []  # of the last message's calls; None: a result has answered it
+    messages: list[Message] = []
+    results: list[tuple[int | None, Message]] = []
+    for message in sent:
+        calls = _calls_of(message)
+        names |= {str(call.get("id") or name): name for call, (name, _) in calls}
+        written = [
+            (name, _plain_json(_arguments(call), sort_keys=False)) for call, (name, _) in calls
+        ]
+        read = _read_message(message, written, names)
+        if read["role"] == "tool":
+            called = str(message.get("tool_call_id") or message.get("name"))
+            place = open_ids.index(called) if called in open_ids else None
+            if place is not None:
+                open_ids[place] = None
+            results.append((place, read))
+            continue
+        messages += [*in_order_of_calls(results), read]
+        results = []
+        open_ids = [str(call.get("id") or name) for call, (name, _) in calls]
+    return messages + in_order_of_calls(results)
 
 
 def _read_message(
