@@ -119,6 +119,7 @@ class TurnRole(StrEnum):
     AGENT = "agent"
     RETRY = "retry"  # sampled and discarded: another turn in its place was continued
     AUXILIARY = "auxiliary"  # a call aside from the task without the agent's tools, as for a title
+    CONTEXT = "context"  # a written reply that is shown, and not imitated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,7 +285,7 @@ class Episode:
 
     @property
     def agent_turns(self) -> list[Turn]:
-        """The turns that are trained: neither retries nor auxiliary calls."""
+        """The turns that are trained: no retries, auxiliary calls and replies that are context."""
         return [turn for turn in self.turns if turn.role is TurnRole.AGENT]
 
     @property

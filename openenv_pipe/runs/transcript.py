@@ -16,7 +16,11 @@ from openenv_pipe.types import Episode, Message, TurnRole
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
 MAX_FIELD_LENGTH = 120  # characters of one field of an observation
-ROLES = {TurnRole.RETRY: "a retry", TurnRole.AUXILIARY: "an auxiliary call"}
+ROLES = {
+    TurnRole.RETRY: "a retry",
+    TurnRole.AUXILIARY: "an auxiliary call",
+    TurnRole.CONTEXT: "context",
+}
 MAX_IMAGES = 4  # of one episode that pages show
 
 

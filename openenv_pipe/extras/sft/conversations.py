@@ -18,6 +18,7 @@ from openenv_pipe.extras.sft.rows import (
     conversation_of,
     first_of,
     is_file,
+    is_imitated,
     no_conversation,
     read_rows,
 )
@@ -30,7 +31,7 @@ from openenv_pipe.models.load import load_chat
 from openenv_pipe.pipeline.demonstrations import SourceSetup, too_long_to_play
 from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.history import HISTORIES
-from openenv_pipe.types import Episode, Finish, Group, Message, Status, Task, Tool, Turn
+from openenv_pipe.types import Episode, Finish, Group, Message, Status, Task, Tool, Turn, TurnRole
 
 NUM_TRIED = 1000  # conversations that `check` measures
 
@@ -58,7 +59,7 @@ def _groups(source: ConversationsConfig, chat: ChatFormat, setup: SourceSetup) -
         raise no_conversation(source, bad)
     stage = setup.config.trainer.warm_start
     times = stage.steps * stage.episodes_per_step / len(groups)
-    num_replies = sum(len(group.episodes[0].turns) for group in groups)
+    num_replies = sum(len(group.episodes[0].agent_turns) for group in groups)
     left_out = f"; {len(bad)} left out{first_of(bad)}" if bad else ""
     setup.notify(
         f"imitating {len(groups)} of {len(groups) + len(bad)} conversations, {num_replies} replies "
@@ -89,7 +90,13 @@ def try_conversations(config: RunConfig) -> Iterator[Line]:
     rows = _rows(source, load_chat(config.model), config.env.max_episode_tokens)
     found = list(islice(rows, NUM_TRIED))
     bad = [each for each in found if isinstance(each, str)]
-    turns = [turn for each in found if not isinstance(each, str) for turn in each]
+    turns = [
+        turn
+        for each in found
+        if not isinstance(each, str)
+        for turn in each
+        if turn.role is TurnRole.AGENT
+    ]
     if not turns:
         raise no_conversation(source, bad)
     if bad:
@@ -134,6 +141,7 @@ def turns_of(
                 policy_versions=completion.policy_versions,
                 reply=text,
                 parent=history.parent,
+                role=TurnRole.AGENT if is_imitated(reply) else TurnRole.CONTEXT,
                 messages=shown,
             )
         )

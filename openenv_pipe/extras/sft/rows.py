@@ -11,11 +11,28 @@ from openenv_pipe.environments.tasks.data_sets import read_dataset
 from openenv_pipe.environments.tasks.rows import json_rows, no_file_text, read_text
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.schema import ConversationsConfig
+from openenv_pipe.models.chat.messages import in_order_of_calls
 from openenv_pipe.types import Message, Tool
 
 KEY = "trainer.warm_start.source"
 NUM_SHOWN = 5  # bad rows in a message
 ROLES = ("system", "user", "assistant", "tool")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+THOUGHTS_IN_PARTS = ("reasoning_details", "thinking_blocks")
+# Keys by which other trainers choose the replies to imitate, with the value that changes nothing.
+TRAINED = {
+    **dict.fromkeys(("train", "training", "trainable", "loss", "loss_weight"), True),
+    **dict.fromkeys(("mask", "masked"), False),
+    "train_detail": None,
+}
+# Keys without which something else would be learned, with what to write in their place.
+_MEDIA = dict.fromkeys(("image", "images", "audio", "audios", "videos"), "send text only")
+UNREAD_IN_ROWS = {"functions": "write them as tools", **_MEDIA}
+UNREAD_IN_MESSAGES = {
+    "function_call": "write it as tool_calls, each with an id, and its result with the role tool",
+    "refusal": "write it as content",
+    **_MEDIA,
+}
 
 
 class BadRowError(Exception):
@@ -103,43 +120,97 @@ def conversation_of(row: Mapping[str, Any]) -> Conversation:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRowError(f"it has no list `messages`; it has {', '.join(row) or 'nothing'}")
-    open_calls: dict[str, str] = {}  # the names of the calls that no result has answered, by id
+    _reject_keys(row, UNREAD_IN_ROWS, "it")
     checked = list[Message]()
+    calls: Mapping[str, tuple[int, str]] = {}  # place and name of the last message's, by id
+    results = list[tuple[int | None, Message]]()  # of these calls
+    answered = set[str]()
     for number, message in enumerate(messages, start=1):
         where = f"message {number}"
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ROLES:
             raise BadRowError(f"{where} has the role {role!r}; expected one of {', '.join(ROLES)}")
-        before = checked[-1]["role"] if checked else None
+        _reject_keys(message, UNREAD_IN_MESSAGES, where)
         if role == "tool":
             called = message.get("tool_call_id")
-            if not isinstance(called, str) or called not in open_calls:
+            if not isinstance(called, str) or called not in calls or called in answered:
                 raise BadRowError(
                     f"{where} has tool_call_id={called!r}, which is not the id of an unanswered "
                     "call of the message before"
                 )
-            name = open_calls.pop(called)
-            checked.append({"role": role, "name": name, "content": _text(message, where)})
+            answered.add(called)
+            place, name = calls[called]
+            result = {"role": role, "name": name, "content": _text(message, where)}
+            results.append((place, result))
             continue
-        if role == "assistant" and before in (None, "assistant"):
+        checked += in_order_of_calls(results)
+        if role == "assistant" and (not checked or checked[-1]["role"] == "assistant"):
             raise BadRowError(f"{where} is from the assistant, but answers no message")
-        given = message.get("tool_calls") or []
-        if not isinstance(given, list):
-            raise BadRowError(f"{where} has the tool_calls {given!r:.60}; expected a list")
-        calls = [_call(each, where) for each in given]
-        open_calls = {each["id"]: each["function"]["name"] for each in calls}
-        thought = message.get("reasoning_content")
-        checked.append(
-            {
-                "role": role,
-                "content": _text(message, where, is_optional=bool(calls)),
-                **({"tool_calls": calls} if calls else {}),
-                **({"reasoning_content": thought} if isinstance(thought, str) else {}),
-            }
-        )
-    if all(message["role"] != "assistant" for message in checked):
+        checked.append(_read_message(message, where))
+        made = checked[-1].get("tool_calls", ())
+        calls = {each["id"]: (place, each["function"]["name"]) for place, each in enumerate(made)}
+        if len(calls) < len(made):
+            raise BadRowError(f"{where} has several tool_calls with one id; give each its own")
+        results, answered = [], set()
+    checked += in_order_of_calls(results)
+    if not any(is_imitated(message) for message in checked):
         raise BadRowError("it has no message of the assistant, so there is nothing to imitate")
     return Conversation(messages=checked, tools=_tools(row.get("tools")))
+
+
+def is_imitated(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("weight") != 0
+
+
+def _read_message(message: Mapping[str, Any], where: str) -> Message:
+    """Return a message that is no result. Raises BadRowError."""
+    given = message.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise BadRowError(f"{where} has the tool_calls {given!r:.60}; expected a list")
+    calls = [_call(each, where) for each in given]
+    read = {
+        "role": message["role"],
+        "content": _text(message, where, is_optional=bool(calls)),
+        **({"tool_calls": calls} if calls else {}),
+    }
+    if message["role"] != "assistant":
+        return read
+    for key, usual in TRAINED.items():
+        if message.get(key) not in (None, usual):
+            raise BadRowError(
+                f"{where} has {key}={message[key]!r:.60}; expected {usual!r}, or weight=0 in its "
+                "place for a reply that is shown and not imitated"
+            )
+    if (weight := message.get("weight")) not in (None, 0, 1):
+        raise BadRowError(
+            f"{where} has weight={weight!r:.60}; expected 1, or 0 for a reply that is shown and "
+            "not imitated"
+        )
+    thought = _thought(message, where)
+    return {
+        **read,
+        **({"reasoning_content": thought} if thought else {}),
+        **({"weight": 0} if weight == 0 else {}),
+    }
+
+
+def _thought(message: Mapping[str, Any], where: str) -> str:
+    """Return the thought before a reply, which clients and data sets name differently."""
+    found = {key: message[key] for key in THOUGHTS if message.get(key)}
+    for key, thought in found.items():
+        if not isinstance(thought, str):
+            raise BadRowError(f"{where} has the {key} {thought!r:.60}; expected text")
+    if len({*found.values()}) > 1:
+        raise BadRowError(f"{where} has several thoughts, {' and '.join(found)}; keep one of them")
+    if not found and (key := next(filter(message.get, THOUGHTS_IN_PARTS), None)):
+        raise BadRowError(f"{where} has {key}; write the thought as text in reasoning_content")
+    return next(iter(found.values()), "")
+
+
+def _reject_keys(fields: Mapping[str, Any], unread: Mapping[str, str], where: str) -> None:
+    for key, advice in unread.items():
+        if fields.get(key):
+            raise BadRowError(f"{where} has {key}={fields[key]!r:.60}; {advice}")
 
 
 def _text(message: Mapping[str, Any], where: str, *, is_optional: bool = False) -> str:

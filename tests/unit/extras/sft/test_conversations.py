@@ -17,8 +17,10 @@ from openenv_pipe.extras.sft.rows import BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.chat.messages import paired
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.pipeline.requirements import REQUIREMENTS, check_requirements
+from openenv_pipe.runs.transcript import branch_notes
 
 ADD = {
     "type": "function",
@@ -154,11 +156,74 @@ async def test_loss_and_gradients_are_those_of_trls_sft_trainer(tmp_path):
         ({"messages": [QUESTION, ANSWER], "tools": [{"function": {}}]}, "functions with names"),
         ({"messages": [QUESTION, {**CALLING, "tool_calls": 5}]}, "the tool_calls 5; expected a"),
         ({"messages": [QUESTION, {**RESULT, "tool_call_id": [1]}]}, r"tool_call_id=\[1\], which"),
+        ({"messages": [QUESTION, CALLING, RESULT, RESULT]}, "message 4 has tool_call_id='c1', wh"),
+        ({"messages": [QUESTION, {**CALLING, "tool_calls": [CALL, CALL]}]}, "calls with one id"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": 0}]}, "nothing to imitate"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": 2}]}, "weight=2; expected 1, or 0 for a rep"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": [0]}]}, r"weight=\[0\]; expected 1, or 0"),
+        ({"messages": [QUESTION, {**ANSWER, "train": False}]}, "train=False; expected True, or we"),
+        ({"messages": [QUESTION, {**ANSWER, "masked": True}]}, "masked=True; expected False, or w"),
+        (
+            {"messages": [QUESTION, {**ANSWER, "function_call": CALL["function"]}]},
+            "message 2 has function_call=.*; write it as tool_calls, each with an id",
+        ),
+        ({"messages": [QUESTION, {**ANSWER, "refusal": "No."}]}, "='No.'; write it as content"),
+        ({"messages": [{**QUESTION, "images": ["a.png"]}, ANSWER]}, "images=.*; send text only"),
+        ({"messages": [QUESTION, ANSWER], "functions": [{}]}, "it has functions=.*as tools"),
+        (
+            {"messages": [QUESTION, {**ANSWER, "thinking": ["t"]}]},
+            r"thinking \['t'\]; expected tex",
+        ),
+        (
+            {"messages": [QUESTION, {**ANSWER, "reasoning": "a", "thinking": "b"}]},
+            "several thoughts, reasoning and thinking; keep one",
+        ),
+        (
+            {"messages": [QUESTION, {**ANSWER, "reasoning_details": [{"text": "t"}]}]},
+            "reasoning_details; write the thought as text in reasoning_content",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(row, why):
     with pytest.raises(BadRowError, match=why):
         conversation_of(row)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_is_read_by_each_of_its_names(key):
+    others = {"id": "m1", "name": "bot", "weight": 1, "train": True, "refusal": None}
+    row = {"messages": [QUESTION, {**ANSWER, **others, key: "t"}]}
+    assert conversation_of(row).messages[1] == {**ANSWER, "reasoning_content": "t"}
+
+
+async def test_a_reply_of_weight_0_is_shown_and_not_imitated(tmp_path):
+    first, answer, second, last = ROWS[2]
+    source = written(
+        tmp_path / "rows.jsonl", [{"messages": [first, {**answer, "weight": 0}, second, last]}]
+    )
+    chat, notes = tiny_policy().chat, []
+    groups = await groups_of(source, chat, notes)
+    assert notes[0].startswith("imitating 1 of 1 conversations, 1 replies in all")
+    (sample,) = samples_of(groups)
+    assert chat.tokenizer.decode(sample.token_ids) == (
+        "<|user|>2+2?<|assistant|>4<|end|><|user|>and 3+3?<|assistant|>six<|end|>"
+    )
+    trained = [
+        each for each, chosen in zip(sample.token_ids, sample.loss_mask, strict=True) if chosen
+    ]
+    assert chat.tokenizer.decode(trained) == "six<|end|>"
+    assert branch_notes(groups[0].episodes[0]) == ["is context, and not trained", ""]
+
+
+def test_results_follow_in_the_order_of_the_calls_that_they_answer():
+    calls = [{**CALL, "id": each} for each in "abc"]
+    results = [{**RESULT, "tool_call_id": each, "content": each} for each in "cab"]
+    row = {"messages": [QUESTION, {**CALLING, "tool_calls": calls}, *results, ANSWER]}
+    shown = [each["content"] for each in conversation_of(row).messages]
+    assert shown == ["2+2?", "", *"abc", "4"]
+    row["messages"][2:5] = results[:1]  # of the last call alone
+    _, made, result, _ = paired(conversation_of(row).messages)
+    assert result["tool_call_id"] == made["tool_calls"][2]["id"]
 
 
 def test_a_reply_that_contains_the_end_of_a_turn_is_rejected():
