@@ -18,6 +18,7 @@ from openenv_pipe.extras.agents.http.capture import (
     TransformManager,
     UpstreamRequestError,
 )
+from openenv_pipe.extras.agents.http.conversation_parts import find_unshown
 from openenv_pipe.extras.agents.http.request_fields import (
     IGNORED,
     find_ignored,
@@ -176,7 +177,7 @@ class _Noting:
 
     def transform_request(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            ignored = find_ignored(self._dialect, body)
+            ignored = find_ignored(self._dialect, body) | find_unshown(self._dialect, body)
             require_conversation(self._dialect, body)
             return {**self._transformer.transform_request(body), IGNORED: ignored}
         except UpstreamRequestError:

@@ -43,7 +43,6 @@ RESPONSES = {
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]}
         | {"content": [{"type": "reasoning_text", "text": "t"}], "encrypted_content": "oe:aa"},
         {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
-        {"type": "custom_tool_call", "call_id": "3", "name": "n", "input": "i"},
     ],
     "tools": [
         {"type": "function", "name": "f", "parameters": SCHEMA},

@@ -6,6 +6,7 @@ from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
 from openenv_pipe.extras.agents.http.capture import APIType, UpstreamRequestError
+from openenv_pipe.extras.agents.http.chat_completions import read_request
 from openenv_pipe.extras.agents.http.dialects import Dialects
 from openenv_pipe.extras.agents.http.request_fields import (
     ACTS,
@@ -87,3 +88,110 @@ def test_what_an_answer_could_not_give_is_rejected():
         Dialects().get(APIType.OPENAI_RESPONSES).transform_request(
             {"input": "a", "previous_response_id": "resp_1"}
         )
+
+
+CHAT, RESPONSES = APIType.OPENAI_CHAT, APIType.OPENAI_RESPONSES
+ANTHROPIC, GOOGLE_API = APIType.ANTHROPIC, APIType.GOOGLE
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "data": "written"}}
+IMAGE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+BLOCK = {"type": "text", "text": "said", "cache_control": {"type": "ephemeral"}}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+INPUT = {"type": "input_text", "text": "said"}
+FILE = {"type": "input_file", "file_data": "x"}
+INLINE = {"inlineData": {"mimeType": "text/plain", "data": "eA=="}}
+
+
+def chat_body(*parts, role="user", **fields):
+    return {"messages": [{"role": role, "content": [*parts], **fields}]}
+
+
+def blocks_of(*blocks, role="user"):
+    return {"max_tokens": 1, **chat_body(*blocks, role=role)}
+
+
+def result(*parts):
+    return {"type": "tool_result", "tool_use_id": "1", "content": [*parts]}
+
+
+def items(*parts, kind="message", field="content"):
+    return {"input": [{"type": kind, "role": "user", "call_id": "1", field: [*parts]}]}
+
+
+def google_parts(*parts, role="user"):
+    return {"contents": [{"role": role, "parts": [*parts]}]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "why"),
+    [
+        (CHAT, chat_body({"type": "file"}, BLOCK), "messages.0.content.0 is of type 'file', which"),
+        (CHAT, chat_body(BLOCK, {"type": "file"}, role="system"), "content.1 is of type 'file'"),
+        (CHAT, chat_body(role="assistant", function_call={"name": "f"}), "send it as tool_calls"),
+        (CHAT, chat_body(role="assistant", **{"refusal": "No."}), "send it as content"),
+        (RESPONSES, items(INPUT, FILE), "input.0.content.1 is of type 'input_file'"),
+        (RESPONSES, {"input": [{"role": "user", "content": [FILE]}]}, "'input_file'"),
+        (RESPONSES, items(FILE, kind="function_call_output", field="output"), "0.output.0 is of"),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call_output", "output": {"content": [FILE]}}]},
+            "input.0.output.content.0 is of type 'input_file'",
+        ),
+        (RESPONSES, items(kind="custom_tool_call"), "input.0 is of type 'custom_tool_call'"),
+        (RESPONSES, items(kind="custom_tool_call_output"), "'custom_tool_call_output'"),
+        (RESPONSES, items(kind="item_reference"), "'item_reference', which the model cannot be"),
+        (RESPONSES, {"input": "a", "instructions": [INPUT, FILE]}, "instructions.1 is of type"),
+        (ANTHROPIC, blocks_of(PDF, BLOCK), "messages.0.content.0 is of type 'document', which"),
+        (ANTHROPIC, blocks_of(IMAGE, BLOCK), "'image'"),
+        (ANTHROPIC, blocks_of({"type": "search_result"}), "'search_result'"),
+        (ANTHROPIC, blocks_of(result(BLOCK, PDF)), "content.0.content.1 is of type 'document'"),
+        (ANTHROPIC, blocks_of(result(), DOCUMENT), "content.1 is of type 'document'"),
+        (ANTHROPIC, blocks_of(USE, {"type": "server_tool_use"}, role="assistant"), "'server_tool"),
+        (ANTHROPIC, {"system": [BLOCK, PDF], **blocks_of()}, "system.1 is of type 'document'"),
+        (GOOGLE_API, google_parts({"text": "a"}, INLINE), "contents.0.parts.1 is of type 'inlineD"),
+        (GOOGLE_API, google_parts({"fileData": {}}, role="model"), "'fileData'"),
+        (GOOGLE_API, google_parts({"functionResponse": {"parts": [INLINE]}}), "'parts'"),
+        (GOOGLE_API, {"systemInstruction": {"parts": [INLINE]}, **google_parts()}, "'inlineData'"),
+        (GOOGLE_API, {"contents": ["hi"]}, "contents.0 is 'hi'; expected an object with parts"),
+    ],
+)
+def test_a_part_that_the_model_would_not_be_shown_is_rejected(dialect, body, why):
+    with pytest.raises(UpstreamRequestError, match=why):
+        Dialects().get(dialect).transform_request(body)
+
+
+THOUGHT = {"type": "thinking", "thinking": "t", "signature": "s"}
+SIGNED = {"text": "said", "thoughtSignature": "s", "inlineData": None}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "shown", "noted"),
+    [
+        (
+            CHAT,
+            chat_body(BLOCK, "more", **dict.fromkeys(("refusal", "audio"))),
+            ["said", "more"],
+            None,
+        ),
+        (RESPONSES, items(INPUT, "more"), ["said", "more"], None),
+        (RESPONSES, items(INPUT, kind="function_call_output", field="output"), ["said"], None),
+        (RESPONSES, {"input": [INPUT, {"type": "reasoning", "summary": []}]}, ["said"], None),
+        (RESPONSES, {"input": [INPUT, {"type": "mcp_list_tools"}]}, ["said"], "mcp_list_tools"),
+        (ANTHROPIC, blocks_of(BLOCK, DOCUMENT), ["said", "written"], None),
+        (ANTHROPIC, blocks_of(result(DOCUMENT), BLOCK), ["written", "said"], None),
+        (ANTHROPIC, blocks_of(THOUGHT, BLOCK, USE, role="assistant"), ["said"], None),
+        (
+            ANTHROPIC,
+            blocks_of({"type": "redacted_thinking"}, BLOCK, role="assistant"),
+            ["said"],
+            "redacted_thinking",
+        ),
+        (GOOGLE_API, google_parts(SIGNED), ["said"], None),
+        (GOOGLE_API, google_parts(SIGNED, {"functionCall": {"name": "f"}}, role="model"), [], None),
+    ],
+)
+def test_parts_that_are_read_are_shown_and_those_without_content_noted(dialect, body, shown, noted):
+    request = Dialects().get(dialect).transform_request(body)
+    text = "\n".join(each["content"] for each in read_request(request).messages)
+    assert all(each in text for each in shown)
+    assert request[IGNORED].get("parts of type") == noted
