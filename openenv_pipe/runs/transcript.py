@@ -1,7 +1,7 @@
 """Show episodes as text, for pages and terminals.
 
-Of each observation only changed fields are shown. Long texts are shortened in the middle; the
-episodes file has everything.
+Of each observation only changed fields are shown, so a field that is missing is as it was before,
+or still empty. Long texts are shortened in the middle; the episodes file has everything.
 """
 
 import json
@@ -22,6 +22,7 @@ ROLES = {
     TurnRole.CONTEXT: "context",
 }
 MAX_IMAGES = 4  # of one episode that pages show
+EMPTY = (None, "", [], {})  # values of fields that are left out until they have another one
 
 
 def transcript(episode: Episode) -> str:
@@ -131,20 +132,27 @@ def headline(episode: Episode) -> str:
 
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
-    """Show the fields that differ from those seen before, without empty ones."""
+    """Show the fields that differ from those seen before; of new ones, those with a content."""
     fields = {
-        name: value for name, value in observation.items() if value and value != seen.get(name)
+        name: value
+        for name, value in observation.items()
+        if (_is_changed(seen[name], value) if name in seen else value not in EMPTY)
     }
     values = list(fields.values())
-    if len(observation) == 1 and values and isinstance(values[0], str):
+    if len(observation) == 1 and values and values[0] and isinstance(values[0], str):
         return _cut(values[0].strip(), MAX_TEXT_LENGTH)
     return "  ".join(f"{_field(name)}: {_field(value)}" for name, value in fields.items())
 
 
+def _is_changed(before: Any, now: Any) -> bool:
+    """Whether two values are written differently. In Python, 0 equals False, and 1 equals 1.0."""
+    return json.dumps(before) != json.dumps(now)
+
+
 def _field(value: Any) -> str:
     value = replace_references(value, _image)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return _cut(text, MAX_FIELD_LENGTH)
+    is_text = isinstance(value, str) and value
+    return _cut(value if is_text else json.dumps(value, ensure_ascii=False), MAX_FIELD_LENGTH)
 
 
 def _image(reference: Mapping[str, Any]) -> str:

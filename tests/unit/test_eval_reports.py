@@ -21,7 +21,7 @@ from openenv_pipe.runs.evals import (
 )
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.untrusted_text import code_block
-from openenv_pipe.types import Status
+from openenv_pipe.types import Status, Step
 
 
 @pytest.fixture
@@ -137,6 +137,25 @@ def test_a_transcript_cuts_long_replies_and_survives_backticks():
     assert "```rm```\\u001b[2J\\ud800" in text
     assert len(text) < 1500 and "4400 characters" in text and "unusable: no guess" in text
     assert code_block(text).startswith("````text\n") and code_block(text).endswith("\n````")
+
+
+def test_a_transcript_shows_each_change_whatever_the_value():
+    first = {"lives": 1, "alive": True, "text": "a wolf", "level": 0, "won": False, "bag": []}
+    later = [
+        {"lives": 0, "alive": False, "text": "", "level": False, "won": None, "bag": ["axe"]},
+        {"lives": 0.0, "alive": False, "text": "", "level": 0, "won": None, "bag": []},
+    ]
+    episode = run_samples.episode(Random(0), 0, 0, True, num_turns=2)
+    episode.first_observation = first
+    for turn, observation in zip(episode.turns, later, strict=True):
+        turn.steps = [Step(action={}, observation=observation)]
+    shown = [line for line in transcript(episode).splitlines() if line.startswith("env")]
+    assert shown == [
+        "env    lives: 1  alive: true  text: a wolf  level: 0  won: false",
+        'env    lives: 0  alive: false  text: ""  level: false  won: null  bag: ["axe"]'
+        "  [reward 0]",
+        "env    lives: 0.0  level: 0  bag: []  [reward 0]",
+    ]
 
 
 def test_the_list_says_of_what_a_reward_is_and_cuts_a_long_cause(tmp_path):
