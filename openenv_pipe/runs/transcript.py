@@ -45,6 +45,8 @@ def transcript(episode: Episode) -> str:
             lines.append(f"       unusable: {_cut(turn.unusable, MAX_TEXT_LENGTH)}")
     if episode.error:
         lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
+    if episode.unscored:
+        lines.append("reward none: " + _cut(episode.unscored, MAX_TEXT_LENGTH))
     lines += [f"note   {_cut(note, MAX_TEXT_LENGTH)}" for note in episode.notes]
     if episode.exit_code is not None:
         lines.append(f"exit   code {episode.exit_code}")
@@ -68,6 +70,8 @@ def whole_transcript(episode: Episode) -> str:
             lines.append(f"(reward {sum(step.reward for step in turn.steps):.3g})")
     if episode.error:
         lines.append(f"(error: {episode.error})")
+    if episode.unscored:
+        lines.append(f"(no reward: {episode.unscored})")
     return "\n".join(visible(redact(line)) for line in lines)
 
 
@@ -126,9 +130,14 @@ def headline(episode: Episode) -> str:
         f"{for_markdown(name)} {value:g}" for name, value in episode.reward_terms.items()
     )
     return (
-        f"task {for_markdown(episode.task.id)}, {result}, reward {episode.reward:.3f}"
+        f"task {for_markdown(episode.task.id)}, {result}, {reward_text(episode)}"
         f"{f' ({terms})' if terms else ''}, {len(episode.turns)} turns, status {episode.status}"
     )
+
+
+def reward_text(episode: Episode) -> str:
+    """Return the reward as text, or that there is none; the transcript says why."""
+    return f"reward {episode.reward:.3f}" if episode.is_scored else "no reward"
 
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:

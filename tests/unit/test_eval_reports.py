@@ -19,7 +19,7 @@ from openenv_pipe.runs.evals import (
     read_reports,
     read_stages,
 )
-from openenv_pipe.runs.transcript import transcript
+from openenv_pipe.runs.transcript import headline, transcript, whole_transcript
 from openenv_pipe.system.untrusted_text import code_block
 from openenv_pipe.types import Status, Step
 
@@ -156,6 +156,16 @@ def test_a_transcript_shows_each_change_whatever_the_value():
         "  [reward 0]",
         "env    lives: 0.0  level: 0  bag: []  [reward 0]",
     ]
+
+
+def test_an_episode_that_a_judge_left_without_a_reward_is_not_shown_with_one():
+    episode = run_samples.episode(Random(0), 0, 0, True)
+    episode.reward, episode.unscored = 0.0, "judge: the server answered 500"
+    assert "success, no reward (" in headline(episode)
+    assert transcript(episode).endswith("\nreward none: judge: the server answered 500")
+    assert whole_transcript(episode).endswith("\n(no reward: judge: the server answered 500)")
+    episode.status, episode.unscored = Status.ERROR, None
+    assert "no reward" in headline(episode)
 
 
 def test_the_list_says_of_what_a_reward_is_and_cuts_a_long_cause(tmp_path):

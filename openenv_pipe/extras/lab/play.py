@@ -83,7 +83,8 @@ async def _reward_text(config: RewardConfig, env: EnvConfig, episode: Episode) -
     left_out = [name for name in config.terms if name not in episode.reward_terms]
     why = episode.unscored or "a judge or a verifier decides it, which is not asked here"
     lines += [f"  {name} has no value: {why}" for name in left_out]
-    return "\n".join([*lines, f"  reward {episode.reward:.4g}"])
+    total = f"reward {episode.reward:.4g}" if episode.is_scored else "no reward"
+    return "\n".join([*lines, f"  {total}"])
 
 
 class ShownAdapter:

@@ -10,7 +10,7 @@ from openenv_pipe.trackers.base import TrackedStep
 from openenv_pipe.types import Episode
 
 COLUMNS = ("step", "task", "member", "status", "success", "reward", "terms", "turns", "transcript")
-Row = tuple[int, str, int, str, bool, float, str, int, str]
+Row = tuple[int, str, int, str, bool, float | None, str, int, str]
 
 
 def episode_rows(config: EpisodeTableConfig, step: TrackedStep) -> list[Row]:
@@ -26,10 +26,13 @@ def episode_rows(config: EpisodeTableConfig, step: TrackedStep) -> list[Row]:
 
 
 def _extremes(episodes: Sequence[Episode], count: int) -> list[Episode]:
-    """Return the episodes of the lowest and of the highest rewards, `count` at most."""
-    ranked = sorted(episodes, key=lambda episode: episode.reward)
+    """Return the episodes of the lowest and of the highest rewards, `count` at most.
+
+    Those without a reward come last, where there is room for them.
+    """
+    ranked = sorted((each for each in episodes if each.is_scored), key=lambda each: each.reward)
     if len(ranked) <= count:
-        return ranked
+        return [*ranked, *(each for each in episodes if not each.is_scored)][:count]
     num_worst = (count + 1) // 2
     return ranked[:num_worst] + ranked[len(ranked) - (count - num_worst) :]
 
@@ -42,7 +45,7 @@ def _row(step: int, episode: Episode) -> Row:
         episode.member,
         str(episode.status),
         episode.success,
-        float(episode.reward),
+        float(episode.reward) if episode.is_scored else None,
         for_people(terms),
         len(episode.turns),
         transcript(episode),

@@ -102,10 +102,11 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "status": str(episode.status),
         "success": episode.success,
         "is_scored": episode.is_scored,
-        "reward": float(episode.reward),
         "num_turns": len(episode.turns),
     }
     own |= {f"reward.{_text(name)}": float(each) for name, each in episode.reward_terms.items()}
+    if episode.is_scored:
+        own["reward"] = float(episode.reward)
     if origin.step is not None:
         own["step"] = origin.step
     if origin.evaluation is not None:

@@ -154,8 +154,9 @@ class EpisodeIndex:
         """
         where, parameters = condition(wanted)
         column, way = ORDERS[order], "DESC" if descending else "ASC"
-        # Only these can be null, and with NULLS LAST an index does not give the order.
-        nulls = " NULLS LAST" if order == "advantage" or wanted.source is None else ""
+        # Steps are null in evaluations only, and with NULLS LAST no index gives the order.
+        can_be_null = order in ("reward", "advantage") or wanted.source is None
+        nulls = " NULLS LAST" if can_be_null else ""
         sql = (
             f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where}"
             f" ORDER BY {column} {way}{nulls}, source, step, line LIMIT ? OFFSET ?"

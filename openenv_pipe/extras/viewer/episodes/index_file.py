@@ -21,7 +21,7 @@ MAX_ERROR_LENGTH = 300
 MAX_NAME_LENGTH = 200
 MAX_TERMS = 1000
 FILE_NAME = "episode_index.sqlite"
-VERSION = 2  # of the tables and of what is summarised; a file of another version is made anew
+VERSION = 3  # of the tables and of what is summarised; a file of another version is made anew
 MAX_CELL_BYTES = 4 * 2**20  # the searched words of an episode take a tenth of it at most
 READER_WAIT_S = 10.0  # for another process that writes
 TABLES = {
@@ -71,6 +71,8 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
     advantages = row.get("advantages")
     replies = [turn["reply"] for turn in turns]
     error = row["error"] or row.get("unscored")
+    is_scored = not status.is_failure and row.get("unscored") is None
+    reward = _finite(row["reward"])
     return Summary(
         values=(
             _name(row["group"]),
@@ -78,8 +80,8 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
             _name(row["task"]["id"]),
             str(status),
             bool(row["success"]),
-            not status.is_failure and row.get("unscored") is None,
-            _finite(row["reward"]),
+            is_scored,
+            reward if is_scored else None,
             json.dumps(terms, allow_nan=False),
             fmean(map(_finite, advantages)) if advantages else None,
             len(turns),

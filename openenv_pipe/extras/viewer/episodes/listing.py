@@ -11,7 +11,7 @@ from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex, file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.transcript import headline, transcript, whole_transcript
+from openenv_pipe.runs.transcript import headline, reward_text, transcript, whole_transcript
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.system.untrusted_text import code_block, for_markdown, for_people
@@ -109,7 +109,7 @@ def as_json(found: FoundEpisode) -> dict[str, Any]:
         "task": episode.task.id,
         "status": episode.status,
         "success": episode.success,
-        "reward": episode.reward,
+        "reward": episode.reward if episode.is_scored else None,
         "reward_terms": episode.reward_terms,
         "advantages": found.recorded.advantages,
         "error": episode.error,
@@ -144,7 +144,7 @@ def _result(found: FoundEpisode) -> str:
     episode = found.recorded.episode
     terms = ", ".join(f"{name} {value:g}" for name, value in episode.reward_terms.items())
     success = "success" if episode.success else "no success"
-    return f"{success}, reward {episode.reward:.3f}{f' ({terms})' if terms else ''}"
+    return f"{success}, {reward_text(episode)}{f' ({terms})' if terms else ''}"
 
 
 def none_found(folder: RunFolder, selection: Selection) -> str:

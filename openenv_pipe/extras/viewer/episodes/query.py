@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, Callable[[Any], Any]] = {
     "status": str,
     "success": bool,
     "is_scored": bool,
-    "reward": float,
+    "reward": lambda value: None if value is None else float(value),
     "terms": lambda value: {str(name): float(each) for name, each in json.loads(value).items()},
     "advantage": lambda value: None if value is None else float(value),
     "num_turns": int,
@@ -54,7 +54,8 @@ class EpisodeFilter:
     is_scored: bool | None = None  # False: failed, or without a reward
     is_truncated: bool | None = None
     has_unusable: bool | None = None  # whether a reply could not be used, as with a tool error
-    reward_term: str | None = None  # the term that the next two bound; None: the whole reward
+    # The term that the next ones bound, of scored episodes; None: the whole reward.
+    reward_term: str | None = None
     reward_from: float | None = None  # included
     reward_below: float | None = None  # not included
     reward_to: float | None = None  # included
@@ -72,7 +73,7 @@ class IndexedEpisode:
     status: str
     success: bool
     is_scored: bool
-    reward: float
+    reward: float | None  # None: it is not scored
     terms: Mapping[str, float] = field(default_factory=dict)
     advantage: float | None  # the mean over its turns; None: it was not trained on
     num_turns: int
@@ -142,7 +143,7 @@ def condition(wanted: EpisodeFilter) -> tuple[str, list[Any]]:
         ("<=", wanted.reward_to),
     ):
         if bound is not None:
-            parts.append((f"{value} {sign} ?", [*names, bound]))
+            parts.append((f"is_scored AND {value} {sign} ?", [*names, bound]))
     if phrase_of(wanted) is not None:
         parts.append(("id IN (SELECT id FROM temp.matches)", []))
     return " AND ".join(sql for sql, _ in parts) or "1", [

@@ -128,7 +128,7 @@ def _shown_episode(episode: Episode) -> dict[str, Any]:
     return {
         **content,
         "turns": turns,
-        "reward": episode.reward,
+        "reward": episode.reward if episode.is_scored else None,
         "success": episode.success,
         "status": episode.status,
     }

@@ -182,6 +182,14 @@ def test_an_episode_is_a_tree_of_an_agent_model_calls_and_tool_calls(tmp_path, c
     assert scores["ruler"]["gen_ai.evaluation.explanation"] == "it came closer"
 
 
+def test_an_episode_that_a_judge_left_without_a_reward_has_none_in_its_trace(tmp_path, collector):
+    episode = played()
+    episode.reward, episode.unscored = 0.0, "the judge is silent"
+    send(tmp_path, collector.url, [group_of(episode)])
+    agent = values(collector.spans[0].attributes)
+    assert (agent["openenv_pipe.is_scored"], agent.get("openenv_pipe.reward")) == (False, None)
+
+
 def test_hostile_text_is_written_out_and_shortened(tmp_path, collector):
     send(tmp_path, collector.url, [group_of(played(reply=HOSTILE + "x" * 5_000_000))])
     second = values(collector.spans[-1].attributes)

@@ -36,7 +36,8 @@ def tracked(tmp_path, name, *overrides, lineage=None, sweep=None):
 
 def hostile_group():
     turn = made_up_turn([5], [6], reply=HOSTILE + "x" * 5_000_000)
-    episodes = [made_up_episode(reward, turns=[turn]) for reward in (0.0, 1.0)]
+    episodes = [made_up_episode(reward, turns=[turn]) for reward in (0.0, 1.0, 0.0)]
+    episodes[-1].unscored = "the judge is silent"
     return Group(id="0", task=episodes[0].task, episodes=episodes)
 
 
@@ -186,6 +187,7 @@ def test_wandb_offline_files_hold_the_run_and_its_resumption(tmp_path):
     assert "<script>" in text
     assert "\\u001b[31m" in text
     assert len(text) < 2000
+    assert [row[COLUMNS.index("reward")] for row in table["data"]] == [0.0, 1.0, None]
 
 
 def test_wandb_of_a_fork_names_its_parent(tmp_path):
@@ -313,6 +315,9 @@ def test_a_table_has_the_worst_and_the_best_and_is_due_now_and_then():
 
     assert rewards(10) == rewards(20) == [0.1, 0.3, 0.9]
     assert rewards(11) == []
+    for episode in groups[0].episodes:
+        episode.unscored = "the judge is silent"
+    assert rewards(10) == [0.3, 0.7, None]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,16 @@ def test_the_worst_and_the_best_of_a_step_are_shown(run, shown):
     assert len(both.splitlines()) == 2
 
 
+def test_an_episode_without_a_reward_is_shown_with_none(tmp_path, shown):
+    folder = run_samples.create(tmp_path)
+    groups = run_samples.groups(num_groups=1, size=1)
+    groups[0].episodes[0].unscored = "the judge is silent"
+    write_episodes(episodes_path(folder.path, 1), groups)
+    assert rewards(shown("episodes", folder.path, "--format", "json")) == [None]
+    text = shown("episodes", folder.path)
+    assert "success, no reward (" in text and "\nreward none: the judge is silent\n" in text
+
+
 def test_episodes_are_filtered(run, shown, capsys):
     def found(*options):
         text = shown("episodes", run.path, "--format", "json", "--limit", 100, *options)

@@ -110,6 +110,23 @@ def test_order_limit_and_offset(folder):
     assert [(e.step, e.group_id, e.member) for page in pages for e in page] == worst
 
 
+def test_episodes_without_a_reward_come_last_and_are_within_no_bounds(folder):
+    groups = run_samples.groups(num_groups=1, seed=3)
+    for each, reward in zip(groups[0].episodes, (-1.0, 1.0, 0.0), strict=True):
+        each.reward = reward
+    groups[0].episodes[2].unscored = "the judge is silent"
+    write_episodes(episodes_path(folder, 3), groups)
+    of_step = {"source": "train", "first_step": 3}
+    with EpisodeIndex.open(folder) as index:
+        for source in (None, "train"):
+            wanted = EpisodeFilter(source=source, first_step=3)
+            assert [e.reward for e in index.find(wanted, order="reward")] == [-1.0, 1.0, None]
+            best = index.find(wanted, order="reward", descending=True)
+            assert [e.reward for e in best] == [1.0, -1.0, None]
+        assert index.count(EpisodeFilter(**of_step, reward_to=0.5)) == 1
+        assert index.count(EpisodeFilter(**of_step, reward_term="vowels", reward_from=2.0)) == 2
+
+
 def test_bars_of_a_histogram_and_their_episodes_agree(folder):
     with EpisodeIndex.open(folder) as index:
         histogram = index.histogram(ALL, num_bins=4)

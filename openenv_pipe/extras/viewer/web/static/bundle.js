@@ -56,7 +56,7 @@ const bundle = {
   },
 
   matches(each, query, isBounded) {
-    const value = query.reward_term ? each.terms[query.reward_term] : each.reward;
+    const value = !each.is_scored ? NaN : query.reward_term ? each.terms[query.reward_term] : each.reward;
     const flag = (name, has) => !query[name] || (query[name] === "yes") === has;
     const text = `${each.preview} ${each.error ?? ""} ${each.task}`.toLowerCase();
     return (!query.first_step || each.step >= Number(query.first_step)) && (!query.last_step || each.step <= Number(query.last_step))

@@ -118,7 +118,7 @@ export async function samePage(route) {
   }));
   const columns = found.map((each, index) => {
     if (!each.entry) return h("section", {}, h("h2", {}, each.key), h("p", { class: "muted" }, "This run has not played the task."));
-    const other = found[1 - index], options = each.episodes.map((one) => [`${one.step}:${one.line}`, `${placeName(one)}, reward ${number(one.reward)}`]);
+    const other = found[1 - index], options = each.episodes.map((one) => [`${one.step}:${one.line}`, `${placeName(one)}, ${one.is_scored ? `reward ${number(one.reward)}` : "no reward"}`]);
     return h("section", { class: "member" }, h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(each.key, each.entry) }, each.key)), statusMark(each.entry.status),
       choice(`${each.entry.step}:${each.entry.line}`, options, (value) => { location.hash = address(route.path, { ...parameters, [`episode_${index}`]: value }); }, "Episode")),
     headFacts(each.entry), conversation(each, other.entry ? other : undefined));

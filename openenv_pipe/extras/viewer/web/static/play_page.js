@@ -16,7 +16,7 @@ function scriptedParts(replies, use) {
 
 function result(state) {
   const { episode } = state;
-  return facts([["Reward", number(episode.reward)], ["Success", episode.success ? "yes" : "no"], ["Ended", episode.status],
+  return facts([["Reward", episode.reward === null ? "none" : number(episode.reward)], ["Success", episode.success ? "yes" : "no"], ["Ended", episode.status],
     ...termsOf(episode.reward, episode.reward_terms)]);
 }
 
