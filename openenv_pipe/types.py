@@ -318,6 +318,16 @@ class Episode:
     def num_completion_tokens(self) -> int:
         return sum(turn.num_completion_tokens for turn in self.turns)
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """For each turn the tokens of its whole prompt, which begins with the turns before it."""
+        counts = [turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns]
+        parents = self.parents
+        return [
+            sum(counts[each] for each in path_to(index, parents)) - turn.num_completion_tokens
+            for index, turn in enumerate(self.turns)
+        ]
+
 
 def path_to(index: int, parents: Sequence[int | None]) -> list[int]:
     """Return the indices of the turns from the root to a turn. parents: as `Episode.parents`."""

@@ -229,8 +229,10 @@ def test_people_see_where_turns_branch_and_which_are_not_trained():
         "continues no other turn",
     ]
     assert "turn 4 continues turn 2" in transcript(branched_episode())
-    linear = made_up_episode(turns=[made_up_turn([1], [2])] * 2)
-    assert branch_notes(linear) == ["", ""]
+
+
+def test_a_prompt_begins_with_the_turns_that_it_continues():
+    assert branched_episode().prompt_lengths == [2, 4, 4, 7, 1, 2]
 
 
 def test_tokens_that_are_not_trained_have_no_mask_in_the_viewer(tmp_path):

@@ -507,6 +507,7 @@ async def test_an_engine_that_takes_messages_is_given_all_and_no_ids_are_made_up
     counts = [(turn.num_prompt_tokens, turn.num_completion_tokens) for turn in episode.turns]
     assert counts == [(30, 4), (0, 2), (54, 5)]
     assert episode.num_tokens == 95
+    assert episode.prompt_lengths == [30, 34, 90]  # the second is too long by the reasoning
     assert summarise_groups(groups)["reply/tokens_mean"] == 11 / 3
 
     write_episodes(tmp_path / "episodes.jsonl.gz", groups)

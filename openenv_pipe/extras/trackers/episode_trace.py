@@ -85,8 +85,10 @@ def episode_spans(origin: Origin, group: str, episode: Episode) -> list[Span]:
         error=_text(episode.error) if episode.error else None,
     )
     spans = [root]
-    for number, turn in enumerate(episode.turns):
-        spans.append(_model_call(origin, root, number, turn))
+    for number, (turn, length) in enumerate(
+        zip(episode.turns, episode.prompt_lengths, strict=True)
+    ):
+        spans.append(_model_call(origin, root, number, turn, prompt_length=length))
         spans += _tool_calls(origin, root, number, turn)
     return spans
 
@@ -119,7 +121,7 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "gen_ai.provider.name": origin.provider,
         "gen_ai.request.model": origin.model,
         "gen_ai.conversation.id": f"{origin.session}/{_text(group)}/{episode.member}",
-        "gen_ai.usage.input_tokens": sum(turn.num_prompt_tokens for turn in episode.turns),
+        "gen_ai.usage.input_tokens": sum(episode.prompt_lengths),
         "gen_ai.usage.output_tokens": episode.num_completion_tokens,
         "gen_ai.input.messages": _messages(
             [{"role": "user", "content": json.dumps(episode.first_observation, ensure_ascii=False)}]
@@ -159,7 +161,7 @@ def _evaluations(episode: Episode) -> Iterator[tuple[str, Attributes]]:
         yield "gen_ai.evaluation.result", attributes
 
 
-def _model_call(origin: Origin, root: Span, number: int, turn: Turn) -> Span:
+def _model_call(origin: Origin, root: Span, number: int, turn: Turn, *, prompt_length: int) -> Span:
     asked_s, replied_s, *_ = turn.times_s or (origin.now_s, origin.now_s)
     return Span(
         id=_digest(64, root.id, number),
@@ -174,7 +176,7 @@ def _model_call(origin: Origin, root: Span, number: int, turn: Turn) -> Span:
             "gen_ai.request.model": origin.model,
             "gen_ai.input.messages": _messages(turn.messages),
             "gen_ai.output.messages": _messages([_reply(turn)]),
-            "gen_ai.usage.input_tokens": turn.num_prompt_tokens,
+            "gen_ai.usage.input_tokens": prompt_length,
             "gen_ai.usage.output_tokens": turn.num_completion_tokens,
             "gen_ai.response.finish_reasons": [str(turn.finish)],
             OWN + "policy_versions": list(turn.policy_versions),

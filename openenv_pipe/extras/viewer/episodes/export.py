@@ -13,6 +13,7 @@ from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.verifiers import (
     FILE_NAME,
     messages_of,
+    prompt_lengths_of,
     tools_of,
     verifiers_episode,
 )
@@ -130,12 +131,13 @@ class RowMaker:
 
     def _atif(self, found: FoundEpisode) -> Row:
         episode = found.recorded.episode
+        prompt_length_of = prompt_lengths_of(episode)
         steps: list[Row] = []
         for message, turn in messages_of(episode):
             source = SOURCES.get(message["role"], "user")
             step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
             if turn is not None:
-                step |= _agent_step(turn, len(steps) + 1)
+                step |= _agent_step(turn, len(steps) + 1, prompt_length_of[id(turn)])
             steps.append(step)
         return {
             "schema_version": ATIF_VERSION,
@@ -143,7 +145,7 @@ class RowMaker:
             "agent": {"name": "openenv-pipe", "version": __version__, "model_name": self._model},
             "steps": steps,
             "final_metrics": {
-                "total_prompt_tokens": sum(turn.num_prompt_tokens for turn in episode.turns),
+                "total_prompt_tokens": sum(episode.prompt_lengths),
                 "total_completion_tokens": episode.num_completion_tokens,
                 "total_steps": len(steps),
             },
@@ -151,9 +153,9 @@ class RowMaker:
         }
 
 
-def _agent_step(turn: Turn, step_id: int) -> Row:
+def _agent_step(turn: Turn, step_id: int, prompt_length: int) -> Row:
     metrics: Row = {
-        "prompt_tokens": turn.num_prompt_tokens,
+        "prompt_tokens": prompt_length,
         "completion_tokens": turn.num_completion_tokens,
     }
     if turn.completion_ids:

@@ -29,6 +29,11 @@ def messages_of(episode: Episode) -> Messages:
     return found
 
 
+def prompt_lengths_of(episode: Episode) -> dict[int, int]:
+    """Return the number of tokens of each turn's whole prompt, by the turn's identity."""
+    return dict(zip(map(id, episode.turns), episode.prompt_lengths, strict=True))
+
+
 def tools_of(episode: Episode) -> list[Tool]:
     return split_tools(episode.turns[0].messages)[0] if episode.turns else []
 
@@ -103,7 +108,7 @@ def _run(run: str, found: FoundEpisode) -> Row:
 def _nodes_and_calls(found: FoundEpisode, model: str) -> tuple[list[Row], list[Row]]:
     """Return the messages, each the parent of the next, and the calls that replies came from."""
     episode = found.recorded.episode
-    has_tokens, prompts = _is_one_sample(found), _prompt_lengths(episode)
+    has_tokens, prompt_length_of = _is_one_sample(found), prompt_lengths_of(episode)
     advantages: Sequence[float | None] = found.recorded.advantages or [None] * len(episode.turns)
     advantage_of = {id(turn): each for turn, each in zip(episode.turns, advantages, strict=False)}
     nodes: list[Row] = []
@@ -122,7 +127,7 @@ def _nodes_and_calls(found: FoundEpisode, model: str) -> tuple[list[Row], list[R
         if has_tokens:
             _add_tokens(nodes, turn, advantage_of.get(id(turn)))
         usage = {
-            "prompt_tokens": prompts[id(turn)],
+            "prompt_tokens": prompt_length_of[id(turn)],
             "completion_tokens": turn.num_completion_tokens,
         }
         call = {"node": len(nodes) - 1, "model": model, "finish_reason": str(turn.finish)}
@@ -152,15 +157,3 @@ def _is_one_sample(found: FoundEpisode) -> bool:
     samples = episode_samples(found.recorded.group, episode, [0.0] * len(episode.turns))
     row = [token for turn in episode.agent_turns for token in turn.prompt_ids + turn.completion_ids]
     return len(samples) == 1 and samples[0].token_ids == row
-
-
-def _prompt_lengths(episode: Episode) -> dict[int, int]:
-    """Return the number of tokens of each turn's whole prompt, by the turn's identity."""
-    lengths: dict[int, int] = {}
-    for turn, parent in zip(episode.turns, episode.parents, strict=True):
-        before = 0
-        if parent is not None and turn.usage is None:
-            previous = episode.turns[parent]
-            before = lengths[id(previous)] + previous.num_completion_tokens
-        lengths[id(turn)] = before + turn.num_prompt_tokens
-    return lengths

@@ -153,10 +153,12 @@ def test_an_episode_is_a_tree_of_an_agent_model_calls_and_tool_calls(tmp_path, c
     assert agent["gen_ai.operation.name"] == "invoke_agent"
     assert agent["gen_ai.agent.name"] == "wordle"
     assert agent["gen_ai.conversation.id"] == "smoke/0001/1/7/0"
-    assert (agent["gen_ai.usage.input_tokens"], agent["gen_ai.usage.output_tokens"]) == (4, 5)
+    assert (agent["gen_ai.usage.input_tokens"], agent["gen_ai.usage.output_tokens"]) == (9, 5)
     assert agent["openenv_pipe.reward"] == 0.75
     assert agent["openenv_pipe.reward.ruler"] == 0.5
     assert (agent["openenv_pipe.step"], agent["openenv_pipe.success"]) == (1, False)
+    lengths = [values(each.attributes)["gen_ai.usage.input_tokens"] for each in (first, second)]
+    assert lengths == [3, 3 + 2 + 1]
     call = values(first.attributes)
     assert call["gen_ai.operation.name"] == "chat"
     assert call["gen_ai.provider.name"] == "openenv_pipe.local"

@@ -250,6 +250,8 @@ def test_atif_files_follow_the_format(run, tmp_path):
     assert result.source_call_id == call.tool_call_id
     assert json.loads(result.content) == {"marks": "..g.y"}
     assert won.steps[1].metrics.completion_token_ids == [3, 4, 5]
+    assert [won.steps[index].metrics.prompt_tokens for index in (1, 3)] == [2, 7]
+    assert won.final_metrics.total_prompt_tokens == 2 + 7
     assert won.final_metrics.total_completion_tokens == 6
     assert won.extra["reward"] == 1.0
 
