@@ -19,7 +19,7 @@ from typing import Any
 
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex, file_of
-from openenv_pipe.extras.viewer.episodes.query import EpisodeFilter, IndexedEpisode
+from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.extras.viewer.web import comparisons, run_page
 from openenv_pipe.extras.viewer.web.answers import as_json
 from openenv_pipe.extras.viewer.web.episodes import content_of, read_image, why_skipped
@@ -37,7 +37,7 @@ MODULES = (
     *("parallel.js", "compare_page.js", "app.js"),
 )
 COPIED = ("style.css", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")
-MAX_EPISODES = 5000  # of one run: those of the last steps
+MAX_EPISODES = 5000  # of one run: those of evaluations, then those of the last steps
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 MODULE_TAG = '<script type="module" src="static/app.js"></script>'
@@ -152,7 +152,8 @@ def _episodes(
     problems = [*index.choices().problems]
     if num_left_out:
         problems.append(
-            f"This bundle has the last episodes; {num_left_out:,} of earlier steps are left out."
+            "This bundle has the episodes of evaluations and of the last steps; "
+            f"{num_left_out:,} others are left out."
         )
 
     def copy_image(name: str) -> str:
@@ -198,10 +199,14 @@ def _with_reasons(entries: list[IndexedEpisode]) -> Iterator[tuple[IndexedEpisod
 def _last_files(
     index: EpisodeIndex,
 ) -> tuple[Mapping[tuple[str, int | None], list[IndexedEpisode]], int]:
-    """Return the episodes by file, those of the last steps first, and how many are left out."""
+    """Return the episodes by file, and how many are left out.
+
+    Evaluations come first, which are few and the run's result; then the last steps.
+    """
     by_file: dict[tuple[str, int | None], list[IndexedEpisode]] = {}
     num_episodes = 0
-    for entry in index.find(EpisodeFilter(), descending=True, limit=-1):
+    entries = index.find(EpisodeFilter(), descending=True, limit=-1)
+    for entry in sorted(entries, key=lambda each: each.source == TRAIN):
         file = entry.source, entry.step
         if file not in by_file and num_episodes >= MAX_EPISODES:
             continue

@@ -68,12 +68,12 @@ def test_the_page_of_a_bundle_loads_files_of_it_only(folder, tmp_path):
         assert (index.parent / name).is_file(), name
 
 
-def test_only_the_last_episodes_are_part_of_a_bundle(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundles, "MAX_EPISODES", 3)
+def test_evaluations_and_the_last_steps_are_part_of_a_bundle(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "MAX_EPISODES", 13)
     index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
     listed = read_data(index.parent)["/runs/smoke/0001/episodes"]
-    assert {each["step"] for each in listed["entries"]} == {2}
-    assert "16 of earlier steps are left out" in listed["problems"][0]
+    assert {each["step"] for each in listed["entries"]} == {None, 2}
+    assert "6 others are left out" in listed["problems"][0]
 
 
 def test_why_a_group_was_skipped_is_part_of_a_bundle(folder, tmp_path):
