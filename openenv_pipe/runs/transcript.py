@@ -22,7 +22,7 @@ ROLES = {
     TurnRole.CONTEXT: "context",
 }
 MAX_IMAGES = 4  # of one episode that pages show
-EMPTY = (None, "", [], {})  # values of fields that are left out until they have another one
+EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields that are left out at first sight
 
 
 def transcript(episode: Episode) -> str:
