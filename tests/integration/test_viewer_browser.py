@@ -469,6 +469,22 @@ def test_metrics_over_another_metric(address, page):
     expect(page.get_by_role("heading", name="Reward", exact=True)).to_have_count(1)  # the section's
 
 
+def test_shares_have_digits_near_0_and_1_and_numbers_in_texts_are_sorted_as_numbers(address, page):
+    page.goto(address)
+    shares, tasks = page.evaluate(
+        """async () => {
+          const { percent, compared } = await import('/static/dom.js');
+          const shares = [0, 1, 0.5, -0.03, 0.095, 0.996, 0.9999, -0.004, 0.0004, 1 - 1e-12];
+          return [shares.map(percent), ['train/10', 'train/2', 'train/1'].sort(compared)];
+        }"""
+    )
+    assert shares == [
+        *("0 %", "100 %", "50 %", "-3 %", "9.5 %"),
+        *("99.6 %", "99.99 %", "-0.4 %", "0.04 %", "100 %"),
+    ]
+    assert tasks == ["train/1", "train/2", "train/10"]
+
+
 def test_steps_with_an_equal_value_are_two_dots(address, page):
     page.goto(f"{address}#/run/smoke/0001")
     dots = page.evaluate(

@@ -36,8 +36,12 @@ export function number(value, digits = 3) {
   return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(size >= 1000 ? 0 : digits);
 }
 
+// A share, with digits where it would else read as 0 % or 100 %. One that differs from 0 or 1 only by rounding errors gets none.
 export function percent(value) {
-  return value === null || value === undefined ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  if (value === null || value === undefined) return NONE;
+  const written = (digits) => (100 * value).toFixed(digits);
+  const digits = [value > 0 && value < 0.1 ? 1 : 0, 1, 2, 3].find((each) => value === 0 || Math.abs(value) === 1 || ![0, 100].includes(Math.abs(written(each))));
+  return `${digits === undefined ? Math.round(100 * value) + 0 : written(digits)} %`;
 }
 
 export function count(value) {
@@ -86,6 +90,12 @@ export function choice(value, options, change, label) {
   return select;
 }
 
+// Compare two values that a table is sorted by. Texts are compared with the numbers in them: train/2 comes before train/10.
+export function compared(x, y) {
+  if (typeof x === "string" && typeof y === "string") return x.localeCompare(y, "en", { numeric: true });
+  return x < y ? -1 : 1;
+}
+
 // A table whose heads sort. columns: {key, title, cell, of, class, order, hint}; of: what is sorted by.
 export function sortable(columns, rows, { sort, way, link, empty }) {
   const column = columns.find((each) => each.key === sort);
@@ -94,7 +104,7 @@ export function sortable(columns, rows, { sort, way, link, empty }) {
     if (x === y) return 0;
     if (x === null || x === undefined) return 1;
     if (y === null || y === undefined) return -1;
-    return (x < y ? -1 : 1) * (way === "down" ? -1 : 1);
+    return compared(x, y) * (way === "down" ? -1 : 1);
   }) : rows;
   const heads = columns.map((each) => {
     const next = each.key === sort && way !== "down" ? "down" : "up";
