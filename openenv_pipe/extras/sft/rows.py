@@ -202,8 +202,8 @@ def _thought(message: Mapping[str, Any], where: str) -> str:
             raise BadRowError(f"{where} has the {key} {thought!r:.60}; expected text")
     if len({*found.values()}) > 1:
         raise BadRowError(f"{where} has several thoughts, {' and '.join(found)}; keep one of them")
-    if not found and (key := next(filter(message.get, THOUGHTS_IN_PARTS), None)):
-        raise BadRowError(f"{where} has {key}; write the thought as text in reasoning_content")
+    if not found and (unread := next(filter(message.get, THOUGHTS_IN_PARTS), None)):
+        raise BadRowError(f"{where} has {unread}; write the thought as text in reasoning_content")
     return next(iter(found.values()), "")
 
 

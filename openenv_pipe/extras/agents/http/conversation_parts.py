@@ -116,9 +116,8 @@ def _block_type(block: Any, *, reads_documents: bool) -> str:
     if _type_of(block) == "document" and reads_documents and isinstance(source, dict):
         if source.get("type") == "text":
             return "text"
-        parts = source.get("content")
-        is_read = source.get("type") == "content" and isinstance(parts, list)
-        if is_read and all(_type_of(part) == "text" for part in parts):
+        parts = source.get("content") if source.get("type") == "content" else None
+        if isinstance(parts, list) and all(_type_of(part) == "text" for part in parts):
             return "text"
     return _type_of(block)
 

@@ -128,7 +128,7 @@ def google_parts(*parts, role="user"):
         (CHAT, chat_body({"type": "file"}, BLOCK), "messages.0.content.0 is of type 'file', which"),
         (CHAT, chat_body(BLOCK, {"type": "file"}, role="system"), "content.1 is of type 'file'"),
         (CHAT, chat_body(role="assistant", function_call={"name": "f"}), "send it as tool_calls"),
-        (CHAT, chat_body(role="assistant", refusal="No."), "send it as content"),
+        (CHAT, {"messages": [{"refusal": "No."}]}, "send it as content"),
         (RESPONSES, items(INPUT, FILE), "input.0.content.1 is of type 'input_file'"),
         (RESPONSES, {"input": [{"role": "user", "content": [FILE]}]}, "'input_file'"),
         (RESPONSES, items(FILE, kind="function_call_output", field="output"), "0.output.0 is of"),
