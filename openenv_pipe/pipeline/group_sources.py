@@ -9,7 +9,7 @@ from typing import Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
 from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
-from openenv_pipe.environments.tasks import build_order
+from openenv_pipe.environments.tasks import TaskOrder, build_order
 from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
 from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
@@ -111,19 +111,18 @@ class PlayedGroups:
         self._engine = rollout.engine
         self._is_published = True  # False: `version` is not published to the engine yet
         self._environments = config.environments
-        orders = {
-            name: build_order(
-                each.env.tasks.order, rollout.environments[name].splits.train, config.seed
-            )
-            for name, each in self._environments.items()
-        }
+        orders = {name: self._new_order(name) for name in self._environments}
         weights = {name: each.weight for name, each in config.beside.items()}
-        self._first_order = orders[""]
         self._order = MixedOrder(orders, {"": 1.0, **weights}) if weights else orders[""]
         self._num_taken: int | None = None  # see `OrderState`
         self._batches: dict[int, _StepGroups] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken
+
+    def _new_order(self, name: str) -> TaskOrder:
+        """Return the order of an environment's tasks at its start."""
+        order = self._environments[name].env.tasks.order
+        return build_order(order, self._rollout.environments[name].splits.train, self._config.seed)
 
     async def demonstrations(
         self, notify: Callable[[str], None], count: EpisodeCount
@@ -133,7 +132,8 @@ class PlayedGroups:
             SourceSetup(
                 config=self._config,
                 rollout=self._rollout.environments[""],
-                order=self._first_order,
+                # Not that of `groups`: a run that is resumed later asks for no demonstrations.
+                order=self._new_order(""),
                 notify=notify,
                 count=count,
             )

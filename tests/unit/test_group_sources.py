@@ -373,16 +373,37 @@ def test_the_files_of_a_checkpoint_keep_their_format(tmp_path):
     assert (tmp_path / "again" / "order.json").read_bytes() == written
 
 
-async def test_the_episodes_of_a_warm_start_are_counted(monkeypatch):
+@pytest.fixture
+def warm_start(monkeypatch):
+    """Settings of a warm start of three episodes, which play nothing."""
+
     async def play(rollout, tasks, *, count, **_):
         count.finished += len(tasks)
         return []
 
-    policy = {"type": "scripted", "policy": "json:dumps", "num_episodes": 3}
-    rollout, count = Rollout(), EpisodeCount()
-    rollout.config = run_config({"trainer.warm_start.source": policy})
     monkeypatch.setattr(demonstrations, "collect_groups", play)
     monkeypatch.setattr(demonstrations, "with_scripted_policy", lambda rollout, policy: rollout)
-    source = PlayedGroups(rollout.config, rollout, None)
-    await source.demonstrations(print, count)
+    policy = {"type": "scripted", "policy": "json:dumps", "num_episodes": 3}
+    return {"trainer.warm_start.source": policy}
+
+
+async def test_the_episodes_of_a_warm_start_are_counted(warm_start):
+    rollout, count = Rollout(), EpisodeCount()
+    rollout.config = run_config(warm_start)
+    await played_groups(rollout).demonstrations(print, count)
     assert str(count) == "3 of 3 episodes are finished"
+
+
+@pytest.mark.parametrize("order", ["curriculum", "shuffle"])
+async def test_a_warm_start_does_not_change_the_tasks_of_later_steps(warm_start, order):
+    """A run that is resumed after its warm start plays no demonstrations again."""
+    states = []
+    for plays_demonstrations in (True, False):
+        rollout = Rollout()
+        rollout.config = run_config({**warm_start, "env.tasks.order": order})
+        source = played_groups(rollout)
+        if plays_demonstrations:
+            await source.demonstrations(print, EpisodeCount())
+        tasks = [group.task.index for group in await source.groups(1)]
+        states.append((tasks, source._state()))
+    assert states[0] == states[1]

@@ -1,7 +1,7 @@
 """The order in which training takes its tasks.
 
-What `take` returns follows from the seed, the position in the sequence and the groups recorded so
-far. `state` holds all that the recorded groups contribute.
+What `take` returns follows from the seed, the position in the sequence, the groups recorded and the
+tasks taken so far. `state` holds all that these groups and tasks contribute.
 """
 
 import heapq
@@ -42,7 +42,7 @@ class TaskOrder(Protocol):
         """Record the results of played groups."""
 
     def state(self) -> dict[str, Any]:
-        """Return the effect of the recorded groups as JSON."""
+        """Return the effect of the recorded groups and the taken tasks as JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that was saved with the same tasks and seed."""
