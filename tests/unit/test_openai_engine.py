@@ -14,6 +14,7 @@ from openenv_pipe.engines.base import MessageRequest, TextReply
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
+from openenv_pipe.engines.openai.messages import endpoint_messages
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.types import Finish
@@ -195,6 +196,17 @@ def test_a_result_answers_the_call_that_was_made_not_a_broken_one_before_it() ->
         if message["role"] == "tool"
     }
     assert answers == {"c1": "air", "c0": "This call was not made."}
+
+
+def test_a_result_that_names_its_call_answers_no_earlier_one() -> None:
+    reply = {"role": "assistant", "content": None}
+    reply |= {"tool_calls": [{**CALL, "id": call_id} for call_id in ("c0", "c1")]}
+    result = {"role": "tool", "name": "look", "content": "air", "call": 1}
+    _, *answers = endpoint_messages([reply, result])
+    assert [(each["tool_call_id"], each["content"]) for each in answers] == [
+        ("c1", "air"),
+        ("c0", "This call was not made."),
+    ]
 
 
 def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:

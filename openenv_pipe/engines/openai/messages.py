@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from openenv_pipe.models.chat.messages import next_call
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Image, Message
@@ -35,7 +36,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._unanswered: list[str] = []  # ids of the last reply's calls that are made
+        self._unanswered: dict[int, str] = {}  # ids of the last reply's made calls, by their place
         self._not_made: list[str] = []  # ids of its other calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
@@ -45,24 +46,27 @@ class _Conversation:
             texts = {name: value for name, value in given.items() if name != "images"}
             (message,) = encodable_json([texts])
             if message["role"] == "tool" and self._unanswered:
-                self._answer(self._unanswered.pop(0), message["content"])
+                call_id = next_call(self._unanswered, message)
+                self._answer(call_id, message["content"])
                 if images:
                     others.append(_user(_parts("\n".join(images), images)))
             elif message["role"] == "tool":  # the call was written in words, and has no id
                 others.append(_user(_parts(message["content"], images)))
             else:
                 others.append({**message, "content": _parts(message["content"], images)})
-        for call_id in [*self._unanswered, *self._not_made]:
+        for call_id in [*self._unanswered.values(), *self._not_made]:
             self._answer(call_id, _NOT_MADE)
-        self._unanswered, self._not_made = [], []
+        self._unanswered, self._not_made = {}, []
         self.messages += others
 
     def add_reply(self, reply: Mapping[str, Any]) -> None:
         """Append a reply, with the calls that `read_reply` has found in it."""
         self.messages += encodable_json([reply])
-        for call in reply.get("tool_calls") or ():
-            is_made = PLAIN_READER.read(_call_text(call)).made_calls  # as the adapter reads it
-            (self._unanswered if is_made else self._not_made).append(call["id"])
+        for place, call in enumerate(reply.get("tool_calls") or ()):
+            if PLAIN_READER.read(_call_text(call)).made_calls:  # as the adapter reads it
+                self._unanswered[place] = call["id"]
+            else:
+                self._not_made.append(call["id"])
 
     def _answer(self, call_id: str, content: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})

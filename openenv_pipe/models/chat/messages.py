@@ -72,6 +72,15 @@ def in_order_of_calls(results: Sequence[tuple[int | None, Message]]) -> list[Mes
     ]
 
 
+def next_call(open_ids: dict[int, str], result: Message) -> str:
+    """Take the id of the call that a result answers: that at its `call`, or the first one.
+
+    open_ids: of the calls that no result has answered, by their place; at least one.
+    """
+    wanted = result.get("call")
+    return open_ids.pop(wanted if wanted in open_ids else min(open_ids))
+
+
 def paired(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose results name the call that they answer: `call`, or the next one.
 
@@ -82,10 +91,8 @@ def paired(messages: Sequence[Message]) -> list[Message]:
     num_calls = 0
     for message in messages:
         if message["role"] == "tool" and open_ids:
-            wanted = message.get("call")
-            place = wanted if wanted in [*open_ids] else min(open_ids)
             result = {key: value for key, value in message.items() if key != "call"}
-            changed.append({**result, "tool_call_id": open_ids.pop(place)})
+            changed.append({**result, "tool_call_id": next_call(open_ids, message)})
             continue
         if message["role"] == "tool":
             changed += results_as_user([message])
