@@ -39,9 +39,12 @@ export function number(value, digits = 3) {
 // A share, with digits where it would else read as 0 % or 100 %. One that differs from 0 or 1 only by rounding errors gets none.
 export function percent(value) {
   if (value === null || value === undefined) return NONE;
-  const written = (digits) => (100 * value).toFixed(digits);
-  const digits = [value > 0 && value < 0.1 ? 1 : 0, 1, 2, 3].find((each) => value === 0 || Math.abs(value) === 1 || ![0, 100].includes(Math.abs(written(each))));
-  return `${digits === undefined ? Math.round(100 * value) + 0 : written(digits)} %`;
+  const isEnd = value === 0 || Math.abs(value) === 1;
+  for (let digits = value > 0 && value < 0.1 ? 1 : 0; digits <= 3; digits += 1) {
+    const text = (100 * value).toFixed(digits);
+    if (isEnd || ![0, 100].includes(Math.abs(Number(text)))) return `${text} %`;
+  }
+  return `${Math.round(100 * value) + 0} %`;
 }
 
 export function count(value) {
