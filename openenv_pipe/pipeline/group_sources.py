@@ -14,7 +14,12 @@ from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
 from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
-from openenv_pipe.rollout import RolloutContext, collect_groups
+from openenv_pipe.rollout import (
+    RolloutContext,
+    accept_groups,
+    deaths_of_servers,
+    play_groups,
+)
 from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.system.progress import EpisodeCount
@@ -170,12 +175,15 @@ class PlayedGroups:
         wanted = trainer.tasks_per_step
         if self._num_taken is None:
             self._num_taken = (step - 1) * wanted
+        deaths_before = deaths_of_servers(self._rollout)
         found = await self._play(step, f"step {step}", wanted, count)
         for number in range(2, trainer.max_sampling_rounds + 1):
             missing = wanted - len(set(map(_game_of, filter(self._has_signal, found))))
             if not missing:
                 break
             found += await self._play(step, f"step {step} round {number}", missing, count)
+        # Together, because the few tasks of a late round may all be ones that fail.
+        await accept_groups(self._rollout, found, deaths_before)
         return found
 
     def _has_signal(self, group: Group) -> bool:
@@ -187,7 +195,7 @@ class PlayedGroups:
     async def _play(
         self, step: int, label: str, num_tasks: int, count: EpisodeCount
     ) -> list[Group]:
-        """Play groups of the next tasks in the order."""
+        """Play and score groups of the next tasks in the order."""
         assert self._num_taken is not None
         trainer = self._config.trainer
         tasks = self._order.take(self._num_taken, num_tasks)
@@ -196,7 +204,7 @@ class PlayedGroups:
         games: list[Game] = [(task, self._rollout.of(task).roles) for task in tasks]
         for league in self._leagues:
             games = league.cast(step, games, label)
-        groups = await collect_groups(
+        groups = await play_groups(
             self._rollout,
             [task for task, _ in games],
             group_size=trainer.group_size,
@@ -205,6 +213,7 @@ class PlayedGroups:
             label=label,
             roles=[roles for _, roles in games],
             count=count,
+            score=self._rollout.score,
         )
         self._order.record([group for group in groups if group.task.split == "train"])
         return groups

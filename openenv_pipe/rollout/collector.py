@@ -41,7 +41,7 @@ async def collect_groups(
             had a single turn.
         EngineError, HostError, ConfigError: as `play_groups`.
     """
-    num_deaths = {env: each.runner.num_deaths for env, each in context.environments.items()}
+    before = deaths_of_servers(context)
     groups = await play_groups(
         context,
         tasks,
@@ -51,8 +51,26 @@ async def collect_groups(
         label=label,
         roles=roles,
         count=count,
-        score=lambda group: context.of(group.task).scorer.score(group),
+        score=context.score,
     )
+    await accept_groups(context, groups, before)
+    return groups
+
+
+def deaths_of_servers(context: RolloutContext) -> dict[str, int]:
+    """Return by environment how many of its servers have died so far."""
+    return {env: each.runner.num_deaths for env, each in context.environments.items()}
+
+
+async def accept_groups(
+    context: RolloutContext, groups: Sequence[Group], before: Mapping[str, int]
+) -> None:
+    """Accept all groups of a step or an evaluation, which have been scored.
+
+    before: the `deaths_of_servers` when their first episode began.
+
+    Raises JudgeError as `Scorer.accept`, and FailureError as `collect_groups`.
+    """
     for env, each in context.environments.items():
         own = [group for group in groups if group.task.env == env or not context.parts]
         if own:
@@ -60,9 +78,8 @@ async def collect_groups(
         episodes = [episode for group in own for episode in group.episodes]
         # When a server died, the host's budget of restarts decides whether the run goes on.
         has_failed = bool(episodes) and all(episode.failed for episode in episodes)
-        if not (has_failed and await _has_lost_a_server(each.runner, num_deaths[env])):
+        if not (has_failed and await _has_lost_a_server(each.runner, before[env])):
             _reject_total_failure(episodes)
-    return groups
 
 
 async def play_groups(

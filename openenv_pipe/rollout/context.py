@@ -157,6 +157,10 @@ class RolloutContext:
         part = self.parts.get(task.env)
         return self if part is None else replace(part, engine=self.engine)
 
+    async def score(self, group: Group) -> None:
+        """Score a group by the rewards of its environment; see `Scorer.score`."""
+        await self.of(group.task).scorer.score(group)
+
     def facts(self) -> dict[str, JsonValue]:
         """Return the facts about the servers of the first environment, and those of the others."""
         facts = {env: part.runner.facts() for env, part in self.environments.items()}

@@ -11,6 +11,7 @@ from fakes import made_up_episode, made_up_group, run_config
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
+from openenv_pipe.errors import FailureError
 from openenv_pipe.pipeline import demonstrations, group_sources
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER, SourceState
@@ -18,7 +19,7 @@ from openenv_pipe.rollout.metrics import summarise_staleness
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.system.files import write_json
 from openenv_pipe.system.progress import EpisodeCount
-from openenv_pipe.types import Group
+from openenv_pipe.types import Group, Status
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 WANTED = 4
@@ -37,6 +38,7 @@ class Rollout:
         engine=None,
         duration_s=0.0,
         players=(),
+        failing=lambda task: False,
     ):
         changes = {
             "trainer.tasks_per_step": WANTED,
@@ -58,6 +60,14 @@ class Rollout:
         self._dull = dull
         self._duration_s = duration_s
         self._players = players
+        self._failing = failing
+        self.parts = {}
+        self.runner = SimpleNamespace(num_deaths=0)
+        self.accepted = []
+        self.scorer = SimpleNamespace(accept=self.accepted.append)
+
+    async def score(self, group):
+        """Do nothing: episodes are made up with their rewards."""
 
     def of(self, task):
         return self
@@ -81,15 +91,17 @@ class Rollout:
         episode.task = task
         for turn in episode.turns:
             turn.policy_versions = [version]
+        if self._failing(task.index):
+            episode.status, episode.error = Status.ERROR, f"row {task.index} is broken"
         return episode
 
 
 @pytest.fixture(autouse=True)
 def made_up_groups(monkeypatch):
-    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label, roles, count):
+    def play_groups(rollout, tasks, *, group_size, label, **_):
         return rollout.collect(tasks, group_size=group_size, label=label)
 
-    monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
+    monkeypatch.setattr(group_sources, "play_groups", play_groups)
 
 
 def played_groups(rollout, *leagues):
@@ -171,6 +183,16 @@ async def test_rounds_are_bounded_and_end_as_soon_as_there_is_enough():
     telling = Rollout(rounds=3)
     await played_groups(telling).groups(1)
     assert telling.calls == [("step 1", [0, 1, 2, 3])]
+
+
+async def test_a_round_of_failing_tasks_is_accepted_with_its_step():
+    rollout = Rollout(rounds=3, dull=lambda task: task == 0, failing=lambda task: task in (4, 5))
+    groups = await played_groups(rollout).groups(1)
+    assert [group.task.index for group in groups] == [0, 1, 2, 3, 4, 5]
+    assert rollout.accepted == [groups]
+    broken = played_groups(Rollout(rounds=3, failing=lambda task: True))
+    with pytest.raises(FailureError, match="all 96 episodes failed, the first with: row 0"):
+        await broken.groups(1)
 
 
 async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp_path):
