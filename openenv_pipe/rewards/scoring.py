@@ -9,7 +9,14 @@ from openenv_pipe.config.schema import NoJudgeConfig, RewardConfig, RunConfig
 from openenv_pipe.errors import JudgeError
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.rewards.composition import compose_rewards
-from openenv_pipe.rewards.values import GroupTerm, Judge, NoValue, OpenedTerm, TermSources
+from openenv_pipe.rewards.values import (
+    GroupTerm,
+    Judge,
+    NoValue,
+    OpenedTerm,
+    TermSources,
+    scoring,
+)
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Group
 
@@ -62,7 +69,8 @@ class Scorer:
             total = math.fsum(turn.reward for turn in episode.turns)
             is_played = bool(episode.turns) or not episode.status.is_limit
             episode.success = is_played and total >= self._success_reward
-        found = await run_all(term.values(group) for term in self._terms.values())
+        with scoring(group):
+            found = await run_all(term.values(group) for term in self._terms.values())
         values = dict(zip(self._terms, found, strict=True))
         compose_rewards(self._config, group, values)
         self._failures |= {
@@ -83,6 +91,7 @@ class Scorer:
             *self._opened.values(),
             *([self._judge] if self._judge is not None else []),
         ]
+        ids = {group.id for group in groups}
         try:
             for name, term in self._opened.items():
                 term.check(num_played, self._reasons(groups, name))
@@ -90,10 +99,10 @@ class Scorer:
                 self._check_judge(self._judge, num_played, self._reasons(groups, *self._judged))
         except JudgeError:
             for each in asked:
-                each.settle(goes_on=False)
+                each.settle(ids, goes_on=False)
             raise
         for each in asked:
-            each.settle(goes_on=True)
+            each.settle(ids, goes_on=True)
 
     def _reasons(self, groups: Sequence[Group], *names: str) -> list[str]:
         """Return for each episode that lacks the value of one of these terms the first reason."""

@@ -1,7 +1,9 @@
 """What reward terms return: a value for each episode of a group, or why there is none."""
 
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +31,23 @@ class NoValue:
     is_failure: bool = True  # of whoever was asked; False: nobody could be
 
 
+_scored_group: ContextVar[str] = ContextVar("scored_group", default="")
 Values = Mapping[int, TermValue | NoValue]  # by member
+
+
+def scored_group() -> str:
+    """Return the id of the group that is being scored, for what asks about it."""
+    return _scored_group.get()
+
+
+@contextmanager
+def scoring(group: Group) -> Iterator[None]:
+    """Let `scored_group` return this group's id, also in tasks that are started within."""
+    token = _scored_group.set(group.id)
+    try:
+        yield
+    finally:
+        _scored_group.reset(token)
 
 
 class GroupTerm(Protocol):
@@ -56,8 +74,8 @@ class OpenedTerm(GroupTerm, Protocol):
         Raises JudgeError: too many of the episodes that were played have none.
         """
 
-    def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far.
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        """Decide on the failures about these groups, which are given by their ids.
 
         goes_on: whether the run goes on with them, so that a resumed run has to repeat them;
             otherwise it asks again.
@@ -71,8 +89,8 @@ class Judge(Protocol):
     def max_failed_share(self) -> float:
         """The largest share of a rollout batch's episodes that may have no verdict."""
 
-    def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far, as `OpenedTerm.settle` does."""
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        """Decide on the failures about these groups, as `OpenedTerm.settle` does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -163,8 +163,8 @@ class Judge:
         """The largest share of a rollout batch's episodes that may have no verdict."""
         return self._config.max_failed_share
 
-    def settle(self, *, goes_on: bool) -> None:
-        self._verdicts.settle(goes_on=goes_on)
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        self._verdicts.settle(groups, goes_on=goes_on)
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = await self._verdicts.answer(self._address, body, partial(self._new_answer, body))

@@ -7,14 +7,24 @@ answer, or why there was none.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.rewards.values import scored_group
 from openenv_pipe.runs.paid_answers import FAILED, paid_answers
 from openenv_pipe.system.response_cache import ResponseCache
 
 KEY = "the folder of verdicts"  # for error messages
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    url: str
+    body: Mapping[str, Any]
+    answer: dict[str, Any]
+    groups: set[str]  # that asked
 
 
 class Verdicts:
@@ -25,10 +35,10 @@ class Verdicts:
         self._own = ResponseCache(folder, KEY)
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
         self._locks: dict[str, asyncio.Lock] = {}  # by request
-        # What `settle` decides on: failures by request, which are not on disk; and the requests
-        # whose answers, which are on disk, nobody could read.
-        self._failures: dict[str, tuple[str, Mapping[str, Any], dict[str, Any]]] = {}
-        self._unread: list[tuple[str, Mapping[str, Any]]] = []
+        # What `settle` decides on, each with the groups that asked: failures by request, which are
+        # not on disk; and the requests whose answers, which are on disk, nobody could read.
+        self._failures: dict[str, _Failure] = {}
+        self._unread: list[tuple[str, str, Mapping[str, Any]]] = []
 
     async def answer(
         self, url: str, body: Mapping[str, Any], ask: Callable[[], Awaitable[dict[str, Any]]]
@@ -41,12 +51,13 @@ class Verdicts:
         request = json.dumps([url, body], sort_keys=True)
         async with self._locks.setdefault(request, asyncio.Lock()):
             answer = self._read(url, body)
-            if answer is None and request in self._failures:
-                answer = self._failures[request][-1]
+            if answer is None and (known := self._failures.get(request)):
+                known.groups.add(scored_group())
+                answer = known.answer
             if answer is None:
                 answer = await ask()
                 if FAILED in answer:
-                    self._failures[request] = (url, body, answer)
+                    self._failures[request] = _Failure(url, body, answer, {scored_group()})
                 else:
                     # In a thread, because answers come in bursts and a disk takes its time to sync
                     # each; shielded, because an answer that was paid for is kept.
@@ -56,23 +67,28 @@ class Verdicts:
 
     def reject(self, url: str, body: Mapping[str, Any]) -> None:
         """Count an answer as a failure, because its reader rejects it."""
-        self._unread.append((url, body))
+        self._unread.append((scored_group(), url, body))
 
-    def settle(self, *, goes_on: bool) -> None:
-        """Decide on the failures so far.
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        """Decide on the failures of these groups; others may still be asking.
 
         goes_on: they were few enough for the run to go on. They are kept, so that a resumed run
             has the same ones. Otherwise a resumed run asks again; answers that nobody could read
             stay paid for.
         """
-        if goes_on:
-            for url, body, answer in self._failures.values():
-                self._own.write(url, body, answer)
-        else:
-            for url, body in self._unread:
+        settled = {
+            request: each
+            for request, each in self._failures.items()
+            if not each.groups.isdisjoint(groups)
+        }
+        for request, failure in settled.items():
+            del self._failures[request]
+            if goes_on:
+                self._own.write(failure.url, failure.body, failure.answer)
+        for group, url, body in self._unread:
+            if group in groups and not goes_on:
                 self._own.set_aside(url, body)
-        self._failures.clear()
-        self._unread.clear()
+        self._unread = [each for each in self._unread if each[0] not in groups]
 
     def _read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         for cache in (self._own, *self._others):

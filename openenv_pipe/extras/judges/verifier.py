@@ -5,7 +5,8 @@ are kept in the run folder and are not asked for again; a function is called aga
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from openenv_pipe.system.http_retries import (
     repeated,
 )
 from openenv_pipe.system.python_targets import load_function
+from openenv_pipe.system.secrets import is_secret_name
 from openenv_pipe.system.untrusted_json import encodable_json, parse_untrusted
 from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.system.user_code import UserCode, UserCodeError
@@ -61,7 +63,7 @@ class VerifierSource(Protocol):
 
     def reject(self, episode: Episode) -> None: ...
 
-    def settle(self, *, goes_on: bool) -> None: ...
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None: ...
 
 
 class Verifier:
@@ -118,8 +120,8 @@ class Verifier:
                 f"{reasons[-1]}"
             )
 
-    def settle(self, *, goes_on: bool) -> None:
-        self._source.settle(goes_on=goes_on)
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        self._source.settle(groups, goes_on=goes_on)
 
 
 class HttpSource:
@@ -138,19 +140,23 @@ class HttpSource:
         self._config = source
         self._client = client
         self._verdicts = verdicts
+        # Answers are kept by this address. A service may choose what it measures by a header; a
+        # secret is left out, because answers outlive a key that is renewed.
+        plain = {key: each for key, each in source.headers.items() if not is_secret_name(key)}
+        self._address = f"{source.url}#{json.dumps([name, plain], sort_keys=True)}"
 
     async def ask(self, episode: Episode) -> Any:
         body = json_of(episode)
-        kept = await self._verdicts.answer(self._config.url, body, partial(self._answer, body))
+        kept = await self._verdicts.answer(self._address, body, partial(self._answer, body))
         if FAILED in kept:
             raise FailedVerifierError(str(kept[FAILED]))
         return kept["answer"]
 
     def reject(self, episode: Episode) -> None:
-        self._verdicts.reject(self._config.url, json_of(episode))
+        self._verdicts.reject(self._address, json_of(episode))
 
-    def settle(self, *, goes_on: bool) -> None:
-        self._verdicts.settle(goes_on=goes_on)
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
+        self._verdicts.settle(groups, goes_on=goes_on)
 
     async def _answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
         retries = self._config.max_retries
@@ -206,7 +212,7 @@ class FunctionSource:
     def reject(self, episode: Episode) -> None:
         """Do nothing: the function of a resumed run is called again."""
 
-    def settle(self, *, goes_on: bool) -> None:
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
         """Do nothing: the function of a resumed run is called again."""
 
 

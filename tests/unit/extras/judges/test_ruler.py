@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -310,5 +310,5 @@ class Decider:
 
     max_failed_share = 0.0
 
-    def settle(self, *, goes_on: bool) -> None:
+    def settle(self, groups: Collection[str], *, goes_on: bool) -> None:
         """Keep nothing."""

@@ -183,6 +183,18 @@ def test_equal_episodes_are_sent_once(server, tmp_path):
     assert (values(judged), len(server.bodies)) == ([1.0] * 4, 1)
 
 
+def test_a_header_sets_answers_apart_unless_it_is_a_key(server, tmp_path):
+    """A service may choose by a header what it measures; a key may be renewed."""
+    found = []
+    server.verdict = lambda body: len(server.bodies)
+    for headers in ({"X-Grader": "a"}, {"X-Grader": "b"}, {"X-Grader": "b", "Authorization": "c"}):
+        judged, fields = group(episode(0, "b")), http(server)
+        fields["source"]["headers"] = headers
+        score(fields, tmp_path, judged)
+        found += values(judged)
+    assert found == [1.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.0])
 def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path, weight):
     server.faults = [(400, "too long", {})] * 2
