@@ -28,7 +28,7 @@ from openenv_pipe.extras.judges.trajectories import Conversation, distinct_conve
 from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, weighted
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.system.untrusted_json import encodable_json
-from openenv_pipe.types import Group, Judgement, Task
+from openenv_pipe.types import Episode, Group, Judgement, Task, TurnRole
 
 INSTRUCTION = """\
 You grade an attempt of an agent at a task by the following criteria, each by itself{by_turn}.
@@ -69,7 +69,9 @@ class CriteriaTerm:
                 return {}  # else judged episodes would be compared with unjudged ones
             is_first = index not in index_of[:place]
             values[episode.member] = (
-                verdict if isinstance(verdict, NoValue) else self._value(verdict, is_first=is_first)
+                verdict
+                if isinstance(verdict, NoValue)
+                else self._value(episode, verdict, is_first=is_first)
             )
         return values
 
@@ -138,11 +140,19 @@ class CriteriaTerm:
         turn = _object({"turn": {"type": "integer"}, **answers})
         return _object({"turns": {"type": "array", "items": turn}})
 
-    def _value(self, verdict: Verdict[list[Answer]], *, is_first: bool) -> TermValue:
+    def _value(
+        self, episode: Episode, verdict: Verdict[list[Answer]], *, is_first: bool
+    ) -> TermValue:
         criteria, answers = self._term.criteria, verdict.value
         weights = {each.name: each.weight for each in criteria if not each.gate}
         gates = [each.name for each in criteria if each.gate]
         credits = [weighted(answer.scores, weights, gates) for answer in answers]
+        if self._term.per_turn:
+            # The judge was not shown the other turns.
+            of_agent = iter(credits)
+            credits = [
+                next(of_agent) if turn.role is TurnRole.AGENT else 0.0 for turn in episode.turns
+            ]
         shown = [
             (answer, f"turn {n}, " if self._term.per_turn else "")
             for n, answer in enumerate(answers, start=1)

@@ -15,7 +15,7 @@ Conversation = list[dict[str, Any]]
 
 
 def conversation_of(episode: Episode) -> Conversation:
-    """Return what the agent read and wrote, and what the environment showed at the end.
+    """Return what the agent read and wrote, and what the environment showed after that.
 
     A reply that the agent was shown and did not write there, such as an example, has the role
     `given reply`. For an episode without turns, the first observation is shown. The reward that a
@@ -27,10 +27,17 @@ def conversation_of(episode: Episode) -> Conversation:
     for turn in episode.agent_turns:
         shown += map(_as_shown, turn.messages)
         shown.append({"role": "assistant", "content": turn.reply})
-    if episode.status is Status.DONE:
-        answered = [step for step in episode.turns[-1].steps if not step.is_report]
-        shown.append(_from_environment(answered[-1].observation if answered else {}))
-    return encodable_json(shown)
+    return encodable_json(shown + [_from_environment(each) for each in _unread(episode)])
+
+
+def _unread(episode: Episode) -> list[Observation]:
+    """Return the observations after the last reply, which the agent has not read."""
+    by_turn = [[step for step in turn.steps if not step.is_report] for turn in episode.turns]
+    answered = by_turn[-1]
+    if not answered and episode.status is Status.DONE:
+        # A program may call the model once more after the end.
+        answered = next(filter(None, reversed(by_turn)), [])[-1:]
+    return [step.observation for step in answered]
 
 
 def _from_environment(observation: Observation) -> dict[str, Any]:

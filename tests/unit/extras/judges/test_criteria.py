@@ -10,7 +10,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.metrics import summarise_groups
-from openenv_pipe.types import Group, Status
+from openenv_pipe.types import Group, Status, TurnRole
 from tests.judge_server import JudgeServer, said
 from tests.judged_groups import composed, episode, group, score_groups
 
@@ -103,6 +103,14 @@ def test_turns_are_scored_each_by_itself(server, tmp_path):
     (prompt,) = server.prompts
     assert '{"turn":2,"role":"assistant","content":"x"}' in prompt
     assert "with each of the turns 1 to 3 exactly once" in server.instructions[0]
+
+
+def test_turns_that_are_not_the_agents_get_no_credit(server, tmp_path):
+    judged = group(episode(0, *"bxb"))
+    judged.episodes[0].turns[1].role = TurnRole.AUXILIARY
+    score(server, tmp_path, [judged], RIGHT, "reward.terms.judge.per_turn=true")
+    assert judged.episodes[0].turn_rewards == [1.0, 0.0, 1.0]
+    assert "with each of the turns 1 to 2 exactly once" in server.instructions[0]
 
 
 def test_examples_of_replies_are_no_turns(server, tmp_path):

@@ -152,7 +152,7 @@ def test_a_judge_that_often_fails_is_reported_and_not_scored(server, run, tmp_pa
 
 
 def test_limits_decide_the_exit_code_and_a_step_can_be_chosen(server, run, tmp_path, capsys):
-    server.noise = 0.3
+    server.noise = 0.2
     given = ["--groups", "4", "--step", "3", "--repeats", "0", "--orders", "1"]
     code, lines = check(capsys, server, run, tmp_path, *given)
     assert code == 0
