@@ -15,7 +15,7 @@ from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Group, Observation
 
 RUBRIC_SCORES = "metadata.rubric_scores"  # where environments with OpenEnv's rubrics report them
-MAX_SCORES = 64  # of one observation, or of one step; each becomes a metric
+MAX_SCORES = 64  # of one step; each becomes a metric
 METRIC_NAME = re.compile(r"[\w./ -]{1,80}", re.ASCII)  # others would not fit into a metric's name
 
 
@@ -34,7 +34,7 @@ def rubric_scores(observation: Observation) -> dict[str, float]:
     scores: dict[str, float] = {}
     for each in _values_at(observation, RUBRIC_SCORES):
         for name, value in _leaves(each):
-            if len(scores) < MAX_SCORES and (number := _number(value)) is not None:
+            if (number := _number(value)) is not None:
                 scores.setdefault(name, number)
     return scores
 

@@ -20,7 +20,7 @@ from openenv_pipe.config.schema import (
     UnusableTerm,
 )
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.rewards.values import TermSources, TermValue, check_number
+from openenv_pipe.rewards.values import NoValue, TermSources, TermValue, Values, check_number
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.types import Episode, Group
 
@@ -61,15 +61,7 @@ def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> lis
 
 
 def matching_replies(episode: Episode, *, pattern: LimitedPattern) -> list[float]:
-    return [float(_matches(pattern, turn.reply)) for turn in episode.turns]
-
-
-def _matches(pattern: LimitedPattern, reply: str) -> bool:
-    """Return whether the reply matches; it does not if the search takes too long."""
-    try:
-        return pattern.search(reply) is not None
-    except SlowPatternError:
-        return False
+    return [float(pattern.search(turn.reply) is not None) for turn in episode.turns]
 
 
 def at_the_end(episode: Episode, value: float) -> list[float]:
@@ -86,11 +78,15 @@ class EpisodeTerm:
         self._term = term
         self._function = _function(name, term)
 
-    async def values(self, group: Group) -> dict[int, TermValue]:
+    async def values(self, group: Group) -> Values:
         return {episode.member: self._value(episode) for episode in group.scored}
 
-    def _value(self, episode: Episode) -> TermValue:
-        by_turn = [check_number(self._name, value, episode) for value in self._function(episode)]
+    def _value(self, episode: Episode) -> TermValue | NoValue:
+        try:
+            values = self._function(episode)
+        except SlowPatternError as error:
+            return NoValue(why=str(error))
+        by_turn = [check_number(self._name, value, episode) for value in values]
         total = math.fsum(by_turn)
         return TermValue(credits=by_turn if self._term.per_turn else [total], total=total)
 

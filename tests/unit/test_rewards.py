@@ -412,10 +412,12 @@ def test_a_function_that_never_returns_ends_the_run(monkeypatch, function):
         scored({"it": python_term(function)})
 
 
-def test_a_reply_that_takes_too_long_to_match_earns_nothing():
+def test_an_episode_with_a_reply_that_takes_too_long_to_match_has_no_reward():
     term = {"type": "regex", "pattern": r"^(a|aa)+$"}
     turns = [made_up_turn([5], [6], reply=reply) for reply in ("a" * 60 + "!", "aa")]
-    assert scored({"it": term}, turns=turns).reward_terms == {"it": 1.0}
+    episode = scored({"it": term}, turns=turns)
+    assert episode.unscored.startswith("reward.terms.it: a text of 61 characters cannot be matched")
+    assert episode.reward_terms == {}
 
 
 def test_a_pattern_that_is_none_is_rejected_at_the_start():

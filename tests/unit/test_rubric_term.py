@@ -51,6 +51,12 @@ def test_rubrics_and_fields_have_weights_and_gates():
     assert episode.reward_terms["rubric/safe"] == 1.0  # a metric only
 
 
+def test_each_of_many_scores_counts():
+    many = {"metadata": {"rubric_scores": {f"r{number}": 1 for number in range(100)}}}
+    assert scored(many).reward == 100.0
+    assert scored(many, overrides=change(weights="{r99: 2.0}")).reward == 2.0
+
+
 @pytest.mark.parametrize("scores", [{}, {"style": "good"}, {"style": None}, {"style": 1e300}])
 @pytest.mark.parametrize("weights", ["null", "{style: 2.0}"])
 def test_a_number_that_is_not_reported_is_what_the_configuration_says(scores, weights):
