@@ -43,7 +43,8 @@ class PlayedEpisode:
 
     @property
     def reward(self) -> float:
-        return sum(result.reward or 0.0 for result in self.results)
+        """The sum over all actions: as in training, a reward of the reset does not count."""
+        return sum(result.reward or 0.0 for result in self.results[1:])
 
     @property
     def num_turns(self) -> int:

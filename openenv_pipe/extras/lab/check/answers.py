@@ -201,7 +201,9 @@ def _another(answers: Sequence[str], place: int) -> str:
 
 def _text_field(schema: Schema) -> str | None:
     """Return the name of an action's only field beside metadata, if it is a text."""
-    fields = {name: kind for name, kind in schema["properties"].items() if name != "metadata"}
+    fields = {
+        name: kind for name, kind in schema.get("properties", {}).items() if name != "metadata"
+    }
     texts = [name for name, kind in fields.items() if kind.get("type") == "string"]
     return texts[0] if len(fields) == len(texts) == 1 else None
 

@@ -35,6 +35,7 @@ from openenv_pipe.types import Task
 MIB = 2**20
 SMOKE = compose(["conf=smoke"]).config
 TASK = Task(id="train/0", split="train", index=0, seed=0)
+RESET = StepResult({}, None, done=False)
 
 # --- leaks -------------------------------------------------------------------------------------
 
@@ -258,7 +259,8 @@ def test_fields_of_a_reset_that_are_not_shown_are_named():
 def group(*rewards: float) -> list[PlayedEpisode]:
     """Return episodes of one task with these total rewards."""
     return [
-        PlayedEpisode(task=TASK, results=[StepResult({}, reward, done=True)]) for reward in rewards
+        PlayedEpisode(task=TASK, results=[RESET, StepResult({}, reward, done=True)])
+        for reward in rewards
     ]
 
 

@@ -52,6 +52,11 @@ def test_the_calls_behind_a_rejected_one_are_not_made():
     assert len(play.durations_s) == len(play.results) == 4
 
 
+def test_a_reward_of_the_reset_does_not_count_as_in_training():
+    results = [StepResult({}, 5.0, done=False), StepResult({}, 1.0, done=True)]
+    assert PlayedEpisode(task=TASK, results=results).reward == 1.0
+
+
 class Answering:
     """The text adapter, except that the reply "answer" has no action."""
 
@@ -83,10 +88,10 @@ class Typist:
 @pytest.mark.parametrize(
     ("replies", "status", "end"),
     [
-        (["a", "end"], Status.DONE, "done after 2 turns, with reward 1.5 in all"),
-        (["a", "answer"], Status.ANSWERED, "ended by an answer after 2 turns, with reward 1 in"),
-        (["a", "bad"], Status.TURN_LIMIT, "stopped before the end, with reward 1 in all"),
-        (["a"] * 4, Status.TURN_LIMIT, "ended by env.max_turns=4, with reward 2.5 in all"),
+        (["a", "end"], Status.DONE, "done after 2 turns, with reward 1 in all"),
+        (["a", "answer"], Status.ANSWERED, "ended by an answer after 2 turns, with reward 0.5 in"),
+        (["a", "bad"], Status.TURN_LIMIT, "stopped before the end, with reward 0.5 in all"),
+        (["a"] * 4, Status.TURN_LIMIT, "ended by env.max_turns=4, with reward 2 in all"),
     ],
 )
 def test_a_person_plays_the_episode_of_training(replies, status, end):
