@@ -62,6 +62,8 @@ def _supervised(records: Records) -> str:
     losses = [record[SUPERVISED] for record in records if record.get(SUPERVISED) is not None]
     if not losses:
         return ""
+    if len(losses) == 1:
+        return f"The supervised loss was {losses[0]:.3f} before the only step."
     return f"The supervised loss went from {losses[0]:.3f} to {losses[-1]:.3f}."
 
 

@@ -9,14 +9,17 @@ from openenv_pipe.config.overrides import override_with_text
 from openenv_pipe.extras.sft.rows import KEY, BadRowError, conversation_of, read_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 
-STEPS = "trainer.warm_start.steps"
+BLOCK = "trainer.warm_start"
+STEPS = f"{BLOCK}.steps"
 SOURCE = "trainer/warm_start/source=conversations"
 
 
 def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
     """Return the configuration of a run of this number of passes over the rows that can be read.
 
-    Which rows are too long for the model is known later, and the run reports them.
+    The steps have nearly equal numbers of rows, at most `episodes_per_step`, and a tenth of them at
+    most is the warm-up. Which rows are too long for the model is known later, and the run reports
+    them.
 
     Raises ConfigError.
     """
@@ -29,8 +32,18 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
     warm_start = composed.config.trainer.warm_start
     assert isinstance(warm_start.source, ConversationsConfig)
     num_rows = sum(_is_usable(row) for _, row in read_rows(warm_start.source))
-    steps = max(1, math.ceil(passes * num_rows / warm_start.episodes_per_step))
-    return compose([*given, f"{STEPS}={steps}", *overrides])
+    num_used = max(1, passes * num_rows)
+    steps = math.ceil(num_used / warm_start.episodes_per_step)
+    warm_up = min(warm_start.optimizer.lr_warmup_steps, steps // 10)
+    return compose(
+        [
+            *given,
+            f"{STEPS}={steps}",
+            f"{BLOCK}.episodes_per_step={math.ceil(num_used / steps)}",
+            f"{BLOCK}.optimizer.lr_warmup_steps={warm_up}",
+            *overrides,
+        ]
+    )
 
 
 def _is_usable(row: Mapping[str, Any]) -> bool:

@@ -332,6 +332,9 @@ def test_sft_takes_the_steps_of_its_passes_over_the_data(tmp_path):
     assert (config.trainer.steps, config.trainer.warm_start.steps) == (0, 3)
     assert config.trainer.warm_start.source == source
     assert not config.host.has_environment
+    warm_start = compose_sft(source.path, ["model=tiny"], passes=1).config.trainer.warm_start
+    assert (warm_start.steps, warm_start.episodes_per_step) == (1, len(ROWS))
+    assert warm_start.optimizer.lr_warmup_steps == 0, "the only step has the full rate"
     config = compose_sft(source.path, ["conf=echo", "trainer.warm_start.steps=7"], passes=1).config
     assert (config.name, config.trainer.warm_start.steps) == ("echo", 7)
 
