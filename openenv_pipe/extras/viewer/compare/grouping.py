@@ -34,12 +34,11 @@ DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
     "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
 )
-
-
 DIFFERENT_SCORING = (
     "the runs differ in {}, which may decide what a success is, so none is called the best; "
     "`openenv-pipe eval RUN RUN` evaluates them alike"
 )
+TIED = "the first settings have equal success and reward, so none is called the best"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,10 +183,14 @@ def compare_settings(found: Found) -> Comparison:
 
 
 def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[str]:
-    """Say why the settings were not measured alike. keys: those in which they differ."""
+    """Say why none of the settings, which are in their order, is the best.
+
+    keys: those in which they differ.
+    """
     finals = [run.final for setting in settings for run in setting.counted]
     tasks = {frozenset(task.key for task in final.tasks) for final in finals if final}
     counted = [setting.values for setting in settings if setting.counted]
+    ranks = [_rank(setting) for setting in settings[:2] if "success" in setting.figures]
     scoring = [
         key
         for key in keys
@@ -197,6 +200,7 @@ def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[
     return [
         *([DIFFERENT_TASKS] if len(tasks) > 1 else []),
         *([DIFFERENT_SCORING.format(", ".join(scoring))] if scoring else []),
+        *([TIED] if len(ranks) > 1 and ranks[0] == ranks[1] else []),
     ]
 
 

@@ -274,6 +274,12 @@ def test_runs_of_different_tasks_have_no_best(tmp_path):
     assert "different tasks" in result.notes[0]
 
 
+def test_settings_of_equal_results_have_no_best(tmp_path):
+    result = compared(*(make(tmp_path, lr, success=0.5) for lr in (1, 2)))
+    assert (result.best, result.best_run) == (None, None)
+    assert "equal success and reward" in result.notes[0]
+
+
 def test_runs_of_different_scoring_have_no_best(tmp_path):
     first = make(tmp_path, 1, 0, 0.5)
     result = compared(first, make(tmp_path, 2, 0, 0.9, success_reward=0.5))
