@@ -81,7 +81,7 @@ class _InOrder(TyperGroup):
 
 
 class _WithExample(TyperCommand):
-    """Shows the first example of the help in the error about a missing argument."""
+    """Shows the form of the arguments in errors about a missing one and unknown options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -90,6 +90,12 @@ class _WithExample(TyperCommand):
             examples = (self.help or "").partition("\b\n")[2].splitlines()
             if type(error).__name__ == "MissingParameter" and examples:
                 error.message = f"For example: {examples[0].strip()}"
+            raise
+        except Exception as error:
+            # typer has no name for this error of click.
+            has_keys = any(parameter.name == "overrides" for parameter in self.params)
+            if type(error).__name__ == "NoSuchOption" and has_keys:
+                error.message += "; keys have no dashes, as in conf=NAME."  # type: ignore[attr-defined]
             raise
 
 

@@ -48,12 +48,14 @@ async def wait_until_healthy(
     timeout_s: float,
     access: Access = OPEN,
     check: Callable[[float], Awaitable[str | None]] | None = None,
+    key: str | None = None,
 ) -> None:
     """Poll the server at `url` until it is healthy.
 
     Args:
         access: for `check_health`, which makes the attempts unless there is a `check`.
         check: makes one attempt within the given number of seconds.
+        key: of the configuration, whose value `timeout_s` is.
 
     Raises:
         NotReadyError: it is not healthy within `timeout_s` seconds.
@@ -67,8 +69,9 @@ async def wait_until_healthy(
         if seen is None:
             return
         if time.monotonic() + pause_s > deadline:
+            advice = f"; raise {key} if the machine is busy" if key else ""
             raise NotReadyError(
-                f"{url}/health did not answer 200 within {timeout_s:g} s, saw: {seen}"
+                f"{url}/health did not answer 200 within {timeout_s:g} s, saw: {seen}{advice}"
             )
         await asyncio.sleep(pause_s)
         pause_s = min(1.5 * pause_s, MAX_PAUSE_S)

@@ -115,6 +115,7 @@ def test_show_as_json_is_what_a_run_folder_keeps(openenv_pipe):
         (["show", "conf=nope"], "`openenv-pipe env new NAME`"),
         (["env", "play", "nope"], "`openenv-pipe env find`"),
         (["compare"], "openenv-pipe compare wordle/0003"),
+        (["train", "--conf", "echo"], "as in conf=NAME"),
         (["shw"], "Did you mean 'show'"),
     ],
 )

@@ -164,6 +164,8 @@ async def test_what_was_seen_last_is_told_at_the_time_limit():
     async with serving(health) as url:
         with pytest.raises(NotReadyError, match=r"within 0\.2 s, saw: 503"):
             await wait_until_healthy(url, timeout_s=0.2)
+        with pytest.raises(NotReadyError, match=r"saw: 503; raise host\.start_timeout_s"):
+            await wait_until_healthy(url, timeout_s=0.2, key="host.start_timeout_s")
 
 
 async def test_a_death_ends_the_wait_even_if_another_server_answers():

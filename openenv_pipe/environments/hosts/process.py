@@ -236,7 +236,10 @@ class EnvProcess:
         """Wait until the server answers; stop it if it does not. Raises HostError."""
         try:
             healthy = wait_until_healthy(
-                self.url, timeout_s=self._config.start_timeout_s, access=bearer(self._key)
+                self.url,
+                timeout_s=self._config.start_timeout_s,
+                access=bearer(self._key),
+                key="host.start_timeout_s",
             )
             await unless_dead(healthy, self.died())
         except BaseException as error:

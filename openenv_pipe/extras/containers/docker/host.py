@@ -65,7 +65,9 @@ class EnvContainer:
         try:
             await self._launch()
             self.url = await self._find_url()
-            healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
+            healthy = wait_until_healthy(
+                self.url, timeout_s=self._config.start_timeout_s, key="host.start_timeout_s"
+            )
             await unless_dead(healthy, self.died())
         except FailureError as error:
             await self.stop()
