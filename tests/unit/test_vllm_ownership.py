@@ -124,8 +124,8 @@ async def test_a_server_is_free_when_its_run_has_ended(server, tmp_path):
             assert not any("is claimed" in text for text in engine.told)
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way):
+@pytest.mark.parametrize(("way", "left"), [("adapter", "default"), ("full", OTHER.label(3))])
+async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way, left):
     now = 0.0
 
     def notify(text):
@@ -135,10 +135,20 @@ async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way):
 
     server.claims = Claims(lambda: now)
     server.claims.claim("dead", "runs/dead/0001", True, ownership.LEASE_S)
-    server.version = OTHER.label(3)  # the weights that it has left
+    server.version = left  # the label of the weights that it has left
     async with run_at(server, tmp_path, way, notify=notify) as engine:
         assert await sample(engine) == [0]
     assert now
+
+
+async def test_no_adapter_is_added_to_the_weights_that_an_ended_run_has_left(server, tmp_path):
+    """It may have moved them by less than the logprob check notices, as here by nothing."""
+    server.version = OTHER.label(12)
+    named = "engine.url.*another run: 'runs/other/0007.*version 12; expected.*restart the server"
+    with pytest.raises(ConfigError, match=named):
+        async with run_at(server, tmp_path, "adapter"):
+            pass
+    assert "/v1/load_lora_adapter" not in server.calls
 
 
 @pytest.mark.parametrize("deed", ["publish", "wait"])

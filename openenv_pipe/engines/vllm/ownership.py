@@ -63,13 +63,33 @@ class Owner:
 
 def reject_other_run(label: str, owner: Owner, url: str) -> None:
     """Raise EngineError if a label is that of another run than `owner`."""
-    found = _LABEL.fullmatch(label)
-    if found is not None and found[1] != owner.id:
+    if found := _of_another_run(label, owner, url):
         raise EngineError(
-            f"the server at {url} has the weights of another run: "
-            f"{quoted(found[3], LONGEST_NAME)}, version {found[2]}. Nothing that it sampled is "
-            "used; give each run a server of its own, and resume this run"
+            f"{found}. Nothing that it sampled is used; give each run a server of its own, and "
+            "resume this run"
         )
+
+
+def reject_left_weights(label: str, owner: Owner, url: str) -> None:
+    """Raise ConfigError if the weights that adapters would change are those of another run.
+
+    Nothing replaces them, and a run that ended may have moved them by less than the logprob check
+    notices.
+    """
+    if found := _of_another_run(label, owner, url):
+        raise ConfigError(
+            f"engine.url: {found}; expected the model's own weights, to which "
+            "engine.publish=adapter adds an adapter: restart the server, or use another one"
+        )
+
+
+def _of_another_run(label: str, owner: Owner, url: str) -> str:
+    """Return in words that a label is that of another run than `owner`; empty if it is not."""
+    found = _LABEL.fullmatch(label)
+    if found is None or found[1] == owner.id:
+        return ""
+    name = quoted(found[3], LONGEST_NAME)
+    return f"the server at {url} has the weights of another run: {name}, version {found[2]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

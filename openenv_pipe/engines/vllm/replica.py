@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.client import Features, VllmClient
 from openenv_pipe.engines.vllm.connection import BASE, StatusError
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import AdapterProbe, LogprobCheck
-from openenv_pipe.engines.vllm.ownership import Claim, reject_other_run
+from openenv_pipe.engines.vllm.ownership import Claim, reject_left_weights, reject_other_run
 from openenv_pipe.engines.vllm.server_log import first_error, log_size
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.transfer import PolicyVersion
@@ -236,8 +236,8 @@ class Replica:
 
         Raises:
             EngineError: the server died, was not ready in time, or rejected the policy.
-            ConfigError, TrainingError: as `VllmServer.start`, `Claim.acquire` and the logprob check
-                raise them.
+            ConfigError, TrainingError: as `VllmServer.start`, `Claim.acquire`,
+                `reject_left_weights` and the logprob check raise them.
         """
         log_begin = log_size(self.log)
         try:
@@ -313,6 +313,8 @@ class Replica:
         sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0}
         (sampled,) = await client.generate(BASE, FIRST_PROMPT, sampling)
         self._base_label = sampled.labels[-1]
+        if self._versions.transfer.sends_adapters:
+            reject_left_weights(self._base_label, self._versions.owner, self.url)
 
     async def _restore(self, client: VllmClient) -> None:
         """Publish the current policy to a server that has just started, and check it."""
