@@ -4,15 +4,9 @@ The folder holds weights or adapter, tokenizer and counters; its `resume/` the o
 reference. All tensors are safetensors; nothing is ever unpickled.
 """
 
-import contextlib
-import errno
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.policy import Policy
@@ -27,7 +21,7 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
 
     `steps` (of GRPO) and `warm_start_steps` are the steps that produced the weights.
     """
-    with _full_disk_as_os_error(folder):
+    with naming(folder):
         policy.save_model(folder)
         policy.save_tokenizer(folder)
     _sort_target_modules(folder / "adapter_config.json")
@@ -40,7 +34,7 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
-    with _full_disk_as_os_error(folder):
+    with naming(folder):
         if optimizer is not None:
             optimizer.save(folder / OPTIMIZER)
         if policy.reference is not None:
@@ -69,18 +63,6 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
             optimizer.load_file(folder / OPTIMIZER, steps_taken)
     if (folder / REFERENCE).exists():
         policy.load_reference(folder / REFERENCE)
-
-
-@contextlib.contextmanager
-def _full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Name the folder in errors of a full disk, also in those that safetensors raises."""
-    try:
-        with naming(folder):
-            yield
-    except SafetensorError as error:
-        if "No space left" not in str(error):
-            raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

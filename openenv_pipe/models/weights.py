@@ -20,6 +20,7 @@ from openenv_pipe.errors import TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
 from openenv_pipe.models.safetensors_only import plain_name
+from openenv_pipe.system.files import naming
 from openenv_pipe.types import Image
 
 _PROBE_SEED = 20_230_614
@@ -51,12 +52,14 @@ class PolicyWeights:
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""
-        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=False))
-        self._policy.save_tokenizer(folder)
+        with naming(folder):
+            self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=False))
+            self._policy.save_tokenizer(folder)
 
     def write_weights(self, folder: Path) -> None:
         """Write all weights with the adapter merged in. The policy's own weights do not change."""
-        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=True))
+        with naming(folder):
+            self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter=True))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return what `write_weights` writes, on the learner's device.
@@ -73,13 +76,15 @@ class PolicyWeights:
         """Write an adapter of the policy's shape; None: the policy's own."""
         assert self._adapter is not None
         folder.mkdir(parents=True, exist_ok=True)
-        self._adapter.save_pretrained(str(folder))
+        with naming(folder):
+            self._adapter.save_pretrained(str(folder))
         tensors = get_peft_model_state_dict(
             self._policy.model, state_dict=adapter, save_embedding_layers=False
         )
         self._check_adapter(tensors)
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        with naming(folder):
+            save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float

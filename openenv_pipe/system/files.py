@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -24,6 +25,8 @@ from openenv_pipe.system.budgets import (
 )
 from openenv_pipe.system.secrets import redact
 
+# How safetensors ends its message about an error of the operating system.
+NATIVE_ERROR = re.compile(r"\(os error (\d+)\)")
 # A file of a run folder is at most this deep in it: checkpoints/NAME/resume/FILE.
 DEEPEST = 6
 # Socket paths have up to 107 bytes (Linux) or 103 (macOS), and ours up to 40 below TMPDIR.
@@ -55,13 +58,22 @@ def name_beside(path: Path) -> Path:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an OSError in the block name `path`: that of a full disk names no file by itself."""
+    """Let an OSError in the block name `path`: that of a full disk names no file by itself.
+
+    safetensors raises an error of its own instead, which becomes an OSError here.
+    """
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+    except Exception as error:
+        is_native = type(error).__name__ == "SafetensorError"
+        if not is_native or (found := NATIVE_ERROR.search(str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -26,9 +26,11 @@ LIMIT_S = 120
 SMALL = """
 import resource, signal, sys
 from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
 from openenv_pipe.learner.checkpoint import _write
 from openenv_pipe.runs.metrics import MetricsFile
-from openenv_pipe.system.files import write_bytes
+from openenv_pipe.system.files import naming, write_bytes
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -48,6 +50,10 @@ except OSError as error:
             "MetricsFile(Path('metrics.jsonl')).append({'stage': 'x' * 2000})",
         ),
         ("counters.json", "_write(Path('counters.json'), {'x' * 2000: 1})"),
+        (
+            "a.safetensors",
+            "with naming(Path('a.safetensors')): save_file({'x': np.zeros(2000)}, 'a.safetensors')",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_named(name, work, tmp_path):

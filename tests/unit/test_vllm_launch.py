@@ -1,5 +1,6 @@
 """The command and environment of a vLLM server, and the settings that are rejected."""
 
+import errno
 import json
 import os
 import subprocess
@@ -26,7 +27,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.engines.vllm.server_log import first_error, log_size
-from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.engines.vllm.weights_folder import full_as_config_error, weights_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.agents.serving.serve import _served, serve
 from openenv_pipe.extras.containers.docker.start_guard import owner_label
@@ -260,6 +261,23 @@ def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_pa
         with weights_folder(str(tmp_path)) as other:
             assert folder.exists() and other != folder
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_weights_folder_is_said_with_its_key(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_folder_module, "IN_MEMORY", tmp_path)
+    said = rf"engine.weights_dir=null: .* do not fit into {tmp_path} .*free space.*--shm-size"
+    with (
+        pytest.raises(ConfigError, match=said),
+        full_as_config_error(None),
+        weights_folder(None) as folder,
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "step-1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_full_folder_is_not_taken_for_that_of_the_weights(tmp_path):
+    with pytest.raises(OSError, match="checkpoints"), full_as_config_error(str(tmp_path)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "checkpoints"))
 
 
 @pytest.fixture

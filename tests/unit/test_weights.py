@@ -3,6 +3,7 @@ in their names."""
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -37,6 +38,18 @@ def test_weights_are_those_of_the_files_and_an_adapter_is_merged_into_them(tmp_p
     assert all("proj" in name for name in changed)
     after = policy.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("write", ["write_base", "write_weights", "write_adapter"])
+def test_weights_that_find_no_space_raise_an_error_of_the_folder(tmp_path, monkeypatch, write):
+    def full(*arguments, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+    publication = PolicyWeights(small_policy(small_config("model.lora.rank=4")))
+    monkeypatch.setattr(publication._base, "save_pretrained", full)
+    monkeypatch.setattr("openenv_pipe.models.weights.save_file", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}'"):
+        getattr(publication, write)(tmp_path)
 
 
 def assert_computes_the_same(model, publication):

@@ -29,7 +29,7 @@ from openenv_pipe.engines.vllm.servers import (
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.transfer import AdapterFiles, Transfer
 from openenv_pipe.engines.vllm.versions import Versions
-from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.engines.vllm.weights_folder import full_as_config_error, weights_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
 from openenv_pipe.system.tasks import in_thread, run_all
@@ -63,7 +63,7 @@ async def open_engine(
         make_on_nodes: makes them on other machines instead.
 
     Raises:
-        ConfigError: the configuration does not fit the model or the machine.
+        ConfigError: something does not fit: the configuration, or weights into their folder.
         EngineError: a server does not start, or rejects the policy.
         TrainingError: a server computes other logprobs than the trainer.
     """
@@ -72,7 +72,7 @@ async def open_engine(
     level = sleep_level(config, footprint, mode=mode)
     spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
     installed = None if make_on_nodes else _required_installation(config, spec)
-    with weights_folder(config.weights_dir) as root:
+    with full_as_config_error(config.weights_dir), weights_folder(config.weights_dir) as root:
         if source is None and config.starts_servers:
             spec = replace(spec, model=str(root / "base"))
             await in_thread(executor, weights.write_base, root / "base")

@@ -5,6 +5,7 @@ killed as well, the user's next run or `openenv-pipe prune` removes the folder.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.files import naming
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
 
@@ -43,8 +45,31 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
             "it to a writable folder of yours"
         ) from error
     with _removed_at_the_end(folder):
-        (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
+        with naming(folder):
+            (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
         yield folder
+
+
+@contextlib.contextmanager
+def full_as_config_error(configured: str | None) -> Iterator[None]:
+    """Turn the error of a weights folder that is full into a ConfigError, which names the key.
+
+    configured: the value of `engine.weights_dir`.
+    """
+    try:
+        yield
+    except OSError as error:
+        parent = parent_folder(configured)
+        is_of_weights = str(error.filename).startswith(str(parent / _prefix()))
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_of_weights:
+            raise
+        size_mb = shutil.disk_usage(parent).total / 2**20
+        container = "; in a container, start it with a larger --shm-size"
+        raise ConfigError(
+            f"engine.weights_dir={configured or 'null'}: the weights for the servers do not fit "
+            f"into {parent} ({size_mb:,.0f} MB): {error.strerror}; free space there, or set it to "
+            f"a folder with more space{container if parent == IN_MEMORY.resolve() else ''}"
+        ) from error
 
 
 @contextlib.contextmanager
