@@ -6,19 +6,20 @@ tests/integration/test_vllm_train.py uses a real server.
 import asyncio
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import replica as replica_module
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.connection import BASE
+from openenv_pipe.engines.vllm.connection import BASE, CALL_LIMIT_S
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.replica import Replica
-from openenv_pipe.engines.vllm.transfer import Transfer
+from openenv_pipe.engines.vllm.transfer import PolicyVersion, Transfer, WeightFiles
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
-from tests.small_vllm import VOCABULARY, SmallServer
+from tests.small_vllm import VALUE, VOCABULARY, SmallServer
 
 pytestmark = pytest.mark.slow
 
@@ -231,6 +232,55 @@ async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
             with pytest.raises(ServerGoneError, match="has been replaced"):
                 await call
         assert not await old.is_healthy(1.0)
+
+
+def a_version(name: str) -> PolicyVersion:
+    label = Owner.new("a test").label(1)
+    return PolicyVersion(step=1, name=name, model=BASE, label=label, expected=np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_server_that_may_still_load_is_not_resumed_before_the_next_try(
+    tmp_path, monkeypatch, is_slow
+):
+    """Whether the call to load fails, or has no answer in time."""
+    transfer = WeightFiles(lambda folder: None, tmp_path, None)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / VALUE).write_text("0.5")
+    version = a_version("first")
+    async with running_replica(tmp_path) as (replica, server, _, _):
+        client = await replica.serving()
+        server.calls.clear()
+        tell = client._tell_workers
+
+        async def lost(method, limit_s=60.0, **arguments):
+            await tell(method, 1e-6 if is_slow else limit_s, **arguments)
+            raise ServerGoneError("no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "_tell_workers", lost)
+            with pytest.raises(ServerGoneError, match=r"no answer.*left paused.*restart it"):
+                await transfer.send(client, version, paused=False)
+        assert server.is_paused and "/resume" not in server.calls
+        await transfer.send(client, version, paused=False)
+        assert not server.is_paused and server.values["base"] == 0.5
+
+
+async def test_the_limit_of_a_reload_grows_with_the_weights(tmp_path, monkeypatch):
+    (tmp_path / "first").mkdir()
+    with (tmp_path / "first" / "model.safetensors").open("wb") as file:
+        file.truncate(10 * 10**9)
+    async with running_replica(tmp_path) as (replica, _, _, _):
+        client = await replica.serving()
+        limits = []
+
+        async def tell(method, limit_s, **arguments):
+            limits.append(limit_s)
+
+        monkeypatch.setattr(client, "_tell_workers", tell)
+        transfer = WeightFiles(lambda folder: None, tmp_path, None)
+        await transfer.send(client, a_version("first"), paused=False)
+        assert limits == [CALL_LIMIT_S + 200.0]
 
 
 async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):

@@ -11,6 +11,7 @@ from openenv_pipe.engines.vllm.answers import (
     RpcResult,
     RpcResults,
     Sampled,
+    ServerGoneError,
     ServerInfo,
     Tokenized,
     WorldSize,
@@ -60,6 +61,8 @@ class VllmClient(VllmConnection):
         self._files = files
         self._sent: dict[str, Path] = {}  # copies of adapters, by the adapters' names
         self._request_timeout_s = request_timeout_s
+        # Its weights have begun to change, and are not known to be those of one version.
+        self._is_between_versions = False
 
     async def generate(
         self,
@@ -150,7 +153,8 @@ class VllmClient(VllmConnection):
         """Pause the server during the block, in which its weights are replaced.
 
         Unfinished requests continue with the new weights from their next token. The server is
-        resumed however the block ends, even by a cancellation.
+        resumed however the block ends, even by a cancellation, but not if it may have parts of two
+        versions by then, or still load them: it samples again once it was given a whole version.
         """
         await self._confirm_claim()
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
@@ -159,10 +163,19 @@ class VllmClient(VllmConnection):
             yield
             await self.reset_prefix_cache()  # of the old weights
             await self._post("/reset_encoder_cache")  # what they made of images
+        except (EngineError, ServerGoneError) as error:
+            if not self._is_between_versions:
+                raise
+            kind = ServerGoneError if isinstance(error, ServerGoneError) else EngineError
+            raise kind(
+                f"{error}; {self.url} is left paused, as its weights may be parts of two versions: "
+                "restart it if you have started it yourself"
+            ) from error
         finally:
             # After a cancellation the request to pause may be unfinished; resume after it.
             await asyncio.gather(pausing, return_exceptions=True)
-            await self._post("/resume", accepted=REJECTED)
+            if not self._is_between_versions:
+                await self._post("/resume", accepted=REJECTED)
 
     @asynccontextmanager
     async def readable(self, folder: Path) -> AsyncIterator[Path]:
@@ -176,12 +189,13 @@ class VllmClient(VllmConnection):
         finally:
             await self._files.remove(sent)
 
-    async def load_weights(self, folder: Path, version: str) -> None:
+    async def load_weights(self, folder: Path, version: str, limit_s: float = CALL_LIMIT_S) -> None:
         """Load all weights from a folder, given by its path for the server (`readable`).
 
         The server must be paused, or asleep except for the memory of its weights.
         """
-        await self._tell_workers("reload_policy", weights_path=str(folder))
+        self._is_between_versions = True
+        await self._tell_workers("reload_policy", limit_s, weights_path=str(folder))
         await self._name_weights(version)
 
     async def claim_server(
@@ -192,9 +206,9 @@ class VllmClient(VllmConnection):
         Returns None if the server is not in vLLM's development mode, without which nobody can
         replace its weights or put it to sleep.
         """
-        given = {"owner": owner, "name": name, "exclusive": exclusive, "lease_s": lease_s}
+        given: dict[str, Any] = {"owner": owner, "name": name, "exclusive": exclusive}
         try:
-            results = await self._tell_workers("claim_server", **given)
+            results = await self._tell_workers("claim_server", **given, lease_s=lease_s)
         except StatusError as error:
             if error.status == 404:
                 return None
@@ -216,9 +230,10 @@ class VllmClient(VllmConnection):
     async def leave_broadcast(self) -> None:
         await self._tell_workers("leave_broadcast")
 
-    async def receive_weights(self, version: str) -> None:
+    async def receive_weights(self, version: str, limit_s: float) -> None:
         """Receive all weights from the learner, under the conditions of `load_weights`."""
-        await self._tell_workers("receive_policy")
+        self._is_between_versions = True
+        await self._tell_workers("receive_policy", limit_s)
         await self._name_weights(version)
 
     async def resume(self) -> None:
@@ -283,6 +298,7 @@ class VllmClient(VllmConnection):
 
     async def start_weight_update(self) -> None:
         """Prepare for new weights, under the conditions of `load_weights`."""
+        self._is_between_versions = True
         await self._post("/start_weight_update")
 
     async def update_weights(self, update_info: Mapping[str, Any], limit_s: float) -> None:
@@ -296,16 +312,20 @@ class VllmClient(VllmConnection):
     async def finish_weight_update(self, version: str) -> None:
         """Use the received weights, whose version later completions report."""
         await self._post("/finish_weight_update", {"weight_version": version})
+        self._is_between_versions = False
 
     async def _confirm_claim(self) -> None:
         if self.claim is not None:
             await self.claim.confirm()
 
-    async def _tell_workers(self, method: str, **arguments: Any) -> list[RpcResult]:
+    async def _tell_workers(
+        self, method: str, limit_s: float = CALL_LIMIT_S, **arguments: Any
+    ) -> list[RpcResult]:
         """Call a method of the worker extension in each worker. Raises EngineError."""
         body = {"method": method, "kwargs": arguments}
         path = "/collective_rpc"
-        results = parse(RpcResults, await self._post(path, body), self.url + path).results
+        answer = await self._post(path, body, limit_s)
+        results = parse(RpcResults, answer, self.url + path).results
         if problems := [each.problem for each in results if each.problem]:
             raise EngineError(f"{method} at {self.url}: {problems[0]}")
         return results
@@ -313,6 +333,7 @@ class VllmClient(VllmConnection):
     async def _name_weights(self, version: str) -> None:
         """Set the version that later completions report."""
         await self._post("/update_weight_version", {"new_version": version})
+        self._is_between_versions = False
 
     async def _generate(
         self,

@@ -16,7 +16,8 @@ from openenv_pipe.system.untrusted_text import quoted
 
 BASE = "base"  # the name in requests of the model without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
-CALL_LIMIT_S = 120.0  # time limit of all calls except completions
+CALL_LIMIT_S = 120.0  # time limit of all calls except completions and those that bring all weights
+SLOWEST_BYTES_PER_S = 50e6  # of a disk that a server reads weights from, or a network
 REJECTED = range(400, 500)  # statuses of requests that the server rejects
 GENERATE = "/inference/v1/generate"
 # What a server was started without if it answers a path with 404.
@@ -26,6 +27,11 @@ NEEDED = {
     "of the weights under the same path, readable by its user",
     **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
 }
+
+
+def weights_limit_s(num_bytes: int) -> float:
+    """Return the time limit of a call in which a server gets all weights, of that size."""
+    return CALL_LIMIT_S + num_bytes / SLOWEST_BYTES_PER_S
 
 
 class StatusError(EngineError):

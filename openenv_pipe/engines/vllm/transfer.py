@@ -16,6 +16,7 @@ import numpy as np
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import weights_limit_s
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.tasks import in_thread
@@ -162,11 +163,13 @@ class WeightFiles(_Files):
     num_kept = MAX_WEIGHTS_FOLDERS
 
     async def send(self, client: VllmClient, version: PolicyVersion, *, paused: bool) -> None:
+        own = self._folder(version)
+        num_bytes = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in own.iterdir()))
         async with (
-            client.readable(self._folder(version)) as folder,
+            client.readable(own) as folder,
             replacing_weights(client, paused=paused),
         ):
-            await client.load_weights(folder, version.label)
+            await client.load_weights(folder, version.label, weights_limit_s(num_bytes))
 
     async def drop(self, clients: Sequence[VllmClient], version: PolicyVersion) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder(version), True)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import weights_limit_s
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import Sender
 
 CHUNK_BYTES = 256 * 2**20  # sent at a time; a chunk is larger by at most its last tensor
@@ -134,7 +135,10 @@ class GlooLink:
         if not self._has_joined:
             await client.join_broadcast(self._sender.meeting)
             self._has_joined = True
-        await client.receive_weights(version)
+        everything = Chunk()
+        for name, tensor in weights.items():
+            everything.add(name, tensor)
+        await client.receive_weights(version, weights_limit_s(everything.num_bytes))
 
     async def leave(self, client: VllmClient) -> None:
         await client.leave_broadcast()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S
+from openenv_pipe.engines.vllm.connection import CALL_LIMIT_S, weights_limit_s
 from openenv_pipe.extras.transfers.link import (
     CHUNK_BYTES,
     LONGEST_WAIT,
@@ -30,7 +30,6 @@ from openenv_pipe.extras.transfers.link import (
 )
 
 UNIQUE_ID_KEY = "0"  # of a group's first communicator in its store, see broadcastUniqueNCCLID
-SLOWEST_BYTES_PER_S = 50e6  # of a network between learner and server
 
 
 class NcclLink:
@@ -77,7 +76,7 @@ class NcclLink:
         if self._is_closed:
             return
         await client.start_weight_update()
-        limit_s = CALL_LIMIT_S + everything.num_bytes / SLOWEST_BYTES_PER_S
+        limit_s = weights_limit_s(everything.num_bytes)
         await client.update_weights(everything.described(), limit_s)
         await client.finish_weight_update(version)
 

@@ -70,7 +70,7 @@ class FakeServer:
     async def leave_broadcast(self) -> None:
         self._receiver.close()
 
-    async def receive_weights(self, version: str) -> None:
+    async def receive_weights(self, version: str, limit_s: float) -> None:
         self.calls.append("receive")
         if self.failure is not None:
             failure, self.failure = self.failure, None

@@ -156,18 +156,25 @@ async def test_a_server_that_cannot_receive_is_left_as_it_is(parts):
     assert_equal(server.received, source)
 
 
-@pytest.mark.parametrize("path", ["/init_weight_transfer_engine", "/finish_weight_update"])
-async def test_a_rejected_update_is_told(parts, path):
-    """The next publish connects anew."""
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/init_weight_transfer_engine", "/resume"),
+        ("/finish_weight_update", "/finish_weight_update"),
+    ],
+)
+async def test_a_rejected_update_is_told(parts, path, last):
+    """The next publish connects anew. A server with parts of two versions is left paused."""
     server, client, source, versions = parts
     server.rejects = path
     with pytest.raises(EngineError, match=f"{path} answered with status 500.*no such weight"):
         await publish(versions, client, 0)
-    assert server.paths[-1] == "/resume"
+    assert server.paths[-1] == last
     server.rejects = None
     server.sent.queue.clear()
     await publish(versions, client, 1)
     assert server.paths.count("check_transfer") == 2
+    assert server.paths[-1] == "/resume"
     assert_equal(server.received, source)
 
 
