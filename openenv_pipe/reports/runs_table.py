@@ -13,7 +13,7 @@ from openenv_pipe.runs.evals import BASELINE, is_outdated, read_reports, read_st
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
-from openenv_pipe.system.files import read_json
+from openenv_pipe.system.files import parse_json
 from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.system.progress import clock
 from openenv_pipe.system.tables import Column, Fit, Table
@@ -106,7 +106,7 @@ def _row(path: Path, name: str) -> RunRow:
 
 
 def _of_training(row: RunRow, folder: RunFolder) -> RunRow:
-    trainer = read_json(folder.path / "config.json")["trainer"]
+    trainer = parse_json(folder.path / "config.json", folder.config_bytes)["trainer"]
     stage, num_steps = stage_of(trainer["steps"], trainer["warm_start"]["steps"])
     records = read_metrics(folder.metrics_path)
     steps = [r for r in records if r.get("stage") == stage]

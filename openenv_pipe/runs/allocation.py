@@ -1,4 +1,4 @@
-"""Create a run folder: write its first files, then give it a number.
+"""Create a run folder: write its first files, then give it a number. Parts of later attempts.
 
 Only `RunFolder` calls this.
 """
@@ -27,7 +27,15 @@ from openenv_pipe.runs.provenance import (
 )
 from openenv_pipe.runs.record import AttemptRecord, Lineage, RunRecord
 from openenv_pipe.runs.trust import local_code, signed_text, try_to_sign
-from openenv_pipe.system.files import digest_of_file, point_symlink, sync, write_json, write_text
+from openenv_pipe.system.files import (
+    digest_of_bytes,
+    digest_of_file,
+    point_symlink,
+    read_bytes,
+    sync,
+    write_json,
+    write_text,
+)
 from openenv_pipe.system.process_id import ProcessId
 
 SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
@@ -104,6 +112,26 @@ def signed(path: Path, config: RunConfig) -> dict[str, Any]:
         "local_code": paths,
         "signature": try_to_sign(signed_text(digest, paths)),
     }
+
+
+def described_config(folder: Path, record: RunRecord) -> bytes:
+    """Return the content of config.json, or what a killed resume had still to write there.
+
+    A resume that changes the configuration writes it with its logs, then run.json, and config.json
+    at last. Any other config.json that run.json does not describe is returned as it is.
+
+    Raises RunFolderError if config.json cannot be read.
+    """
+    content = read_bytes(folder / "config.json")
+    if digest_of_bytes(content) == record.config_digest or len(record.attempts) == 1:
+        return content
+    logs = [folder / "logs" / f"attempt_{each.number}" for each in record.attempts[-2:]]
+    try:
+        before, new = (read_bytes(each / "config.json") for each in logs)
+    except RunFolderError:
+        return content
+    is_unwritten = content == before and digest_of_bytes(new) == record.config_digest
+    return new if is_unwritten else content
 
 
 def without_secrets(lineage: Lineage | None, config: RunConfig) -> Lineage | None:

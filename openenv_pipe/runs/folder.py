@@ -30,6 +30,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.allocation import (
     allocate,
     describe,
+    described_config,
     make_subfolders,
     open_logs,
     signed,
@@ -150,7 +151,7 @@ class RunFolder:
         write, a secret is not set, or config.json is not valid.
         """
         reject_links(self.path)
-        content = read_bytes(self.path / "config.json")
+        content = self.config_bytes
         values = parse_json(self.path / "config.json", content)
         written = self._validate(values)
         if not trust:
@@ -179,7 +180,12 @@ class RunFolder:
     @property
     def written_config(self) -> RunConfig:
         """The configuration to read, not to run: secrets stay hidden."""
-        return self._validate(read_json(self.path / "config.json"))
+        return self._validate(parse_json(self.path / "config.json", self.config_bytes))
+
+    @property
+    def config_bytes(self) -> bytes:
+        """The content of config.json, also if the last attempt was killed before it wrote that."""
+        return described_config(self.path, self.record)
 
     @property
     def status(self) -> str:
@@ -279,22 +285,26 @@ class RunFolder:
     ) -> None:
         """Start one more attempt by this process, which holds the lock.
 
-        The previous configuration is kept with the logs of the previous attempt.
+        The previous configuration is kept with the logs of the previous attempt, and the new one
+        with those of this attempt. A kill at any instant leaves a folder that resumes.
 
         Raises RunFolderError if a folder in the run folder is missing and cannot be made again.
         """
-        last = self.attempts[-1]
+        last, content = self.attempts[-1], self.config_bytes
         make_subfolders(self.path)
         secrets = known_secrets(config.model_dump(mode="json"))
-        if changed:
-            written = self.path / "config.json"
-            self.logs.mkdir(exist_ok=True)
-            write_bytes(self.logs / "config.json", written.read_bytes())
-            write_config(written, config.model_dump(mode="json"), secrets)
+        written = current = self.path / "config.json"
+        if read_bytes(current) != content:
+            write_bytes(current, content)
         if last.ended is None:
             end = {"ended": self._last_sign_of_life(), "status": "died"}
             last = last.model_copy(update=end)
         number = open_logs(self.path / "logs", after=last.number)
+        if changed:
+            self.logs.mkdir(exist_ok=True)
+            write_bytes(self.logs / "config.json", content)
+            written = self.path / "logs" / f"attempt_{number}" / "config.json"
+            write_config(written, config.model_dump(mode="json"), secrets)
         attempt = AttemptRecord(
             number=number,
             command=[hide_assignments(word, secrets) for word in command],
@@ -311,9 +321,12 @@ class RunFolder:
             cause=None,
             ended=None,
             process=ProcessId.of_this_process(),
-            **signed(self.path / "config.json", config),
+            **signed(written, config),
             attempts=[*self.attempts[:-1], last, attempt],
         )
+        # Until here a kill changes nothing; from here on, `config_bytes` is the new content.
+        if changed:
+            write_bytes(current, written.read_bytes())
 
     def add_differences(self, found: Sequence[str]) -> None:
         """Add differences from the last attempt that the current one finds after its start."""

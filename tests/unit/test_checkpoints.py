@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import count
+from pathlib import Path
 
 import pytest
 import run_samples
@@ -285,6 +287,72 @@ def test_each_attempt_is_written_down(folder):
     assert again.logs.name == "attempt_2"
     old = json.loads((folder.path / "logs" / "attempt_1" / "config.json").read_text())
     assert old["trainer"]["steps"] == config.trainer.steps
+
+
+def begin_longer(path, steps, stop_after):
+    """Begin an attempt with `steps` steps; raise TimeoutError after so many files and folders."""
+    folder = RunFolder.open(path)
+    config = folder.config_to_run([f"trainer.steps={steps}"])
+    changed = changed_keys(folder.with_template_time(folder.written_config), config)
+    made = []
+
+    def counted(write):
+        def counting(*arguments, **keywords):
+            result = write(*arguments, **keywords)
+            made.append(arguments[0])
+            if len(made) == stop_after:
+                raise TimeoutError
+            return result
+
+        return counting
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "mkdir", counted(Path.mkdir))
+        folder.begin_attempt(
+            config, command=["train"], checkpoint=None, changed=changed, differences=[]
+        )
+
+
+def stopped_after_each_write(folder, aside):
+    """Copy a run folder and stop its next attempt, once after each write; return the copies."""
+    copies = []
+    for number in count(1):
+        copies.append(aside / str(number))
+        shutil.copytree(folder.path, copies[-1], symlinks=True)
+        try:
+            begin_longer(copies[-1], 9, number)
+        except TimeoutError:
+            continue
+        return copies
+
+
+def test_a_resume_with_other_values_that_is_stopped_at_any_write_can_be_resumed(folder, tmp_path):
+    steps = folder.written_config.trainer.steps
+    stopped = stopped_after_each_write(folder, tmp_path / "first")
+    # One stop leaves the record of the new configuration beside the old configuration.
+    (between,) = (
+        each
+        for each in map(RunFolder.open, stopped)
+        if each.config_bytes != (each.path / "config.json").read_bytes()
+    )
+    again = stopped_after_each_write(between, tmp_path / "again")
+    for path in [*stopped, *again]:
+        begin_longer(path, 9, None)
+        found = RunFolder.open(path)
+        assert found.config_to_run().trainer.steps == 9
+        assert json.loads((path / "config.json").read_text())["trainer"]["steps"] == 9
+        changes = [each.changed for each in found.attempts if each.changed]
+        assert changes == [{"trainer.steps": [steps, 9]}]
+
+
+def test_a_configuration_changed_by_hand_after_a_resume_is_not_the_resumed_one(folder):
+    begin_longer(folder.path, 9, None)
+    path = folder.path / "config.json"
+    path.write_text(path.read_text().replace('"steps": 9', '"steps": 7'))
+    with pytest.raises(RunFolderError, match=r"config\.json was changed after it was written"):
+        RunFolder.open(folder.path).config_to_run()
+    assert RunFolder.open(folder.path).config_to_run(trust=True).trainer.steps == 7
 
 
 def test_a_lineage_hides_what_a_configuration_hides(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from openenv_pipe.runs.evals import is_of_run, read_report, report_paths
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.images import write_images
 from openenv_pipe.runs.metrics import parse_record, read_lines
-from openenv_pipe.system.files import copy_file, read_bytes, write_bytes, write_json, write_text
+from openenv_pipe.system.files import copy_file, write_bytes, write_json, write_text
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> None:
@@ -36,7 +36,7 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> 
     ]
     if not kept:
         raise RunFolderError(f"{folder.path} has no step yet, so there is nothing to record")
-    config, digests = read_bytes(folder.path / "config.json"), checkpoint_digests(folder.path)
+    config, digests = folder.config_bytes, checkpoint_digests(folder.path)
     try:
         to.mkdir(parents=True)
     except OSError as error:
