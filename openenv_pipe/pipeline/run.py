@@ -164,8 +164,8 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
 def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) -> None:
     """Send the results of the evaluations, and end the run in all trackers."""
     summary: dict[str, float] = {}
-    for label, report in read_reports(folder.path).items():
-        summary |= results_of(label, report)
+    for report in read_reports(folder.path).values():  # Of equal labels, the newer comes later.
+        summary |= results_of(report.label, report)
     trackers.close(status, summary)
 
 

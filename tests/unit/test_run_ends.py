@@ -1,6 +1,7 @@
 """What a run that ends early leaves in its folder, and what it tells the user to do next."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import run_samples
@@ -88,3 +89,21 @@ def test_the_report_of_a_resumed_run_is_not_that_of_its_interruption(tmp_path):
     assert "The run is **running**, 0 of 2 GRPO steps" in texts[0]
     assert "This page is written anew when it ends." in texts[0]
     assert "The run is **finished**" in path.read_text()
+
+
+def test_trackers_of_an_extended_run_end_with_its_newest_evaluation(tmp_path, monkeypatch):
+    folder = run_samples.create(tmp_path)
+    run_samples.evaluate(folder, "trained", 0.2, step=2)
+    run_samples.evaluate(folder, "trained", 0.8, step=4)
+    ends = []
+    trackers = SimpleNamespace(close=lambda status, summary: ends.append(summary))
+    monkeypatch.setattr("openenv_pipe.pipeline.run.Trackers", lambda *_: trackers)
+
+    async def training(attempt, control):
+        pass
+
+    attempt = Attempt(folder=folder, config=folder.config_to_run())
+    run(attempt, RunControl(progress=Notes()), training)
+    (summary,) = ends
+    assert summary["eval/trained/success"] == 0.8
+    assert {name.rpartition("/")[0] for name in summary} == {"eval/trained"}
