@@ -127,5 +127,9 @@ class Tracker(Protocol):
 class EvaluationTracker(Tracker, Protocol):
     """A tracker that also gets each evaluation when it is done."""
 
-    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        """Send one evaluation. Each is sent once, unless an earlier call has failed."""
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> bool | None:
+        """Send one evaluation. Each is sent once, unless an earlier call has failed.
+
+        Returns True if the tool has all of it with the next step only: a run that is resumed
+        before that step sends it again.
+        """

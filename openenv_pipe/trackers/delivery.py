@@ -7,7 +7,7 @@ with the tool's id of the run: a resumed run continues there, and sends nothing 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,6 +79,7 @@ class Delivery:
         self._run = run
         self._notify = notify
         self._state = read_state(run.folder, name) or State(run_id=None, num_records=0)
+        self._unfinished: list[str] = []  # evaluations that the tool gets with the next step
         self._is_open = False
         self._num_lost = 0
         self._num_failures = 0  # since the last call that succeeded
@@ -170,15 +171,26 @@ class Delivery:
             return end is not None
         item = first.item if is_ours(self._tracker) else copied(first.item)
         if isinstance(item, TrackedEvaluation):
-            name, sent = f"{item.report.label} of step {item.report.step}", self._state.evaluations
-            if name not in sent and isinstance(self._tracker, EvaluationTracker):
-                self._tracker.log_evaluation(item)
-                self._write(self._state.model_copy(update={"evaluations": [*sent, name]}))
+            self._send_evaluation(item)
         elif item.index >= self._state.num_records:
             self._tracker.log(item)
-            self._write(self._state.model_copy(update={"num_records": item.index + 1}))
+            self._write_sent(self._unfinished, num_records=item.index + 1)
+            self._unfinished = []
         self._drop(first)
         return False
+
+    def _send_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        name = f"{evaluation.report.label} of step {evaluation.report.step}"
+        if name in self._state.evaluations or not isinstance(self._tracker, EvaluationTracker):
+            return
+        if self._tracker.log_evaluation(evaluation) is True:
+            self._unfinished.append(name)
+        else:
+            self._write_sent([name])
+
+    def _write_sent(self, evaluations: Sequence[str], **fields: int) -> None:
+        evaluations = [*self._state.evaluations, *evaluations]
+        self._write(self._state.model_copy(update={"evaluations": evaluations, **fields}))
 
     def _note(self, opened: Opened) -> None:
         """Note the tool's id of the run, and what the tool has of it."""

@@ -57,6 +57,14 @@ class EvaluationRecorder(Recorder):
         self._called("evaluation", evaluation)
 
 
+class HoldingRecorder(EvaluationRecorder):
+    """A recorder that shows evaluations with the next step only."""
+
+    def log_evaluation(self, evaluation):
+        super().log_evaluation(evaluation)
+        return True
+
+
 class SpoilingRecorder(Recorder):
     """A tracker that changes what it gets, and then leaves the process."""
 
@@ -86,10 +94,10 @@ def tracked(tmp_path, **options):
     return plain.model_copy(update={"tracker": trackers}), folder
 
 
-def taking_evaluations(tmp_path, **options):
+def taking_evaluations(tmp_path, recorder="EvaluationRecorder", **options):
     """The same as `tracked`, with recorders that take evaluations."""
     config, folder = tracked(tmp_path, **options)
-    target = f"{__name__}:EvaluationRecorder"
+    target = f"{__name__}:{recorder}"
     trackers = {
         name: each.model_copy(update={"target": target}) for name, each in config.tracker.items()
     }
@@ -348,6 +356,28 @@ def test_a_resumed_run_sends_the_evaluations_that_a_tool_lacks(tmp_path):
     start = next(value for name, value in loses if name == "evaluation")
     assert start.groups == ()
     assert start.report == done[0].report
+
+
+def test_an_evaluation_that_a_tool_shows_with_the_next_step_is_sent_until_that_step(tmp_path):
+    calls = Calls()
+    options = {"it": {"calls": calls, "run_id": "a"}}
+    config, folder = taking_evaluations(tmp_path, "HoldingRecorder", **options)
+    done = [evaluation(config, f"{DURING}{step:06d}", step) for step in (1, 2)]
+    seen = []
+    for num_steps in (1, 2, 3):
+        calls.clear()
+        trackers = Trackers(config, folder, pytest.fail)
+        for step in range(1, num_steps + 1):
+            trackers.log(record(step))
+            if step == num_steps and step <= len(done):
+                trackers.log_evaluation(done[step - 1])
+                save_evaluation(folder.path, done[step - 1])
+        trackers.close("interrupted", {})
+        seen.append(labels_of(calls))
+    first, second = (each.report.label for each in done)
+    assert seen == [[1, first], [first, 2, second], [second, 3]]
+    sent = read_state(folder.path, "it").evaluations
+    assert sent == [f"{first} of step 1", f"{second} of step 2"]
 
 
 def test_an_evaluation_that_fails_is_sent_again(tmp_path):

@@ -57,7 +57,7 @@ class WandbTracker:
         self._run.log(values, step=step.index, commit=True)
         self._evaluated.clear()
 
-    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> bool:
         """Show the results in the summary at once, and in charts with the next record.
 
         A row of their own would take the number of the next record. A resumed run, which counts
@@ -65,6 +65,7 @@ class WandbTracker:
         """
         self._run.summary.update(evaluation.numbers)
         self._evaluated |= {**evaluation.numbers, "eval/step": evaluation.step}
+        return True
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         self._run.summary.update({**summary, "status": status})
