@@ -11,6 +11,7 @@ from openenv_pipe.extras.viewer.compare.load import FoundRun, find_runs
 from openenv_pipe.extras.viewer.web.run_store import NAME, RunStore
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport, TaskScores
+from openenv_pipe.runs.evals import STAGES, is_outdated
 from openenv_pipe.system.files import read_json
 
 MAX_RUNS = 6  # that are laid over each other
@@ -56,7 +57,7 @@ def show_sweep(store: RunStore, stamp: str) -> dict[str, Any]:
 def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the evaluations of runs, their scores by task, and the difference between two.
 
-    The two are `before` and `after`; without these, the first and the last of the first run.
+    The two are `before` and `after`; without these, those that `_before_and_after` chooses.
 
     Raises RunFolderError: there is no such run.
     """
@@ -66,10 +67,8 @@ def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any
         for key in keys
         for label, report in store.reports(key).items()
     }
-    names = list(reports)
-    stages = [name for name in names if reports[name].step is not None] or names
-    before = query.get("before") or (stages[0] if stages else None)
-    after = query.get("after") or (stages[-1] if stages else None)
+    before, after = _before_and_after(store, keys[0], reports)
+    before, after = query.get("before") or before, query.get("after") or after
     difference, problem = None, None
     if before in reports and after in reports and before != after:
         config = store.folder(keys[0]).written_config
@@ -91,6 +90,24 @@ def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any
         "difference": difference,
         "problem": problem,
     }
+
+
+def _before_and_after(
+    store: RunStore, first: str, reports: Mapping[str, EvalReport]
+) -> tuple[str | None, str | None]:
+    """Return the first and the last stage of the first run, each by its newest report.
+
+    Without two that are not outdated, they are the first and the last evaluation of a model.
+    """
+    names = list(reports)
+    own, records = names[: len(store.reports(first))], store.metrics(first).records
+    newest = {  # Of equal labels, the newer comes later.
+        reports[name].label: name for name in own if not is_outdated(reports[name], records)
+    }
+    chosen = [newest[label] for label in STAGES if label in newest]
+    if len(chosen) < 2:
+        chosen = [name for name in names if reports[name].step is not None] or names
+    return (chosen[0], chosen[-1]) if chosen else (None, None)
 
 
 def _keys(query: Mapping[str, str]) -> list[str]:

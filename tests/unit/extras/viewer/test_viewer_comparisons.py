@@ -5,6 +5,7 @@ import run_samples
 from starlette.testclient import TestClient
 
 from openenv_pipe.extras.viewer.web import server
+from openenv_pipe.extras.viewer.web.comparisons import show_evaluations
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 
 
@@ -79,3 +80,26 @@ def test_evaluations_of_two_runs(client):
     assert found["difference"]["success"]["mean"] == pytest.approx(0.4)
     nothing = client.get("/api/evaluations", params={**query, "after": "x"}).json()
     assert nothing["difference"] is None
+
+
+@pytest.mark.parametrize("label", ["trained_greedy", "trained.echo", "untrained", "trained_7"])
+def test_a_difference_without_a_choice_is_that_of_the_newest_stages(tmp_path, label):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder)
+    run_samples.evaluate(folder, "start", 0.2)
+    run_samples.evaluate(folder, "trained", 0.4, step=2)
+    run_samples.evaluate(folder, "trained", 0.8, step=2)
+    run_samples.evaluate(folder, label, 0.5, step=0 if label == "untrained" else 2)
+    found = show_evaluations(RunStore(tmp_path), {"runs": "smoke/0001"})
+    assert (found["before"], found["after"]) == ("start", "trained_2")
+    assert found["difference"]["success"]["mean"] == pytest.approx(0.6)
+
+
+def test_a_difference_of_a_run_with_an_outdated_stage_is_that_of_all_evaluations(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder, num_steps=4)
+    run_samples.evaluate(folder, "start", 0.2)
+    run_samples.evaluate(folder, "trained", 0.4, step=2)
+    run_samples.evaluate(folder, "step_000004", 0.8, step=4)
+    found = show_evaluations(RunStore(tmp_path), {"runs": "smoke/0001"})
+    assert (found["before"], found["after"]) == ("start", "step_000004")
