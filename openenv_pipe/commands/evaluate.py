@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.config.compose import Composed, compose, readable_errors
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.precision import warn_of_precision
 from openenv_pipe.config.schema import RunConfig
@@ -188,7 +188,30 @@ def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
 
 
 def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
-    """Raises ConfigError if the two are of different environments."""
+    """Raises ConfigError if the two are of different environments, or cannot be measured alike."""
+    _reject_other_environments(first, other)
+    values, wanted = other.config.model_dump(), first.config.model_dump()
+    # Only training chooses a best checkpoint, and by evaluations that are not these.
+    values["trainer"]["checkpoint"]["best"] = None
+    pairs = [(values, wanted)]
+    pairs += [(values["beside"][name], wanted["beside"][name]) for name in values["beside"]]
+    for each, given in pairs:
+        each["eval"], each["reward"] = given["eval"], given["reward"]
+        each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
+        each["env"]["success_reward"] = given["env"]["success_reward"]
+        # Variables may determine how an environment scores.
+        each["env"]["variables"] = given["env"]["variables"]
+    try:
+        with readable_errors():
+            return replace(other, config=RunConfig.model_validate(values))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{other.folder.path} cannot be measured as {first.folder.path} is, by its tasks, "
+            f"reward and settings of eval (KEY=VALUE changes a key of both): {error}"
+        ) from None
+
+
+def _reject_other_environments(first: SelectedModel, other: SelectedModel) -> None:
     ours, theirs = first.config.environments, other.config.environments
     differ = f"{other.folder.path} cannot be compared with {first.folder.path}: its"
     if ours.keys() != theirs.keys():
@@ -204,16 +227,6 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
                 f"{differ} {prefix}env.{key} is {seen!r}, not {expected!r}; evaluate runs of the "
                 "same environments"
             )
-    values, wanted = other.config.model_dump(), first.config.model_dump()
-    pairs = [(values, wanted)]
-    pairs += [(values["beside"][name], wanted["beside"][name]) for name in values["beside"]]
-    for each, given in pairs:
-        each["eval"], each["reward"] = given["eval"], given["reward"]
-        each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
-        each["env"]["success_reward"] = given["env"]["success_reward"]
-        # Variables may determine how an environment scores.
-        each["env"]["variables"] = given["env"]["variables"]
-    return replace(other, config=RunConfig.model_validate(values))
 
 
 def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:

@@ -198,6 +198,25 @@ def test_runs_of_two_environments_are_not_put_side_by_side(folder):
         on_the_same_tasks([first, other])
 
 
+def test_what_only_training_chooses_by_does_not_keep_runs_from_being_compared(folder):
+    """`eval` chooses no best checkpoint, so that nothing has to be evaluated during training."""
+    first = find_model(str(folder.path), [])
+    words = ["eval.during.every=1", "trainer.checkpoint.best.metric=eval/success"]
+    _, measured = on_the_same_tasks([first, find_model(str(folder.path), words)])
+    assert measured.config.eval == first.config.eval
+
+
+def test_a_run_that_does_not_fit_the_first_ones_reward_is_named_with_it(folder, tmp_path):
+    words = ["reward=[env,overlong]", "reward.terms.overlong.limit_tokens=400"]
+    first = find_model(str(folder.path), [*words, "env.max_episode_tokens=400"])
+    shorter = run_samples.create(tmp_path / "shorter")
+    other = find_model(f"{shorter.path}@start", [])
+    with pytest.raises(ConfigError) as raised:
+        on_the_same_tasks([first, other])
+    expected = f"{shorter.path} cannot be measured as {folder.path} is"
+    assert expected in str(raised.value) and "env.max_episode_tokens=80" in str(raised.value)
+
+
 def test_training_stops_when_the_target_is_reached(folder):
     run_samples.evaluate(folder, "during_000010", 0.8, step=10)
     report = run_samples.evaluation(
