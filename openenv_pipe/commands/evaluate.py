@@ -1,8 +1,8 @@
 """The command `eval`: evaluate runs on the same tasks, or a model that no run has trained.
 
-With several runs, the first one determines tasks, samples, temperature, reward and the variables of
-the environment; limits and prompts remain each run's own. Runs of different environments are
-rejected. Each report is written into its own run's folder.
+With several runs, the first one determines tasks, samples, temperature, reward, judge and the
+variables of the environment; limits and prompts remain each run's own. Runs of different
+environments are rejected. Each report is written into its own run's folder.
 """
 
 import json
@@ -81,8 +81,8 @@ def evaluate(
         changes = split_runs_dir(overrides)[1]
         models: list[SelectedModel] = []
         for word in runs:
-            # Runs after the first are measured by the reward of the first.
-            used = [block for block in PLAYED if block != "reward" or not models]
+            # Runs after the first are measured by the reward and the judge of the first.
+            used = [block for block in PLAYED if not models or block not in ("reward", "judge")]
             found = find_model(word, changes, runs_dir=runs_dir, trust=trust, secrets_of=used)
             models.append(found)
         return _evaluate_runs(models, runs, control)
@@ -181,8 +181,8 @@ def _told_apart(rows: list[Row]) -> list[Row]:
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
-    """Give all subjects the first one's tasks, reward, evaluation settings and variables of the
-    environment."""
+    """Give all subjects the first one's tasks, reward, judge, evaluation settings and variables of
+    the environment."""
     first = subjects[0]
     return [first, *(_measured_as(first, subject) for subject in subjects[1:])]
 
@@ -197,6 +197,7 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     pairs += [(values["beside"][name], wanted["beside"][name]) for name in values["beside"]]
     for each, given in pairs:
         each["eval"], each["reward"] = given["eval"], given["reward"]
+        each["judge"] = given["judge"]
         each["env"]["tasks"]["eval"] = given["env"]["tasks"]["eval"]
         each["env"]["success_reward"] = given["env"]["success_reward"]
         # Variables may determine how an environment scores.
@@ -230,16 +231,27 @@ def _reject_other_environments(first: SelectedModel, other: SelectedModel) -> No
 
 
 def changed_settings(own: RunConfig, used: RunConfig) -> dict[str, str]:
-    """Return by key how the environments and rewards that are used differ from the run's own.
+    """Return by key how the environments, rewards and judges that are used differ from the run's
+    own.
+
+    Of a judge, these are the keys that decide its verdicts, if the reward asks it.
 
     own: as it is written, with its secrets hidden.
     """
     values = used.model_dump(mode="json")
     hidden = RunConfig.model_validate(hide_in_config(values, known_secrets(values)))
+    judges = {env: each.judge for env, each in used.environments.items() if each.reward.judged}
+
+    def measures(key: str) -> bool:
+        if (found := re.match(r"(?:beside\.([^.]+)\.)?(env|reward|judge)\.(\w+)", key)) is None:
+            return False
+        env, block, name = found.groups("")
+        return block != "judge" or (env in judges and judges[env].decides(name))
+
     return {
         key: f"{json.dumps(ours)}, not {json.dumps(theirs)}"
         for key, (theirs, ours) in changed_keys(own, hidden).items()
-        if re.match(r"(?:beside\.[^.]+\.)?(?:env|reward)\.", key)
+        if measures(key)
     }
 
 

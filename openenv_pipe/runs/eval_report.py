@@ -89,7 +89,8 @@ class CommonReply(FrozenModel):
 # Keys of `measured_with` that may decide what a success or a reward is.
 SCORING = re.compile(
     r"(?:beside\.[^.]+\.)?"
-    r"(?:env_code|env_files\.|callables\.|env_functions\.|reward\.|env\.(?:success_reward|variables\.))"
+    r"(?:env_code|env_files\.|callables\.|env_functions\.|reward\.|judge\."
+    r"|env\.(?:success_reward|variables\.))"
 )
 
 
@@ -122,7 +123,7 @@ class EvalReport(FrozenModel):
     num_distinct: int | None = None
     common_reply: CommonReply | None = None
     error: str | None = None  # why nothing could be played; of baselines only
-    # Settings and code of environment and reward that differ from the run's: `1.0, not 0.5`.
+    # Settings and code of environment, reward and judge that differ from the run's: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
 
     @property

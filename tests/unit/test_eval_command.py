@@ -134,6 +134,37 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
     assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
 
 
+JUDGED = (
+    "reward=ruler",
+    "judge=openai",
+    "judge.base_url=https://localhost/v1",
+    "judge.model=m",
+    "judge.api_key=null",
+)
+
+
+def test_another_judge_is_another_setting_where_the_reward_asks_it(tmp_path):
+    words = ["conf=smoke", f"runs_dir={tmp_path}", *JUDGED]
+    own = run_samples.create(tmp_path, compose(words).config).written_config
+    other = ["judge.model=other", "judge.max_concurrent=3"]
+    found = changed_settings(own, compose([*words, *other]).config)
+    assert found == {"judge.model": '"other", not "m"'}
+    report = run_samples.evaluation(
+        run_samples.create(tmp_path), "trained", run_samples.eval_episodes(), 1
+    ).report.model_copy(update={"measured_with": found})
+    assert report.other_scoring == found
+    unasked = changed_settings(own, compose([*words, *other, "reward=env"]).config)
+    assert not any(key.startswith("judge.") for key in unasked)
+
+
+def test_the_first_runs_judge_judges_all(folder):
+    """Another run may have another judge, or none."""
+    first = find_model(str(folder.path), JUDGED)
+    for words in ([], [*JUDGED, "judge.model=other"]):
+        _, measured = on_the_same_tasks([first, find_model(str(folder.path), words)])
+        assert measured.config.judge == first.config.judge
+
+
 def test_how_much_is_evaluated_is_no_other_setting(tmp_path):
     words = ["conf=smoke", "beside.echo.conf=echo", f"runs_dir={tmp_path}"]
     made = run_samples.create(tmp_path, compose(words).config)

@@ -74,6 +74,9 @@ class VerifierTerm(NumbersTerm):
     )
 
 
+ASKED = ("model", "parameters", "max_reply_tokens", "answer_format", "max_repairs")
+
+
 class VerdictsBlock(JudgeBlock):
     """How a judge's model is asked, and what that may cost."""
 
@@ -107,12 +110,14 @@ class VerdictsBlock(JudgeBlock):
 class OpenAIJudgeConfig(EndpointBlock, VerdictsBlock):
     """A model behind a chat completions endpoint (conf/judge/openai.yaml)."""
 
+    verdict_keys = (*ASKED, "base_url")
     type: Literal["openai"]
 
 
 class VllmJudgeConfig(VerdictsBlock):
     """A model that the run serves with vLLM, for as long as it goes on (conf/judge/vllm.yaml)."""
 
+    verdict_keys = (*ASKED, "revision", "dtype", "max_model_len", "arguments")
     type: Literal["vllm"]
     model: str = Field(description="the model to serve: a folder, or an id on a model hub")
     revision: str | None = Field(description="of a model on a hub; null: its newest")
