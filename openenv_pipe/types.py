@@ -111,6 +111,7 @@ class Finish(StrEnum):
 
     STOP = "stop"  # the model wrote its end-of-turn token
     LENGTH = "length"  # max_tokens were used up: the reply is truncated
+    FILTERED = "content_filter"  # the provider of a hosted model withheld the reply, or its rest
 
 
 class TurnRole(StrEnum):

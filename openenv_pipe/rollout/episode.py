@@ -32,6 +32,7 @@ from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
     Episode,
+    Finish,
     Message,
     Observation,
     Opening,
@@ -39,6 +40,8 @@ from openenv_pipe.types import (
     Step,
     Turn,
 )
+
+FILTERED = "the provider's content filter withheld the reply, or the rest of it"
 
 
 @asynccontextmanager
@@ -234,6 +237,8 @@ class Player:
         """
         adapter, messages = self._adapter, list[Message]()
         try:
+            if turn.finish is Finish.FILTERED:
+                raise UnusableReply(FILTERED)
             reply = reader.read(turn.reply, opening.tools)
             actions = await awaited(adapter.read(reply))
         except UnusableReply as unusable:

@@ -137,6 +137,19 @@ def test_a_conversation_is_told_as_a_whole_each_time() -> None:
     assert "tools" not in asked
 
 
+def test_a_reply_that_a_filter_withholds_is_told_from_an_empty_one(tmp_path: Any) -> None:
+    endpoint = Endpoint(said(None, "content_filter"), said(None))
+
+    async def story(engine: OpenAIEngine) -> list[tuple[str, Finish]]:
+        asked = [request(user("hello"), turn=turn) for turn in (0, 0, 1)]  # the second is cached
+        replies = [await engine.generate(each) for each in asked]
+        return [(reply.text, reply.finish) for reply in replies]
+
+    filtered = ("", Finish.FILTERED)
+    found = run(endpoint, story, cache_dir=str(tmp_path))
+    assert found == [filtered, filtered, ("", Finish.STOP)]
+
+
 def test_tokens_are_those_that_the_endpoint_reports() -> None:
     status, answer, headers = said("fine")
     usages = [{"prompt_tokens": 12, "completion_tokens": 3}, {"prompt_tokens": 0}, None, "many"]

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import (
@@ -65,6 +66,21 @@ class MessageEngine(ScriptedEngine):
         self.requests.append(request)
         prompt, completion = self.usage[min(request.turn, len(self.usage) - 1)]
         return TextReply(text="ab", num_prompt_tokens=prompt, num_completion_tokens=completion)
+
+
+class FilteredEngine(MessageEngine):
+    """Its provider withholds the first reply."""
+
+    async def generate(self, request):
+        reply = await super().generate(request)
+        return reply if request.turn else replace(reply, text="", finish=Finish.FILTERED)
+
+
+async def test_a_reply_that_a_filter_withholds_is_unusable_and_says_so():
+    (group,) = await collect_messages(FilteredEngine((9, 3)), {"env.max_turns": 2})
+    first, second = group.episodes[0].turns
+    assert "content filter withheld" in first.unusable and not first.steps
+    assert second.unusable is None and len(second.steps) == 1
 
 
 async def collect_messages(engine, changes):
@@ -145,7 +161,7 @@ async def test_the_end_token_has_loss_once_in_each_completion_that_it_ended():
             cut = turn.finish is Finish.LENGTH
             assert following.prompt_ids.count(policy.chat.ends.usual) == cut
         finishes |= {turn.finish for turn in episode.turns}
-    assert finishes == set(Finish)
+    assert finishes == {Finish.STOP, Finish.LENGTH}
 
 
 # --- trap 20: limits ----------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from openenv_pipe.engines.openai.messages import endpoint_messages, read_reply, 
 from openenv_pipe.system.untrusted_json import encodable_json
 from openenv_pipe.types import Finish
 
+# The finish reasons of replies that are not whole.
+CUT = {"length": Finish.LENGTH, "content_filter": Finish.FILTERED}
+
 
 class OpenAIEngine(StaticEngine):
     """An `engines.base.Engine`. The caller opens and closes `client`."""
@@ -53,11 +56,10 @@ class OpenAIEngine(StaticEngine):
         body = self._body(messages, request)
         answer = await self._client.complete(body, num_tokens + request.max_tokens)
         message = read_reply(answer["choices"][0]["message"])
-        is_cut = answer["choices"][0].get("finish_reason") == "length"
         return TextReply(
             text=reply_text(message),
             message=message,
-            finish=Finish.LENGTH if is_cut else Finish.STOP,
+            finish=CUT.get(answer["choices"][0].get("finish_reason"), Finish.STOP),
             num_prompt_tokens=num_reported_tokens(answer, "prompt_tokens"),
             num_completion_tokens=num_reported_tokens(answer, "completion_tokens"),
         )

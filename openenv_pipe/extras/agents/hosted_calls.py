@@ -17,6 +17,7 @@ from openenv_pipe.extras.agents.calls import MODEL, Call, ModelCalls, RejectedCa
 from openenv_pipe.extras.agents.http.chat_completions import ChatRequest, message_key
 from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.conversation import UNTRAINED_VERSION
+from openenv_pipe.rollout.episode import FILTERED
 from openenv_pipe.system.untrusted_json import encodable
 from openenv_pipe.types import Finish, Usage
 
@@ -67,6 +68,8 @@ class HostedCalls(ModelCalls):
             num_completion_tokens=num_reply_tokens,
         )
         self._num_tokens -= max_tokens - num_reply_tokens
+        if reply.finish is Finish.FILTERED:
+            self._note(FILTERED)
         self._keep(waiting, number, reply, usage)
         waiting.answer.set_result(_body(number, reply, usage))
 
@@ -124,6 +127,7 @@ def _text(message: Mapping[str, Any]) -> str:
 def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
     num_prompt, num_reply = usage.num_prompt_tokens, usage.num_completion_tokens
     ended = "tool_calls" if reply.message.get("tool_calls") else "stop"
+    is_whole = reply.finish is Finish.STOP
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
@@ -133,7 +137,7 @@ def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
             {
                 "index": 0,
                 "message": {"role": "assistant", **reply.message},
-                "finish_reason": "length" if reply.finish is Finish.LENGTH else ended,
+                "finish_reason": ended if is_whole else str(reply.finish),
             }
         ],
         "usage": {

@@ -23,7 +23,7 @@ from openenv_pipe.models.tiny import ASSISTANT, build_tokenizer
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.transcript import transcript
-from openenv_pipe.types import CUT_BY_REQUEST, Group, Status, TurnRole, Usage, path_to
+from openenv_pipe.types import CUT_BY_REQUEST, Finish, Group, Status, TurnRole, Usage, path_to
 
 CHAT = ChatFormat(build_tokenizer())
 # The pipeline's loop, as a program: what `collect` plays.
@@ -678,8 +678,9 @@ class HostedModel:
         answer = self._answers[len(self.asked) - 1]
         if isinstance(answer, Exception):
             raise answer
+        finish = answer.get("finish_reason", "stop")
         usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 3}
-        return {"choices": [{"message": answer, "finish_reason": "stop"}], "usage": usage}
+        return {"choices": [{"message": answer, "finish_reason": finish}], "usage": usage}
 
 
 async def play_hosted(script, tmp_path, *answers):
@@ -728,6 +729,18 @@ async def test_a_field_images_of_a_programs_message_is_its_own(tmp_path):
     episode, client = await play_hosted(script, tmp_path, {"content": "sky"})
     assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
     assert [each["images"] for each in client.asked[0]["messages"]] == [None, ["aGVsbG8="]]
+
+
+async def test_a_reply_that_a_filter_withholds_is_noted_and_told_to_the_program(tmp_path):
+    script = """
+url, body = os.environ["OPENAI_BASE_URL"], {"model": "policy", "messages": [user("a")]}
+print(post(url + "/chat/completions", body)[1])
+"""
+    withheld = {"content": None, "finish_reason": "content_filter"}
+    episode, _ = await play_hosted(script, tmp_path, withheld)
+    assert '"finish_reason":"content_filter"' in episode.output.replace(" ", "")
+    assert episode.notes == ["the provider's content filter withheld the reply, or the rest of it"]
+    assert [turn.finish for turn in episode.turns] == [Finish.FILTERED]
 
 
 async def test_what_a_hosted_model_rejects_is_the_programs_or_ends_the_run(tmp_path):

@@ -74,6 +74,8 @@ export function said(kind, title, ...content) {
   return h("div", { class: `said ${kind}` }, h("h3", {}, title), content);
 }
 
+const ENDINGS = { length: "cut off", content_filter: "withheld by the provider" };
+
 function numbersOf(turn, index) {
   const pairs = [
     ["reward", turn.steps.length ? number(turn.steps.reduce((sum, step) => sum + step.reward, 0)) : null],
@@ -81,7 +83,7 @@ function numbersOf(turn, index) {
     ["advantage", turn.advantage === null ? null : number(turn.advantage, 2)],
     ["tokens", `${count(turn.num_prompt_tokens)} + ${count(turn.num_completion_tokens)}`],
     ["policy", turn.policy_versions.length ? turn.policy_versions.join(", ") : null],
-    ["ended", turn.finish === "length" ? "cut off" : null],
+    ["ended", ENDINGS[turn.finish] ?? null],
   ];
   return h("header", {}, h("h2", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
