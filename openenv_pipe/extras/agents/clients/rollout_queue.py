@@ -222,12 +222,11 @@ class RolloutQueue:
         task = spec.task
         if own is not None:
             digest, given = own
-            seed = given.get("seed")
             task = replace(
                 task,
                 id=f"{CLIENT_SPLIT}/{digest[:12]}",
                 split=CLIENT_SPLIT,
-                seed=seed if type(seed) is int and seed >= 0 else task.seed,
+                seed=given.get("seed", task.seed),
                 reset={name: value for name, value in given.items() if name != "seed"},
             )
         self._groups[spec.group] = _GroupState(
@@ -339,6 +338,12 @@ def _read_request(body: Any) -> tuple[tuple[str, Mapping[str, Any]] | None, floa
         return None, wait_s
     if not isinstance(task, dict):
         raise ValueError(f"task is {task!r:.40}; expected an object, the keywords of a reset")
+    seed = task.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ValueError(
+            f"task has seed={seed!r:.40}; expected that of the reset, a whole number from 0 on: "
+            "leave it out for a seed of the run, or rename it if it is data of yours"
+        )
     text = json.dumps(task, sort_keys=True)
     return (hashlib.sha256(text.encode()).hexdigest(), task), wait_s
 

@@ -312,6 +312,10 @@ async def test_a_report_that_means_nothing_is_rejected_and_can_be_sent_again(bod
     ("body", "said"),
     [
         ({"task": "x"}, "task is 'x'"),
+        *(
+            ({"task": {"board": 7, "seed": seed}}, f"task has seed={seed!r}; expected")
+            for seed in (-1, "7", 7.0, True, None)
+        ),
         ({"wait_s": -1}, "wait_s is -1"),
         ({"wait_s": "long"}, "wait_s is 'long'"),
         ([1], "expected a JSON object"),
