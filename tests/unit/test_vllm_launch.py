@@ -253,7 +253,7 @@ def test_weights_of_a_killed_trainer_are_removed_by_its_guardian(tmp_path):
 def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_path):
     left = tmp_path / f"openenv-pipe-{os.getuid()}-1"
     left.mkdir()
-    dead = ProcessId.of_this_process().model_copy(update={"started_s": 0.0})
+    dead = ProcessId.of_this_process().model_copy(update={"pid": 2**22 + 1})
     (left / "owner.json").write_text(dead.model_dump_json())
     with weights_folder(str(tmp_path)) as folder:
         assert not left.exists()
@@ -312,7 +312,7 @@ def test_another_user_can_neither_take_over_nor_read_the_weights(shared_place, m
     monkeypatch.setattr(weights_folder_module, "IN_MEMORY", shared_place)
     victim = shared_place / "victim"
     victim.mkdir(mode=0o755)
-    dead = ProcessId.of_this_process().model_copy(update={"started_s": 0.0}).model_dump_json()
+    dead = ProcessId.of_this_process().model_copy(update={"pid": 2**22 + 1}).model_dump_json()
     (victim / "owner.json").write_text(dead)
     plant = """
         cd "$1"; umask 0

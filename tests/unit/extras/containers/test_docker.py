@@ -27,7 +27,6 @@ from openenv_pipe.extras.containers.docker.host import (
 from openenv_pipe.extras.containers.docker.image import Image, image_recipe
 from openenv_pipe.extras.containers.docker.prepare import prepare_image
 from openenv_pipe.extras.containers.docker.running import SOCKET_PROXY, cause_of_death
-from openenv_pipe.system.process_id import ProcessId
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 from tests.ports import lasting_port
 
@@ -210,13 +209,6 @@ def test_a_daemon_that_does_not_answer_is_told_with_the_next_step(monkeypatch, t
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(HostError, match=r"none\.sock: .*systemctl start docker"):
         connect()
-
-
-def test_a_process_is_told_from_another_with_its_number():
-    this = ProcessId.of_this_process()
-    assert this.alive
-    assert not this.model_copy(update={"started_s": this.started_s - 100}).alive
-    assert this.model_copy(update={"host": "elsewhere", "pid": 2**22}).alive
 
 
 # --- the socket proxy --------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from openenv_pipe.system.process_id import ProcessId
 PREFIX = f"openenv-pipe-{os.getuid()}-"
 LIVING = ProcessId.of_this_process()
 OWNERS = {
-    f"{PREFIX}dead": LIVING.model_copy(update={"started_s": 0.0}),
+    f"{PREFIX}dead": LIVING.model_copy(update={"pid": 2**22 + 1}),
     f"{PREFIX}living": LIVING,
+    f"{PREFIX}in_a_container": LIVING.model_copy(update={"namespace": "pid:[1]", "pid": 2**22 + 1}),
     f"{PREFIX}elsewhere": LIVING.model_copy(update={"host": "another machine", "started_s": 0.0}),
 }
 
@@ -42,5 +43,5 @@ def test_weights_of_dead_runs_are_listed_then_removed(weights):
     assert dead.exists()
     assert pruned(dry_run=False) == [f"removed: weights in {dead}"]
     left = sorted(path.name for path in weights.iterdir())
-    assert left == [f"{PREFIX}elsewhere", f"{PREFIX}living"]
+    assert left == [f"{PREFIX}elsewhere", f"{PREFIX}in_a_container", f"{PREFIX}living"]
     assert pruned(dry_run=False) == ["dead runs have left nothing"]
