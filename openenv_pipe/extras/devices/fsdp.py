@@ -38,6 +38,7 @@ from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.forward.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import ADAPTER, plain_name
+from openenv_pipe.system.files import naming
 
 Result = TypeVar("Result")
 WEIGHTS = "model.safetensors"
@@ -334,7 +335,8 @@ def write_model(
     The folder has to be on the machine of rank 0. Where all ranks see it, each writes its part.
     """
     if ranks.rank == 0:
-        model.save_pretrained(folder, state_dict={})
+        with naming(folder):
+            model.save_pretrained(folder, state_dict={})
     ranks.gather(None)  # by now the folder is there
     if all(ranks.gather(folder.is_dir())):
         write_shards(weights, folder / WEIGHTS)

@@ -9,12 +9,14 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
@@ -26,6 +28,7 @@ from torch.futures import Future
 
 from openenv_pipe.extras.devices.ranks import ConnectedRanks
 from openenv_pipe.models.model_files import read_header
+from openenv_pipe.system.files import naming
 
 TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
 TYPE_NAMES[torch.bfloat16] = "BF16"
@@ -39,7 +42,8 @@ def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
 
     Every rank gives the same names in the same order.
     """
-    save(dict(tensors), storage_writer=_SafetensorsWriter(file))
+    with _plain_errors(file):
+        save(dict(tensors), storage_writer=_SafetensorsWriter(file))
 
 
 def write_gathered(tensors: Mapping[str, torch.Tensor], file: Path, ranks: ConnectedRanks) -> None:
@@ -49,7 +53,7 @@ def write_gathered(tensors: Mapping[str, torch.Tensor], file: Path, ranks: Conne
     for name, values in tensors.items():
         whole = values.full_tensor() if isinstance(values, DTensor) else values
         if ranks.rank == 0:
-            with file.open("r+b") as opened:
+            with naming(file), file.open("r+b") as opened:
                 opened.seek(offsets[name])
                 opened.write(_bytes_of(whole))
 
@@ -60,7 +64,19 @@ def read_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     Values are converted to the type of the tensor they are read into.
     """
     if tensors:
-        load(dict(tensors), storage_reader=_RowReader(str(folder)))
+        with _plain_errors(folder):
+            load(dict(tensors), storage_reader=_RowReader(str(folder)))
+
+
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
+    """Raise the first error of a rank, which names `path`, instead of torch's, a BaseException."""
+    with naming(path):
+        try:
+            yield
+        except CheckpointException as error:
+            first, _ = next(iter(error.failures.values()))
+            raise first from error
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -108,7 +108,9 @@ class Workers:
         except PipeError:
             raise
         except (RuntimeError, OSError, EOFError) as error:
-            self._raise_if_ended(error)
+            # An error of a file, such as a full disk, ends the other ranks too, but is the cause.
+            if getattr(error, "filename", None) is None:
+                self._raise_if_ended(error)
             raise
 
     def close(self) -> None:
