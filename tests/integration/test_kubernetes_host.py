@@ -21,6 +21,7 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.extras.containers.kubernetes import api as kubernetes_api
 from openenv_pipe.extras.containers.kubernetes import host as kubernetes_host
 from openenv_pipe.extras.containers.kubernetes import pod as kubernetes_pod
+from openenv_pipe.extras.containers.kubernetes.api import ClusterError
 from openenv_pipe.extras.containers.kubernetes.host import KubernetesHost
 from openenv_pipe.extras.containers.kubernetes.manifests import has_expired, pod, trouble
 from openenv_pipe.extras.containers.prune import prune
@@ -53,6 +54,10 @@ async def running(tmp_path, mood="fine", **changes):
         async with started(KubernetesHost(env, config, tmp_path)) as host:
             yield SimpleNamespace(cluster=cluster, host=host, config=config)
     assert not any(cluster.objects.values())
+
+
+PAST = "2020-01-01T00:00:00Z"
+RUNNING = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
 
 
 async def die(host):
@@ -122,6 +127,7 @@ def test_a_pod_spec_that_would_replace_ours_is_rejected(tmp_path):
             "",
         ),
         ({"phase": "Failed", "reason": "Evicted"}, "Failed, Evicted", ""),
+        ({**RUNNING, "reason": "NodeLost", "message": "node a"}, "NodeLost: node a", "Running"),
         (
             {
                 "phase": "Pending",
@@ -143,6 +149,16 @@ def test_what_is_the_matter_with_a_pod(status, cause, doing):
     found, doing_found = trouble({"status": status})
     assert found == cause
     assert doing in doing_found
+
+
+def test_a_deleted_pod_is_dead_when_its_time_to_end_is_over():
+    """On a node that is lost, it stays as it was last reported."""
+    for ends, is_dead in ((PAST, True), ("2999-01-01T00:00:00Z", False)):
+        cause, _ = trouble({"metadata": {"deletionTimestamp": ends}, "status": RUNNING})
+        assert bool(cause) is is_dead
+    ended = {"containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}
+    cause, _ = trouble({"metadata": {"deletionTimestamp": PAST}, "status": ended})
+    assert cause == "exit code 0, no reason"
 
 
 def test_a_lease_expires():
@@ -285,6 +301,54 @@ async def test_an_account_that_may_not_is_told_so(tmp_path):
         host = KubernetesHost(*settings(kubeconfig=path), tmp_path)
         with pytest.raises(HostError, match=r"403: pods is forbidden; docs/kubernetes\.md"):
             await host.start()
+
+
+async def test_calls_that_are_rejected_all_the_time_are_no_silence(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_pod, "API_OUTAGE_S", 0.2)
+    async with running(tmp_path) as parts:
+        (pod,) = parts.host._pods
+        for status, said in (
+            (401, "has rejected all calls for 0.2 s: 401: no; log in to the cluster again"),
+            (0, "has not answered for 0.2 s"),
+        ):
+
+            async def rejected(name, status=status):
+                raise ClusterError(status, "no")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(parts.host._cluster, "read_pod", rejected)
+                assert said in await pod.died()
+
+
+async def test_tokens_of_a_login_program_are_renewed(tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "REFRESH_EVERY_S", 0.05)
+    login = f"""
+import json
+from pathlib import Path
+calls = Path({str(tmp_path / "calls")!r})
+number = int(calls.read_text()) if calls.exists() else 0
+calls.write_text(str(number + 1))
+kind = {{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}}
+print(json.dumps({{**kind, "status": {{"token": f"token-{{number}}"}}}}))
+"""
+    given = kubeconfig("http://127.0.0.1:9")
+    given["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": ["-c", login],
+        }
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(given))
+    cluster = await kubernetes_api.connect(settings(kubeconfig=path)[1])
+    keys = cluster._api.configuration.api_key
+    assert keys["BearerToken"] == "Bearer token-0"
+    async with asyncio.timeout(LIMIT_S):
+        while keys["BearerToken"] == "Bearer token-0":
+            await asyncio.sleep(0.01)
+    await cluster.close()
+    assert cluster._renewal.done()
 
 
 async def test_no_cluster_and_an_unknown_context_are_user_errors(tmp_path):

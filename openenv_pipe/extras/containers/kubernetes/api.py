@@ -4,7 +4,9 @@ Answers are read as plain JSON, because the client's models reject fields that a
 are. Every call has a time limit. No call waits for a state or is retried.
 """
 
+import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -16,7 +18,7 @@ import aiohttp
 import yaml
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
-from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, refresh_token
 from kubernetes.aio.stream import WsApiClient
 
 from openenv_pipe.errors import ConfigError
@@ -24,7 +26,10 @@ from openenv_pipe.extras.containers.kubernetes.manifests import MANAGED_BY, RUN,
 
 CALL_LIMIT_S = 15.0
 LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; the reader opens another
+REFRESH_EVERY_S = 60.0  # looks whether the token of a kubeconfig's login program has to be renewed
 NOT_FOUND = 404
+
+_log = logging.getLogger(__name__)
 
 
 class ClusterError(Exception):
@@ -35,10 +40,26 @@ class ClusterError(Exception):
         self.status = status
 
 
+def advice(status: int, namespace: str) -> str:
+    """Return what to do about calls that end with this status, as the end of a message."""
+    known = {
+        0: "check that the cluster is reachable and that host.context names the right one",
+        401: "log in to the cluster again",
+        403: "docs/kubernetes.md lists what the account must be allowed to do in namespace "
+        f"{namespace}",
+        NOT_FOUND: f"set host.namespace if there is no namespace {namespace}",
+    }
+    return f"; {known[status]}" if status in known else ""
+
+
 class Cluster:
-    def __init__(self, configuration: client.Configuration, namespace: str) -> None:
+    def __init__(
+        self, configuration: client.Configuration, namespace: str, login: Any = None
+    ) -> None:
+        """login: the kubeconfig's loader, whose tokens may expire; None: nothing is renewed."""
         configuration.connection_pool_maxsize = 0  # every session has a connection of its own
         self.namespace = namespace
+        self._renewal = asyncio.create_task(_renew_token(login, configuration)) if login else None
         self._api = client.ApiClient(configuration)
         self._tunnel_api = WsApiClient(configuration)
         self._core = client.CoreV1Api(self._api)
@@ -53,6 +74,9 @@ class Cluster:
         }
 
     async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
         await self._api.close()
         await self._tunnel_api.close()
 
@@ -159,14 +183,14 @@ async def connect(settings: ClusterSettings) -> Cluster:
 
     No call is made yet. Raises ConfigError: there is no usable kubeconfig.
     """
-    configuration = client.Configuration()
+    configuration, login = client.Configuration(), None
     path = settings.kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
     try:
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
         if inside and settings.kubeconfig is None and not Path(path).expanduser().exists():
             config.load_incluster_config(client_configuration=configuration)
         else:
-            await config.load_kube_config(
+            login = await config.load_kube_config(
                 path, settings.context, configuration, persist_config=False
             )
     except (ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
@@ -174,4 +198,16 @@ async def connect(settings: ClusterSettings) -> Cluster:
             f"the kubeconfig names no usable cluster: {error}; set host.kubeconfig and "
             "host.context, as `kubectl config get-contexts` shows them"
         ) from error
-    return Cluster(configuration, settings.namespace)
+    return Cluster(configuration, settings.namespace, login)
+
+
+async def _renew_token(login: Any, configuration: client.Configuration) -> None:
+    """Renew the token of a kubeconfig's login program, if it has one, before it expires."""
+    while True:
+        try:
+            await refresh_token(login, configuration, REFRESH_EVERY_S)
+        except Exception as error:  # of the program: the old token may still be good
+            _log.warning("the token of the kubeconfig cannot be renewed: %s", error)
+            await asyncio.sleep(REFRESH_EVERY_S)
+        else:  # no token of this kubeconfig can be renewed
+            return

@@ -19,7 +19,13 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import HostError
-from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError, connect
+from openenv_pipe.extras.containers.kubernetes.api import (
+    NOT_FOUND,
+    Cluster,
+    ClusterError,
+    advice,
+    connect,
+)
 from openenv_pipe.extras.containers.kubernetes.manifests import (
     LEASE_DURATION_S,
     Manifest,
@@ -118,14 +124,7 @@ class KubernetesHost(SupervisedHost):
                 await self._cluster.close()
 
     def _rejection(self, error: ClusterError) -> HostError:
-        advice = {
-            0: "check that the cluster is reachable and that host.context names the right one",
-            401: "log in to the cluster again",
-            403: f"docs/kubernetes.md lists what the account must be allowed to do in namespace "
-            f"{self._config.namespace}",
-            NOT_FOUND: f"set host.namespace if there is no namespace {self._config.namespace}",
-        }
-        more = f"; {advice[error.status]}" if error.status in advice else ""
+        more = advice(error.status, self._config.namespace)
         return HostError(f"env {self._env.name!r}: the cluster rejects a call: {error}{more}")
 
 

@@ -5,7 +5,7 @@ restart them. Fields of `host.pod_spec` that would change this are rejected.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from openenv_pipe.config.schema import EnvConfig
@@ -184,6 +184,12 @@ def trouble(pod_as_read: Mapping[str, Any]) -> tuple[str | None, str]:
             return seen, phase
         if waiting:
             phase = f"{phase} ({seen})"
+    # A node that is lost reports no end of its containers.
+    if status.get("reason") == NODE_LOST:
+        return f"{NODE_LOST}: {status.get('message', '')}".strip(": "), phase
+    ends = pod_as_read.get("metadata", {}).get("deletionTimestamp")  # its grace period included
+    if ends is not None and datetime.fromisoformat(ends) < datetime.now(UTC):
+        return f"the pod was deleted, and has not reported an end until {ends}", phase
     if phase in ("Failed", "Succeeded"):
         return f"{phase}, {status.get('reason', '')} {status.get('message', '')}".strip(), phase
     for condition in status.get("conditions", []):
@@ -192,6 +198,7 @@ def trouble(pod_as_read: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, phase
 
 
+NODE_LOST = "NodeLost"
 # ErrImagePull is not among these reasons: the network may be the cause, and Kubernetes tries again.
 NEVER_STARTS = (
     *("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),

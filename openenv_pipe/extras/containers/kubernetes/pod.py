@@ -13,7 +13,7 @@ import aiohttp
 
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.errors import FailureError, HostError
-from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError
+from openenv_pipe.extras.containers.kubernetes.api import NOT_FOUND, Cluster, ClusterError, advice
 from openenv_pipe.extras.containers.kubernetes.manifests import Manifest, pod, trouble
 from openenv_pipe.extras.containers.schema import KubernetesHostConfig
 from openenv_pipe.system.files import socket_folder
@@ -145,23 +145,29 @@ class EnvPod:
             await unless_dead(healthy, self.died())
         except (FailureError, ClusterError) as error:
             await self.stop()
-            raise HostError(f"env {self._env.name!r}, pod {name}: {error}", self.log) from error
+            text = f"env {self._env.name!r}, pod {name}: {error}"
+            if isinstance(error, ClusterError):
+                text += advice(error.status, self._config.namespace)
+            raise HostError(text, self.log) from error
         except BaseException:
             await self.stop()
             raise
 
     async def died(self) -> str:
-        answered = time.monotonic()
+        answered, last = time.monotonic(), ClusterError(0, "")
         while time.monotonic() - answered < API_OUTAGE_S:
             try:
                 cause, _ = trouble(await self._cluster.read_pod(self._name))
                 answered = time.monotonic()
             except ClusterError as error:
-                cause = "the pod was deleted" if error.status == NOT_FOUND else None
+                cause, last = "the pod was deleted" if error.status == NOT_FOUND else None, error
             if cause is not None:
                 return cause
             await asyncio.sleep(POLL_S)
-        return f"the cluster's API has not answered for {API_OUTAGE_S:g} s"
+        if not last.status:
+            return f"the cluster's API has not answered for {API_OUTAGE_S:g} s"
+        more = advice(last.status, self._config.namespace)
+        return f"the cluster's API has rejected all calls for {API_OUTAGE_S:g} s: {last}{more}"
 
     async def stop(self) -> None:
         """See `RestartableServer.stop`. A pod that cannot be deleted now goes with its lease."""
