@@ -27,6 +27,7 @@ ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl"}
 ATIF_VERSION = "ATIF-v1.4"
 ROWS_PER_BATCH = 1000  # that are in memory at once
+MESSAGE_KEYS = ("role", "content", "name", "calls", "call")  # of messages in parquet
 SOURCES = {"system": "system", "assistant": "agent"}  # ATIF's names of roles; others: user
 Row = dict[str, Any]
 
@@ -102,7 +103,7 @@ class RowMaker:
             "reset": json.dumps(episode.task.reset),
             "error": episode.error,
             "advantages": found.recorded.advantages,
-            "messages": [message for message, _ in messages_of(episode)],
+            "messages": [message for message, _ in messages_of(episode, has_calls=True)],
         }
 
     def _facts(self, found: FoundEpisode) -> Row:
@@ -203,17 +204,33 @@ def _write_parquet(output: Path, rows: Iterator[Row]) -> int:
         from pyarrow import parquet
     schema, count = _parquet_schema(pyarrow), 0
     output.parent.mkdir(parents=True, exist_ok=True)
-    with parquet.ParquetWriter(output, schema) as writer:
-        while batch := list(islice(rows, ROWS_PER_BATCH)):
-            clean = [json.loads(_dump(row)) for row in batch]
-            writer.write_table(pyarrow.Table.from_pylist(clean, schema=schema))
-            count += len(batch)
+    try:
+        with parquet.ParquetWriter(output, schema) as writer:
+            while batch := list(islice(rows, ROWS_PER_BATCH)):
+                _reject_other_keys(batch)
+                clean = [json.loads(_dump(row)) for row in batch]
+                writer.write_table(pyarrow.Table.from_pylist(clean, schema=schema))
+                count += len(batch)
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
     return count
+
+
+def _reject_other_keys(rows: Iterable[Row]) -> None:
+    """Raise RunFolderError if a message has a key for which the table has no column."""
+    for row in rows:
+        others = {key for message in row["messages"] for key in message} - {*MESSAGE_KEYS}
+        if others:
+            raise RunFolderError(
+                f"messages of task {row['task']} have the keys {', '.join(sorted(others))}, which "
+                "a table of --format parquet has no column for; use --format jsonl"
+            )
 
 
 def _parquet_schema(pyarrow: Any) -> Any:
     text, number = pyarrow.string(), pyarrow.int64()
-    message = pyarrow.struct([("role", text), ("content", text), ("name", text)])
+    message = pyarrow.struct([(key, text) for key in MESSAGE_KEYS])
     columns = {
         **dict.fromkeys(("run", "source", "group", "task", "status", "reset", "error"), text),
         **dict.fromkeys(("step", "member"), number),

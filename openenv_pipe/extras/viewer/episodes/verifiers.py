@@ -7,7 +7,7 @@ from typing import Any
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.extras.viewer.episodes.listing import FoundEpisode
 from openenv_pipe.extras.viewer.episodes.query import TRAIN
-from openenv_pipe.models.chat.messages import split_tools
+from openenv_pipe.models.chat.messages import calls_in_text, split_tools
 from openenv_pipe.types import Episode, Message, Status, Tool, Turn
 
 # A message, and the turn whose reply it is; None: the agent did not write it there.
@@ -20,11 +20,16 @@ ROLES = ("system", "user", "assistant")  # of messages that need nothing but a c
 Row = dict[str, Any]
 
 
-def messages_of(episode: Episode) -> Messages:
-    """Return what the model was shown and wrote, without the tools; it ends with the last reply."""
+def messages_of(episode: Episode, *, has_calls: bool = False) -> Messages:
+    """Return what the model was shown and wrote, without the tools; it ends with the last reply.
+
+    has_calls: the calls of a message that was shown are JSON in its `calls`; else they are in its
+        text, as in a reply.
+    """
     found: Messages = []
     for turn in episode.agent_turns:
-        found += [(_plain(each), None) for each in split_tools(turn.messages)[1]]
+        shown = split_tools(turn.messages)[1]
+        found += [(_plain(each if has_calls else calls_in_text(each)), None) for each in shown]
         found.append(({"role": "assistant", "content": turn.reply}, turn))
     return found
 

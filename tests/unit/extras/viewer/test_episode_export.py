@@ -117,6 +117,46 @@ def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
     assert (won["run"], won["step"], won["group"]) == ("smoke/0001", 1, "1/0")
 
 
+CALL = '{"name": "look", "arguments": {"at": 3}}'
+CALLED = [
+    {"role": "assistant", "content": "I look.", "calls": [CALL]},
+    {"role": "tool", "content": "a door", "name": "look", "call": 0},
+]
+
+
+def test_parquet_has_the_calls_of_messages(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    exported(run_shown(tmp_path, CALLED), "parquet", tmp_path / "all.parquet")
+    (row,) = parquet.read_table(tmp_path / "all.parquet").to_pylist()
+    asked, answered, _ = row["messages"]
+    assert (asked["content"], json.loads(asked["calls"])) == ("I look.", [CALL])
+    assert (answered["name"], answered["call"]) == ("look", "0")
+
+
+def test_parquet_rejects_messages_with_keys_that_it_has_no_column_for(tmp_path):
+    pytest.importorskip("pyarrow.parquet")
+    folder = run_shown(tmp_path, [{"role": "user", "content": "?", "mood": "good"}])
+    with pytest.raises(RunFolderError, match=r"keys mood, .*; use --format jsonl"):
+        exported(folder, "parquet", tmp_path / "all.parquet")
+    assert not (tmp_path / "all.parquet").exists()
+
+
+def test_conversations_have_the_calls_of_messages_in_their_text(tmp_path):
+    folder = run_shown(tmp_path, CALLED)
+    exported(folder, "trl", tmp_path / "all.jsonl")
+    exported(folder, "verifiers", tmp_path / "verifiers")
+    exported(folder, "atif", tmp_path / "atif")
+    (row,) = lines_of(tmp_path / "all.jsonl")
+    (episode,) = lines_of(tmp_path / "verifiers" / "traces.jsonl")
+    (file,) = (tmp_path / "atif").iterdir()
+    asked = [
+        row["messages"][0]["content"],
+        episode["traces"][0]["nodes"][0]["message"]["content"],
+        json.loads(file.read_text())["steps"][0]["message"],
+    ]
+    assert asked == [f"I look.\n<tool_call>\n{CALL}\n</tool_call>"] * 3
+
+
 def test_an_image_that_no_observation_has_is_damage(run, tmp_path):
     episode = made_up_episode(1.0, turns=[made_up_turn([IMAGE_IDS], [3])])
     path = episodes_path(run.path, 1)
