@@ -220,7 +220,7 @@ def _messages(messages: list[Message]) -> str:
     return json.dumps(
         [
             {
-                **{key: str(value) for key, value in message.items() if key != "content"},
+                **{key: _text(str(value)) for key, value in message.items() if key != "content"},
                 "parts": [{"type": "text", "content": _text(str(message.get("content", "")))}],
             }
             for message in messages

@@ -204,6 +204,19 @@ def test_hostile_text_is_written_out_and_shortened(tmp_path, collector):
     assert [each["role"] for each in heard] == ["tool", "tool"]
 
 
+def test_tool_calls_in_messages_are_shortened_and_have_no_secrets(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "a secret of the program")
+    call = json.dumps({"name": "write", "arguments": {"text": "x" * 100_000}})
+    calls = ['{"name": "ask", "arguments": {"key": "a secret of the program"}}', call]
+    asked = {"role": "assistant", "content": "", "calls": calls}
+    turn = made_up_turn([1], [2], reply="go", messages=[asked])
+    origin = Origin(run="r", environment="e", provider="p", model="m", step=1, now_s=0.0)
+    _, chat, *_ = episode_spans(origin, "3/0", made_up_episode(1.0, turns=[turn]))
+    told = chat.attributes["gen_ai.input.messages"]
+    assert "a secret" not in told and "<hidden: MY_API_KEY>" in told
+    assert len(told) < 25_000
+
+
 def test_of_a_step_a_sample_up_to_the_cap_is_sent_and_always_the_same(tmp_path, collector):
     def sent(*overrides):
         collector.spans.clear()
