@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 import run_samples
@@ -10,6 +12,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.viewer import view
 from openenv_pipe.extras.viewer.web import bundle as bundles
 from openenv_pipe.extras.viewer.web.bundle import EXPORT, IMPORT, MODULES, STATIC, joined_modules
+from openenv_pipe.extras.viewer.web.episodes import list_tasks
+from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 
 
@@ -87,6 +91,34 @@ def test_why_a_group_was_skipped_is_part_of_a_bundle(folder, tmp_path):
     entries = read_data(index.parent)["/runs/smoke/0001/episodes"]["entries"]
     said = {each["skipped"] for each in entries if each["step"] == 9}
     assert said == {"all its episodes have the reward 0.5, so none is better than another"}
+
+
+ASK = """
+global.window = global;
+for (const file of process.argv.slice(1)) (0, eval)(require("fs").readFileSync(file, "utf8"));
+bundle.tasks("/runs/smoke/0001", {}).then((tasks) => console.log(JSON.stringify(tasks)));
+"""
+
+
+def rounded(tasks):
+    return json.loads(json.dumps(tasks), parse_float=lambda text: round(float(text), 9))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is absent")
+def test_tasks_of_a_bundle_are_those_of_the_server(tmp_path):
+    path = run_samples.create(tmp_path).path
+    for step in (0, 1, 2):  # Step 0 has demonstrations.
+        groups = run_samples.groups(num_groups=3, seed=step)
+        groups[2].episodes[0].unscored = "the judge is silent"
+        write_episodes(episodes_path(path, step), groups)
+    index = view.bundle(str(path), tmp_path / "made", trust=False)
+    scripts = sorted((index.parent / "data").glob("0*.js"))
+    (listed,) = (each for each in scripts if '/0001/episodes"' in each.read_text()[:80])
+    command = ["node", "-e", ASK, str(STATIC / "bundle.js"), str(listed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = list_tasks(RunStore(tmp_path), "smoke/0001", {})
+    assert [len(each["steps"]) for each in expected] == [2, 2, 2]
+    assert rounded(json.loads(done.stdout)) == rounded(expected)
 
 
 def test_a_folder_with_files_is_left_alone(folder, tmp_path):

@@ -94,14 +94,24 @@ const bundle = {
     };
   },
 
+  groups(entries, name) {
+    const found = new Map();
+    for (const each of entries) {
+      if (!found.has(each[name])) found.set(each[name], []);
+      found.get(each[name]).push(each);
+    }
+    return [...found];
+  },
+
   async tasks(run, query) {
-    const { all } = await this.entries(run, query.source), tasks = new Map();
-    for (const each of all) tasks.set(each.task, [...(tasks.get(each.task) ?? []), each]);
+    const { all } = await this.entries(run, query.source);
     const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
-    return [...tasks].map(([task, each]) => {
-      const scored = each.filter((one) => one.is_scored);
-      return { task, num_episodes: each.length, steps: scored.filter((one) => one.step !== null).map((one) => [one.step, one.reward]), reward: mean(scored.map((one) => one.reward)), success: mean(scored.map((one) => Number(one.success))) };
+    const reward = (entries) => mean(entries.map((each) => each.reward));
+    const tasks = this.groups(all, "task").map(([task, each]) => {
+      const scored = each.filter((one) => one.is_scored), steps = this.groups(scored.filter((one) => one.step > 0), "step");
+      return { task, num_episodes: each.length, reward: reward(scored), success: mean(scored.map((one) => Number(one.success))), steps: steps.map(([step, played]) => [step, reward(played)]).sort(([a], [b]) => a - b) };
     });
+    return tasks.sort((a, b) => (a.reward === null) - (b.reward === null) || a.reward - b.reward || (a.task < b.task ? -1 : 1));
   },
 
   async members(run, what, query) {
