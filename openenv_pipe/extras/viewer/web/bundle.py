@@ -22,7 +22,12 @@ from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex, file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.extras.viewer.web import comparisons, run_page
 from openenv_pipe.extras.viewer.web.answers import as_json
-from openenv_pipe.extras.viewer.web.episodes import content_of, read_image, why_skipped
+from openenv_pipe.extras.viewer.web.episodes import (
+    content_of,
+    masks_truncated,
+    read_image,
+    why_skipped,
+)
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.extras.viewer.web.summaries import summarise_run
 from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of
@@ -163,10 +168,11 @@ def _episodes(
                 (bundle / address).write_bytes(read_image(store, key, {"name": name}))
         return address
 
+    has_mask = masks_truncated(store, key)
     entries = [
         {**asdict(entry), "skipped": skipped}
         for listed in by_file.values()
-        for entry, skipped in _with_reasons(listed)
+        for entry, skipped in _with_reasons(listed, has_mask=has_mask)
     ]
     yield f"/runs/{key}/episodes", {"entries": entries, "problems": problems}
     for (source, step), listed in by_file.items():
@@ -187,12 +193,14 @@ def _episodes(
         )
 
 
-def _with_reasons(entries: list[IndexedEpisode]) -> Iterator[tuple[IndexedEpisode, str | None]]:
+def _with_reasons(
+    entries: list[IndexedEpisode], *, has_mask: bool
+) -> Iterator[tuple[IndexedEpisode, str | None]]:
     """Yield the episodes of a file with the reason why their group was not trained on."""
     groups: dict[str, list[IndexedEpisode]] = {}
     for entry in entries:
         groups.setdefault(entry.group_id, []).append(entry)
-    reasons = {name: why_skipped(members) for name, members in groups.items()}
+    reasons = {name: why_skipped(each, has_mask=has_mask) for name, each in groups.items()}
     yield from ((entry, reasons[entry.group_id]) for entry in entries)
 
 

@@ -12,6 +12,7 @@ from openenv_pipe.extras.viewer.episodes.index import file_of
 from openenv_pipe.extras.viewer.episodes.listing import Selection, as_text, find_episodes
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.extras.viewer.web.run_store import RunStore
+from openenv_pipe.extras.viewer.web.summaries import value_of
 from openenv_pipe.extras.viewer.web.tokens import tokens_of, trained_tokens_of, weights_of
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.images import FOLDER as IMAGES
@@ -108,7 +109,7 @@ def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[st
     return {
         "entry": asdict(entry),
         "members": [asdict(each) for each in members],
-        "skipped": why_skipped(members),
+        "skipped": why_skipped(members, has_mask=masks_truncated(store, key)),
         **content_of(recorded, _served_from(key), whole=query.get("whole") == "yes"),
     }
 
@@ -140,12 +141,20 @@ def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str,
             {"entry": asdict(entry), **content_of(recorded, _served_from(key), whole=False)}
             for entry, recorded in zip(members, _read(store, key, members), strict=True)
         ],
-        "skipped": why_skipped(members),
+        "skipped": why_skipped(members, has_mask=masks_truncated(store, key)),
     }
 
 
-def why_skipped(members: Sequence[IndexedEpisode]) -> str | None:
-    """Say why training left out a group; None if it did not, or if nothing trains on it."""
+def masks_truncated(store: RunStore, key: str) -> bool:
+    """Whether a run's episodes that a limit of tokens cut off have no loss."""
+    return value_of(store.config(key), "trainer", "loss", "mask_truncated") is True
+
+
+def why_skipped(members: Sequence[IndexedEpisode], *, has_mask: bool) -> str | None:
+    """Say why training left out a group; None if it did not, or if nothing trains on it.
+
+    has_mask: whether the run `masks_truncated`.
+    """
     if members[0].source != TRAIN or any(each.advantage is not None for each in members):
         return None
     if members[0].step == 0:
@@ -155,6 +164,11 @@ def why_skipped(members: Sequence[IndexedEpisode]) -> str | None:
         return "fewer than two of its episodes have a reward"
     if len(rewards) == 1:
         return f"all its episodes have the reward {rewards.pop():g}, so none is better than another"
+    if has_mask and all(each.is_truncated for each in members if each.is_scored):
+        return (
+            "a limit cut off all its episodes that have a reward, and trainer.loss.mask_truncated "
+            "gives these no loss"
+        )
     return "its advantages are all zero"
 
 

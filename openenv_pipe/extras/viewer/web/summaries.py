@@ -52,9 +52,9 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         "num_tokens": sum(int(record.get("tokens/sampled") or 0) for record in records),
         "tokens_per_s": _mean(steps, "time/tokens_per_s"),
         "env": _environments(config),
-        "model": _value(config, "model", "path") or _value(config, "model", "type"),
-        "loss": _value(config, "trainer", "loss", "type"),
-        "seed": _value(config, "seed"),
+        "model": value_of(config, "model", "path") or value_of(config, "model", "type"),
+        "loss": value_of(config, "trainer", "loss", "type"),
+        "seed": value_of(config, "seed"),
         "sweep": folder.record.sweep,
         "tags": read_tags(folder.path),
         "lineage": folder.record.lineage and folder.record.lineage.model_dump(mode="json"),
@@ -62,7 +62,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
 
 
 def _environments(config: Mapping[str, Any]) -> str | None:
-    first, beside = _value(config, "env", "name"), config.get("beside")
+    first, beside = value_of(config, "env", "name"), config.get("beside")
     others = beside if isinstance(beside, dict) else {}
     return " + ".join(map(str, (first, *others))) if first else None
 
@@ -72,7 +72,7 @@ def _progress(config: Mapping[str, Any], records: Sequence[Record]) -> tuple[str
     last: Record = records[-1] if records else {"stage": "start", "step": 0}
     stage = last["stage"]
     where = ("trainer", "warm_start", "steps") if stage == "warm_start" else ("trainer", "steps")
-    num_steps = _value(config, *where)
+    num_steps = value_of(config, *where)
     return stage, last["step"], num_steps if isinstance(num_steps, int) else None
 
 
@@ -100,7 +100,7 @@ def _success(report: EvalReport | None) -> dict[str, Any] | None:
     return {**asdict(report.success), "on": report.on_tasks}
 
 
-def _value(config: Any, *names: str) -> Any:
+def value_of(config: Any, *names: str) -> Any:
     """Return a value of a configuration that may be damaged; None if it is not there."""
     for name in names:
         config = config.get(name) if isinstance(config, dict) else None

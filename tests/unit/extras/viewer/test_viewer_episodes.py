@@ -142,6 +142,30 @@ def test_an_episode_as_a_conversation(client, folder):
     assert whole["first_observation"]["long"] == "x" * 30_000
 
 
+@pytest.mark.parametrize(
+    ("masks", "reason"),
+    [
+        (True, "a limit cut off all its episodes that have a reward, and trainer.loss."),
+        (False, "its advantages are all zero"),
+    ],
+)
+def test_a_group_of_episodes_that_were_cut_off_says_so_if_these_have_no_loss(
+    tmp_path, masks, reason
+):
+    config = run_samples.config(tmp_path)
+    loss = config.trainer.loss.model_copy(update={"mask_truncated": masks})
+    trainer = config.trainer.model_copy(update={"loss": loss})
+    folder = run_samples.create(tmp_path, config.model_copy(update={"trainer": trainer}))
+    groups = run_samples.groups(num_groups=1)
+    for each in groups[0].episodes:
+        each.reward, each.status = float(each.member), Status.TOKEN_LIMIT
+    advantages = step_advantages(groups, baseline="group", scale="none", discount=1.0)
+    masked = [each.without_truncated() for each in advantages]
+    write_episodes(episodes_path(folder.path, 1), groups, masked)
+    client = TestClient(server.build_app(RunStore(tmp_path)), base_url="http://127.0.0.1")
+    assert ask(client, "episode", step=1, line=1)["skipped"].startswith(reason)
+
+
 def test_why_a_group_was_skipped(client):
     groups = {each["group_id"]: each for each in ask(client, "episodes", first_step=2)["episodes"]}
     said = [ask(client, "group", step=2, group=group)["skipped"] for group in sorted(groups)]
