@@ -77,14 +77,15 @@ class MetricsLog:
             "time/step_s": time.perf_counter() - started,
             **self._memory(),
         }
-        self._metrics.append(record)
-        self._track(record, groups)
+        # What a resumed run reads in the line, trackers and warnings get now: null instead of NaN.
+        written = self._metrics.append(record)
+        self._track(written, groups)
         self._progress.advance(record)
         warnings = (
-            self._unusable.exceptions(record, groups),
-            self._unusable.warning(record),
-            self._unscored.warning(record, groups),
-            *self.alarms.new_alarms(record),
+            self._unusable.exceptions(written, groups),
+            self._unusable.warning(written),
+            self._unscored.warning(written, groups),
+            *self.alarms.new_alarms(written),
         )
         for warning in filter(None, warnings):
             self._progress.note(warning)

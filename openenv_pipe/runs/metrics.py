@@ -41,10 +41,10 @@ class MetricsFile:
                 file.truncate(file.read().rfind(b"\n") + 1)
         self._file = path.open("a", encoding="utf-8")
 
-    def append(self, record: Mapping[str, Metric]) -> None:
+    def append(self, record: Mapping[str, Metric]) -> dict[str, Metric | None]:
         """Write and sync one line: step and stage first, the other keys sorted.
 
-        So no checkpoint is saved before the lines of its steps.
+        So no checkpoint is saved before the lines of its steps. Returns the record as it is read.
         """
         first = [key for key in FIRST_KEYS if key in record]
         others = sorted(key for key in record if key not in FIRST_KEYS)
@@ -53,6 +53,7 @@ class MetricsFile:
             self._file.write(_dump(values) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
+        return values
 
     def close(self) -> None:
         self._file.close()

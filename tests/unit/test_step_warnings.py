@@ -1,11 +1,14 @@
 """Warnings of steps: replies become unusable, every action raises, or nothing has a reward."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import run_samples
 
 from openenv_pipe.errors import FailureError
+from openenv_pipe.pipeline.metrics_log import MetricsLog
+from openenv_pipe.reports.alarm import WINDOW
 from openenv_pipe.reports.unscored import METRIC, UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
 from openenv_pipe.types import Step
@@ -47,6 +50,28 @@ def test_a_server_on_which_every_action_raises_is_warned_of_once():
     assert warning.startswith("all 2 actions of step 4 that reached the environment raised there")
     assert "no attribute" in warning
     assert watch.exceptions(record, groups) is None
+
+
+def test_a_step_whose_gradient_is_not_finite_is_warned_of_and_tracked_as_when_resumed(tmp_path):
+    folder = run_samples.create(tmp_path)
+    notes, tracked = [], []
+    progress = SimpleNamespace(note=notes.append, advance=lambda record: None)
+    trackers = SimpleNamespace(log=lambda record, groups: tracked.append(record))
+
+    def opened():
+        return MetricsLog(folder.written_config, folder, progress, trackers=trackers)
+
+    log = opened()
+    for step in range(1, WINDOW + 1):
+        norm = float("nan") if step == WINDOW else 1.0
+        log.write("grpo", step, {"loss/total": 0.5, "grad/norm": norm}, started=0.0)
+    log.close()
+    (alarm,) = notes
+    assert alarm.startswith(f"alarm: grad/norm of step {WINDOW} is not a finite number")
+    sent, tracked[:] = [*tracked], []
+    opened().close()
+    assert tracked == sent
+    assert tracked[-1]["grad/norm"] is None
 
 
 def _judged(*failed):
