@@ -190,6 +190,7 @@ def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
 def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     """Raises ConfigError if the two are of different environments, or cannot be measured alike."""
     _reject_other_environments(first, other)
+    _reject_other_shares(first, other)
     values, wanted = other.config.model_dump(), first.config.model_dump()
     # Only training chooses a best checkpoint, and by evaluations that are not these.
     values["trainer"]["checkpoint"]["best"] = None
@@ -227,6 +228,25 @@ def _reject_other_environments(first: SelectedModel, other: SelectedModel) -> No
             raise ConfigError(
                 f"{differ} {prefix}env.{key} is {seen!r}, not {expected!r}; evaluate runs of the "
                 "same environments"
+            )
+
+
+def _reject_other_shares(first: SelectedModel, other: SelectedModel) -> None:
+    """Raise ConfigError if eval tasks are a share of tasks that the other run did not train on.
+
+    It would have other eval tasks, or may have trained on those of the first.
+    """
+    for env, each in first.config.environments.items():
+        tasks, key = each.env.tasks, f"{f'beside.{env}.' if env else ''}env.tasks"
+        whole = tasks.train.model_dump(mode="json")
+        theirs = other.config.environments[env].env.tasks.train.model_dump(mode="json")
+        if tasks.eval.type == "share" and theirs != whole:
+            name = next(name for name in [*whole, *theirs] if theirs.get(name) != whole.get(name))
+            raise ConfigError(
+                f"{other.folder.path} cannot be compared with {first.folder.path}, whose eval "
+                f"tasks are a share of {key}.train: its {key}.train.{name} is "
+                f"{theirs.get(name)!r:.80}, not {whole.get(name)!r:.80}; give both the same "
+                f"({key}.train.{name}=VALUE), or evaluate each by itself"
             )
 
 

@@ -134,6 +134,20 @@ def test_a_secret_is_no_other_setting_than_the_runs_own(tmp_path):
     assert changed_settings(made.written_config, used) == {"env.success_reward": "2.0, not 1.0"}
 
 
+def test_runs_with_shares_of_other_tasks_are_not_put_side_by_side(folder, tmp_path):
+    def subject(rows):
+        path = f"env.tasks.train.path={tmp_path / rows}"
+        return find_model(str(folder.path), ["env=questions", "reward=env", path])
+
+    _, measured = on_the_same_tasks([subject("one"), subject("one")])
+    assert measured.config.env.tasks.eval.type == "share"
+    message = (
+        "a share of env.tasks.train: its env.tasks.train.path is '.*two', not '.*one'; give both "
+    )
+    with pytest.raises(ConfigError, match=message):
+        on_the_same_tasks([subject("one"), subject("two")])
+
+
 JUDGED = (
     "reward=ruler",
     "judge=openai",
