@@ -1,7 +1,7 @@
 """The command `eval`: evaluate runs on the same tasks, or a model that no run has trained.
 
-With several runs, the first one determines tasks, samples, temperature, reward, judge and the
-variables of the environment; limits and prompts remain each run's own. Runs of different
+With several runs, the first one determines tasks, samples, their seeds, temperature, reward, judge
+and the variables of the environment; limits and prompts remain each run's own. Runs of different
 environments are rejected. Each report is written into its own run's folder.
 """
 
@@ -99,7 +99,8 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
     for subject, folder, word in zip(subjects, logs, words, strict=True):
         if (objection := objection_to(subject, word)) is not None:
             control.progress.note(f"eval: {objection}")
-        work = _play(subject, folder, control, with_baselines=subject is subjects[0])
+        seed, is_first = subjects[0].config.seed, subject is subjects[0]
+        work = _play(subject, folder, control, seed=seed, with_baselines=is_first)
         played = control.stop.run(work)
         rows += [replace(row, word=word, objection=objection) for row in played.own]
         baselines += played.baselines
@@ -158,7 +159,9 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:
-        work = _play(subject, folder.logs, control, with_baselines=True, is_new_run=True)
+        work = _play(
+            subject, folder.logs, control, seed=config.seed, with_baselines=True, is_new_run=True
+        )
         played = control.stop.run(work)
     except KeyboardInterrupt:
         folder.finish("interrupted", cause="interrupted")
@@ -318,19 +321,20 @@ async def _play(
     logs: Path,
     control: RunControl,
     *,
+    seed: int,
     with_baselines: bool,
     is_new_run: bool = False,
 ) -> _Played:
-    """Play and save the evaluations; a new run also records the code and image it played."""
+    """Play and save the evaluations; a new run also records the code and image it played.
+
+    seed: of the sampling, the same for all subjects; that of a run may also have made its weights.
+    """
     progress = control.progress
+    seeded = subject.config.model_copy(update={"seed": seed})
     if warning := warn_of_precision(subject.config):
         progress.note(f"eval: {warning}")
     async with assembled(
-        subject.config,
-        logs,
-        [subject.folder.verdicts],
-        progress,
-        checkpoint=subject.checkpoint,
+        subject.config, logs, [subject.folder.verdicts], progress, checkpoint=subject.checkpoint
     ) as components:
         rollout = components.rollout
         assert rollout is not None
@@ -340,9 +344,7 @@ async def _play(
             progress.note(f"eval: {warning}")
         text = f"evaluating {subject.folder.record.id} {subject.label}"
         async with long_phase(progress, text) as count:
-            played = await evaluate_model(
-                subject.config, rollout, subject.label, subject.step, count
-            )
+            played = await evaluate_model(seeded, rollout, subject.label, subject.step, count)
         changed = changed_settings(subject.folder.written_config, subject.config)
         changed |= changed_code(subject.folder.record.facts, subject.config)
         own = _measured_with(changed, played)
@@ -352,7 +354,7 @@ async def _play(
         if with_baselines and (labels := baseline_labels(subject.config)):
             names = ", ".join(each.removeprefix(BASELINE) for each in labels)
             async with long_phase(progress, f"playing the baselines: {names}") as count:
-                found = await play_baselines(subject.config, rollout, count)
+                found = await play_baselines(seeded, rollout, count)
             baselines = _measured_with(changed, found)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)

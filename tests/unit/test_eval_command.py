@@ -1,11 +1,14 @@
 """What `eval` can evaluate, that it measures all of it alike, and when training stops early."""
 
 import shutil
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import run_samples
 from fakes import FakeHost, play, rollout_context, run_config
 
+from openenv_pipe.commands import evaluate as evaluating
 from openenv_pipe.commands.evaluate import (
     changed_code,
     changed_settings,
@@ -19,6 +22,7 @@ from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
 from openenv_pipe.pipeline.facts import facts_before
+from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
@@ -234,6 +238,26 @@ def test_only_secrets_that_are_used_are_asked_for(tmp_path, words, overrides, is
         assert find_model(word, overrides, secrets_of=PLAYED).step == 1
     with pytest.raises(RunFolderError, match="set the environment variable"):
         made.config_to_run()
+
+
+def test_runs_of_different_seeds_are_sampled_with_those_of_the_first(tmp_path, monkeypatch):
+    @asynccontextmanager
+    async def assembled(config, *_, **__):
+        parts = {"chat": ChatFormat(build_tokenizer()), "engine": ScriptedEngine(one_letter)}
+        yield SimpleNamespace(rollout=rollout_context(config, FakeHost(), **parts))
+
+    monkeypatch.setattr(evaluating, "assembled", assembled)
+    monkeypatch.setattr(evaluating, "check_evaluation", lambda config, **_: None)
+    words = ["eval.baselines=false", "eval.num_tasks=2", "reward=env"]
+    config = amend(run_samples.config(tmp_path), words)
+    made = [
+        run_samples.create(tmp_path, config.model_copy(update={"seed": seed})) for seed in (3, 4)
+    ]
+    starts = [f"{each.path}@start" for each in made]
+    first, other = evaluating.evaluate(starts, [], RunControl(), trust=True).own
+    assert first.folder != other.folder
+    seeds = [[task.seeds for task in row.report.tasks] for row in (first, other)]
+    assert seeds[0] == seeds[1] and all(seeds[0])
 
 
 def test_runs_of_two_environments_are_not_put_side_by_side(folder):
