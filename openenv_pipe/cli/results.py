@@ -137,7 +137,8 @@ def evaluate(
             notify_user(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
-    lines = thresholds.compare_with_thresholds(thresholds.measured_of(result.own), least)
+    measured = thresholds.measured_of(result.own, result.config.eval.min_scored_share)
+    lines = thresholds.compare_with_thresholds(measured, least)
     lines += thresholds.compare_with_first(
         result.own, margins, result.config.eval, result.config.seed
     )

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.eval_difference import ReportDifference, compare_reports
+from openenv_pipe.runs.eval_difference import MEASURES, ReportDifference, compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import env_of
 from openenv_pipe.system.intervals import Interval
@@ -24,7 +24,8 @@ class Measured:
     """The means of an evaluation, or of several with different seeds."""
 
     means: Mapping[str, float]  # by metric; what was not measured is missing
-    objection: str | None = None  # why they decide nothing, however high they are
+    # By metric: why its mean decides nothing, however high it is.
+    objections: Mapping[str, str] = field(default_factory=dict)
     duration_s: float | None = None  # how long it took to measure them
 
 
@@ -70,26 +71,52 @@ def _numbers(option: str, texts: Sequence[str], example: str) -> dict[str, float
     return numbers
 
 
-def measured_of(rows: Sequence[Row]) -> dict[str, Measured]:
-    """Return, by name, what evaluations have measured in the first environment of each run."""
+def measured_of(rows: Sequence[Row], min_share: float) -> dict[str, Measured]:
+    """Return, by name, what evaluations have measured in the first environment of each run.
+
+    min_share: `eval.min_scored_share`.
+    """
     found = {}
     for row in rows:
         if not env_of(row.report.label):
             intervals = {metric: getattr(row.report, metric) for metric in METRICS}
+            objections = {
+                metric: row.objection or too_few_measured(row.report, metric, min_share)
+                for metric in METRICS
+            }
             found[row.name] = Measured(
                 means={key: seen.mean for key, seen in intervals.items() if seen is not None},
-                objection=row.objection or too_few_scored(row.report),
+                objections={key: why for key, why in objections.items() if why is not None},
                 duration_s=row.duration_s,
             )
     return found
 
 
-def too_few_scored(report: EvalReport | ReportDifference) -> str | None:
-    """Return on how few of its tasks a report is based, if these are too few for a decision."""
-    is_partly_scored = report.num_scored_tasks < report.num_tasks
-    if not is_partly_scored or report.success is None or report.success.low is not None:
+def too_few_measured(
+    report: EvalReport | ReportDifference, metric: str, min_share: float
+) -> str | None:
+    """Return in how few of its tasks a report has a metric, if these are too few for a decision.
+
+    A judge whose budget is spent leaves episodes with a success and without a reward.
+    """
+    num = _num_measured(report, metric)
+    if num in (0, report.num_tasks) or num >= max(2.0, min_share * report.num_tasks):
         return None
-    return f"{report.on_tasks}, too few (eval.min_scored_share)"
+    return f"{_on_tasks(report, metric)}, too few (eval.min_scored_share)"
+
+
+def _num_measured(report: EvalReport | ReportDifference, metric: str) -> int:
+    if isinstance(report, ReportDifference):
+        return report.num_measured[metric]
+    return sum(bool(MEASURES[metric](task)) for task in report.tasks)
+
+
+def _on_tasks(report: EvalReport | ReportDifference, metric: str) -> str:
+    """Return the tasks that the mean of a metric is over, for sentences."""
+    num = _num_measured(report, metric)
+    if num == report.num_scored_tasks:
+        return report.on_tasks
+    return f"{num} of {report.num_tasks} tasks with a {metric}"
 
 
 def compare_with_thresholds(
@@ -105,8 +132,8 @@ def compare_with_thresholds(
                 result, text = Result.FAIL, f"was not measured; it has to be {least:g}"
             elif seen < least:
                 result, text = Result.FAIL, f"{seen:.3f} < {least:g}"
-            elif found.objection is not None:
-                result, text = Result.FAIL, f"{seen:.3f} >= {least:g}, but {found.objection}"
+            elif objection := found.objections.get(metric):
+                result, text = Result.FAIL, f"{seen:.3f} >= {least:g}, but {objection}"
             else:
                 result, text = Result.OK, f"{seen:.3f} >= {least:g}"
             lines.append(Line(f"{name}: {metric}", result, text, duration_s=found.duration_s))
@@ -134,30 +161,33 @@ def compare_with_first(
             except UserError as error:
                 lines.append(Line(name, Result.FAIL, str(error)))
                 continue
-            objection = row.objection or own[0].objection
-            result, text = _judged(found, getattr(found, metric), margin, objection)
+            too_few = too_few_measured(found, metric, config.min_scored_share)
+            objection = row.objection or own[0].objection or too_few
+            result, text = _judged(found, metric, margin, objection)
             lines.append(Line(name, result, text, duration_s=row.duration_s))
     return lines
 
 
 def _judged(
-    found: ReportDifference, change: Interval | None, margin: float, objection: str | None
+    found: ReportDifference, metric: str, margin: float, objection: str | None
 ) -> tuple[Result, str]:
     """Judge one difference; it is a warning if too few tasks exclude a loss that is too large."""
+    change: Interval | None = getattr(found, metric)
     if change is None:
         return Result.FAIL, "was not measured in both"
     text = f"{change:+.3f}, where a loss of {margin:g} is allowed"
-    if objection := objection or too_few_scored(found):
+    if objection is not None:
         return Result.FAIL, f"{text}, but {objection}"
     if change.low is None or change.high is None:
-        return Result.WARN, f"{text}; {found.on_tasks} give no interval, {MORE_TASKS}"
+        return Result.WARN, f"{text}; {_on_tasks(found, metric)} give no interval, {MORE_TASKS}"
     if change.mean < -margin and change.high < 0:
         return Result.FAIL, text
     if change.low >= -margin:
         return Result.OK, text
     how = "so it may be chance" if change.mean < -margin else "so a larger loss may be hidden"
-    advice = _tasks_for(change.mean - change.low, margin, found.num_scored_tasks)
-    return Result.WARN, f"{text}; the interval over {found.on_tasks} is wider, {how}: {advice}"
+    advice = _tasks_for(change.mean - change.low, margin, _num_measured(found, metric))
+    on = _on_tasks(found, metric)
+    return Result.WARN, f"{text}; the interval over {on} is wider, {how}: {advice}"
 
 
 def _tasks_for(half_width: float, margin: float, num_tasks: int) -> str:

@@ -39,6 +39,7 @@ class ReportDifference(FrozenModel):
     turns: Interval | None
     # by measure: the means before and after, over the tasks of its difference
     means: dict[str, tuple[float, float]]
+    num_measured: dict[str, int]  # by measure: these tasks, which have values in both reports
     fixed: list[TaskChange]  # those whose success rose, the largest change first
     regressed: list[TaskChange]  # those whose success fell
     # expected numbers if each task's episodes were divided between the two reports at random
@@ -97,6 +98,10 @@ def compare_reports(
         turns=difference(MEASURES["turns"]),
         means={
             name: means for name, of in MEASURES.items() if (means := _means(pairs, of)) is not None
+        },
+        num_measured={
+            name: sum(bool(of(first) and of(second)) for first, second in pairs)
+            for name, of in MEASURES.items()
         },
         fixed=[each for each in rates if each.after > each.before],
         regressed=[each for each in rates if each.after < each.before],

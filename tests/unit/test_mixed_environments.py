@@ -379,18 +379,18 @@ def test_thresholds_are_about_the_first_environment(tmp_path):
         "trained": Interval(mean=0.9, low=0.8, high=1.0),
         "trained.catch": Interval(mean=0.1, low=0.0, high=0.2),
     }
+    scored = {"num_tasks": 1, "tasks": [SimpleNamespace(successes=[True], rewards=[])]}
     rows = [
         Row(
             name=label,
-            report=SimpleNamespace(
-                label=label, success=found, reward=None, num_tasks=5, num_scored_tasks=5
-            ),
+            report=SimpleNamespace(label=label, success=found, reward=None, **scored),
             folder=tmp_path,
         )
         for label, found in reports.items()
     ]
-    assert not has_failed(compare_with_thresholds(measured_of(rows), {"success": 0.8}))
-    (line,) = compare_with_thresholds(measured_of(rows), {"success": 0.95})
+    measured = measured_of(rows, 0.8)
+    assert not has_failed(compare_with_thresholds(measured, {"success": 0.8}))
+    (line,) = compare_with_thresholds(measured, {"success": 0.95})
     assert line.result is Result.FAIL
 
 

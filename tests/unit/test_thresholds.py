@@ -1,5 +1,6 @@
 """`--fail-under` of `eval` and `compare`, and `--fail-if-worse`."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,8 @@ def row(name, success, reward, duration_s=None):
         key: None if mean is None else Interval(mean=mean, low=None, high=None)
         for key, mean in (("success", success), ("reward", reward))
     }
-    scored = {"num_tasks": 5, "num_scored_tasks": 5}
+    tasks = [SimpleNamespace(successes=[True], rewards=[0.0])] * 5
+    scored = {"num_tasks": 5, "num_scored_tasks": 5, "tasks": tasks}
     report = SimpleNamespace(label="trained", **scored, **means)
     return SimpleNamespace(name=name, report=report, objection=None, duration_s=duration_s)
 
@@ -33,7 +35,7 @@ def row(name, success, reward, duration_s=None):
 def test_means_below_their_thresholds_are_named():
     thresholds = parse_thresholds(["success=0.8", "reward=-1"])
     rows = [row("good", 0.8, 0.0), row("bad", 0.79, -2.0, 1.5), row("unknown", None, 0.0)]
-    lines = compare_with_thresholds(measured_of(rows), thresholds)
+    lines = compare_with_thresholds(measured_of(rows, 0.8), thresholds)
     assert [*map(verdict, lines)] == [
         "OK good: success 0.800 >= 0.8",
         "OK good: reward 0.000 >= -1",
@@ -43,7 +45,7 @@ def test_means_below_their_thresholds_are_named():
         "OK unknown: reward 0.000 >= -1",
     ]
     assert [line.duration_s for line in lines] == [None, None, 1.5, 1.5, None, None]
-    assert compare_with_thresholds(measured_of(rows), {}) == []
+    assert compare_with_thresholds(measured_of(rows, 0.8), {}) == []
 
 
 def partly_scored(tmp_path, num_failed, objection=None):
@@ -68,11 +70,36 @@ def test_what_decides_nothing_fails_however_high(tmp_path, num_failed, objection
     rows = partly_scored(tmp_path, num_failed, objection)
     config = compose(["conf=smoke"]).config.eval
     lines = [
-        compare_with_thresholds(measured_of(rows[1:]), {"success": 0.5})[0],
+        compare_with_thresholds(measured_of(rows[1:], config.min_scored_share), {"success": 0.5})[
+            0
+        ],
         compare_with_first(rows, {"success": 0.05}, config, 0)[0],
     ]
     for line in lines:
         assert all(each in verdict(line) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("num_judged", "expected"),
+    [(1, "1 of 10 tasks with a reward, too few (eval.min_scored_share)"), (8, None)],
+)
+def test_a_reward_that_few_tasks_have_decides_nothing(tmp_path, num_judged, expected):
+    """A judge whose budget is spent (judge.when_spent=continue) leaves the rest without one."""
+    rows = partly_scored(tmp_path, 0)
+    tasks = [
+        task if index < num_judged else task.model_copy(update={"rewards": []})
+        for index, task in enumerate(rows[1].report.tasks)
+    ]
+    rows[1] = replace(rows[1], report=rows[1].report.model_copy(update={"tasks": tasks}))
+    config = compose(["conf=smoke"]).config.eval
+    measured = measured_of(rows[1:], config.min_scored_share)
+    (own,) = compare_with_thresholds(measured, {"reward": 0.5})
+    (success,) = compare_with_thresholds(measured, {"success": 0.5})
+    (paired,) = compare_with_first(rows, {"reward": 5.0}, config, 0)
+    assert success.result is Result.OK
+    for line in (own, paired):
+        assert line.result is (Result.FAIL if expected else Result.OK), line
+        assert (expected or "") in line.text
 
 
 @pytest.mark.parametrize("text", ["success", "success=high", "accuracy=0.5", "success=nan", "=1"])

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from openenv_pipe.commands.thresholds import Measured, too_few_scored
+from openenv_pipe.commands.thresholds import METRICS, Measured, too_few_measured
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.eval_report import EvalReport
@@ -26,6 +27,7 @@ CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
 TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is averaged
 TIME = "minutes"
+MIN_SHARE = "eval.min_scored_share"
 ABSENT = "(absent)"  # the value of a key that the blocks of a run do not have
 FIRST_BLOCKS = ("trainer", "model", "reward")  # what people change; a terminal shows few keys
 # Keys that may decide what a success is.
@@ -72,13 +74,17 @@ class Setting:
         return _counted(self.runs)
 
     @property
-    def objection(self) -> str | None:
-        """Why the means decide nothing: a seed is missing in them, or too few tasks were scored."""
+    def objections(self) -> dict[str, str]:
+        """Why means decide nothing, by metric: seeds are missing, or too few tasks have it."""
         seeds = {run.seed for run in self.counted}
         if missing := [run.id for run in self.runs if run.seed not in seeds]:
-            return f"without {', '.join(missing)}, not evaluated at its end"
-        scored = ((run.id, too_few_scored(run.final)) for run in self.counted if run.final)
-        return next((f"{name} on {few}" for name, few in scored if few), None)
+            why = f"without {', '.join(missing)}, not evaluated at its end"
+            return dict.fromkeys(METRICS, why)
+        return {
+            metric: f"{run.id} on {few}"
+            for metric, run in product(METRICS, reversed(self.counted))
+            if run.final and (few := too_few_measured(run.final, metric, run.settings[MIN_SHARE]))
+        }
 
     @property
     def statuses(self) -> str:
@@ -113,7 +119,7 @@ class Comparison:
         found = {
             setting.ids: Measured(
                 means={name: figure.mean for name, figure in setting.figures.items()},
-                objection=setting.objection,
+                objections=setting.objections,
                 duration_s=sum(run.duration_s or 0.0 for run in setting.runs),
             )
             for setting in self.settings
