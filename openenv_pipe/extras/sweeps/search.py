@@ -6,6 +6,7 @@ and pruning is by the median of the other jobs.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import optuna
@@ -19,13 +20,16 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sweeps.folder import OVER, Job, SweepFolder, stop_mark
 from openenv_pipe.extras.sweeps.multirun import Parameter
 from openenv_pipe.extras.sweeps.schema import SearchSweep
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 
 STUDY = "study.journal"
 STAGE = "grpo"  # the stage whose records count
+MAX_NAMED = 8  # metrics that an error lists
 DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
@@ -94,12 +98,16 @@ class Search:
         """Report a finished job to the study, and store the value that it was judged by.
 
         This also works for jobs that ended unobserved, and may be repeated.
+
+        Raises ConfigError if no job so far has had the metric, and this one could not have it.
         """
         if job.status not in OVER or job.trial is None:
             return
         self._trials.pop(job.index, None)
         run = self._folder.run_folder(job.index)
         values = self._values(read_metrics(run.metrics_path)) if run is not None else []
+        if run is not None and job.status == "finished" and not values:
+            self._reject_unknown_metric(run)
         if not values or job.status == "failed":
             self._study.tell(job.trial, state=TrialState.FAIL, skip_if_finished=True)
             return
@@ -113,6 +121,32 @@ class Search:
         sign = 1 if self._config.goal == "max" else -1
         judged = [(sign * job.value, job) for job in done if job.value is not None]
         return max(judged, key=lambda pair: pair[0])[1] if judged else None
+
+    def _reject_unknown_metric(self, run: RunFolder) -> None:
+        """Raise ConfigError rather than search on without a result, as for a misspelt metric.
+
+        A metric that a job with other settings has had may well be absent here.
+        """
+        key, records = self._config.metric, read_metrics(run.metrics_path)
+        names = {name for record in records if record["stage"] == STAGE for name in record}
+        if (
+            not records
+            or key in names
+            or any(job.value is not None for job in self._folder.record.jobs)
+        ):
+            return
+        if not names:
+            raise ConfigError(
+                f"sweep.metric={key}: {run.record.id} has no steps of {STAGE}, by which jobs are "
+                "judged; set trainer.steps"
+            )
+        others = sorted(names - {"stage"})
+        others.sort(key=lambda name: -SequenceMatcher(None, key, name).ratio())
+        raise ConfigError(
+            f"sweep.metric={key}: no step of {run.record.id} has this metric; start the "
+            f"search anew with another, such as {', '.join(others[:MAX_NAMED])} "
+            f"(all: {run.metrics_path})"
+        )
 
     def _values(self, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
         """Return the metric's mean over the last steps, by step."""

@@ -526,6 +526,16 @@ def test_a_search_proposes_within_bounds_and_stops_the_hopeless(sweep, tmp_path)
     assert search.propose(shared) == []
 
 
+def test_a_search_by_a_metric_that_no_job_has_ends_and_names_the_closest(sweep, tmp_path):
+    search = search_of(sweep, metric="reward/maen")
+    (job,) = search.propose(["conf=echo", f"runs_dir={tmp_path}"])
+    message = "sweep.metric=reward/maen: no step of echo/0001 .* such as reward/mean, step "
+    with pytest.raises(ConfigError, match=message):
+        play(search, sweep, job, 0.2, 0.4)
+    sweep.change_job(job.index, value=0.5)  # one with other settings has had it
+    search.conclude(sweep.record.jobs[job.index])
+
+
 def test_nothing_is_stopped_without_pruning(sweep, tmp_path):
     search = search_of(sweep, prune=False)
     for rewards in ((0.9, 0.9), (0.1, 0.1)):
