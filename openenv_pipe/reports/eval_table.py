@@ -92,6 +92,13 @@ def scores_text(report: EvalReport) -> str:
     return f"{', '.join(parts) or 'nothing was scored'}, on {report.on_tasks}"
 
 
+def changes_text(report: EvalReport) -> str:
+    """Say what of the run's own settings and code it was not measured with; empty if nothing."""
+    changed = "; ".join(f"{key} is {how}" for key, how in report.measured_with.items())
+    own = "settings or code than the run's own"
+    return f"measured with other {own}: {shortened(changed)}" if changed else ""
+
+
 def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
     """Return what makes the scores of a report doubtful, with the command that shows examples.
 
@@ -99,10 +106,8 @@ def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
     """
     command = f"`openenv-pipe episodes {short_path(folder)} --eval {report.label}"
     warnings = []
-    if report.measured_with:
-        changed = "; ".join(f"{key} is {how}" for key, how in report.measured_with.items())
-        own = "settings or code than the run's own"
-        warnings.append(f"measured with other {own}: {shortened(changed)}")
+    if changed := changes_text(report):
+        warnings.append(changed)
     if report.error is None and report.num_tasks and not report.is_representative:
         warnings.append(
             f"only {report.num_scored_tasks} of {report.num_tasks} tasks were scored, too few for "

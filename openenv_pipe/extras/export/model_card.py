@@ -11,11 +11,16 @@ from typing import Any
 import yaml
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
-from openenv_pipe.runs.evals import during_by_name, read_reports
-from openenv_pipe.runs.find import START
+from openenv_pipe.reports.eval_table import changes_text
+from openenv_pipe.runs.checkpoints import WARM_START_END
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import GREEDY, STAGES, during_by_name, read_reports
+from openenv_pipe.runs.find import AT_START, START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
 from openenv_pipe.system.untrusted_text import for_markdown, visible
+
+WARM_START = STAGES[1]  # the label of the run's own evaluation after it
 
 
 def model_card(
@@ -86,7 +91,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
 
 
 def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
-    """Return what was measured of these weights, and of those before training."""
+    """Return what was measured of these weights, and of those at the run's start."""
     missing = (
         "This checkpoint was not evaluated. To evaluate it: `openenv-pipe eval "
         f"{folder.record.id}@{checkpoint}`."
@@ -95,13 +100,13 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
     reports = {
         name: report
         for name, report in (during | read_reports(folder.path)).items()
-        if _is_of_start(name) or report.step == step
+        if _is_of_start(report) or _is_of(report, checkpoint, step)
     }
     if not reports:
         return missing
     rows = [
         [
-            f"at the start (`{name}`)" if _is_of_start(name) else name,
+            f"at the start (`{name}`)" if _is_of_start(report) else name,
             interval_text(report.success, percent=True),
             interval_text(report.reward),
             f"{report.num_scored_tasks} of {report.num_tasks}",
@@ -113,13 +118,38 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
     titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
     confidence = folder.written_config.eval.confidence
     text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
-    is_missing = checkpoint != "start" and all(map(_is_of_start, reports))
-    return f"{text} {missing}" if is_missing else text
+    is_missing = checkpoint != START and all(map(_is_of_start, reports.values()))
+    warnings = [
+        f"**Warning:** {name}: {for_markdown(changes)}."
+        for name, report in reports.items()
+        if (changes := changes_text(report))
+    ]
+    return "\n\n".join([f"{text} {missing}" if is_missing else text, *warnings])
 
 
-def _is_of_start(name: str) -> bool:
-    """Return whether a report is of the run's beginning, in any of its environments."""
-    return name.partition(".")[0] == "start"
+def _is_of_start(report: EvalReport) -> bool:
+    """Return whether a report is that of the run's beginning, in any of its environments."""
+    return _stage(report) == START
+
+
+def _is_of(report: EvalReport, checkpoint: str, step: int | None) -> bool:
+    """Return whether a report is of a checkpoint's weights.
+
+    At step 0 of GRPO there may be three: before training, within the warm start, and after it.
+    """
+    if step != 0 or report.step != 0:
+        return report.step == step
+    stage = _stage(report)
+    if stage == WARM_START:
+        return checkpoint == WARM_START_END.name
+    # What `eval` plays is named after its checkpoint, and the agent if it is not the run's own.
+    name = AT_START if checkpoint == START else checkpoint
+    return stage == name or stage.startswith(f"{name}_")
+
+
+def _stage(report: EvalReport) -> str:
+    """Return a report's label without its environment, and as if it were not greedy."""
+    return report.label.partition(".")[0].removesuffix(GREEDY)
 
 
 def _use(config: RunConfig, target: Path, prompt: str | None, sees_images: bool) -> str:

@@ -1,5 +1,6 @@
 """What a model card says of the evaluations of its checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import run_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.extras.export.model_card import model_card
 from openenv_pipe.extras.report.sections import model_rows
+from openenv_pipe.runs.evals import save_evaluation
 
 
 @pytest.mark.parametrize(("evaluated", "is_missing"), [((), True), ((2,), True), ((2, 5), False)])
@@ -34,6 +36,35 @@ def test_the_card_of_the_start_claims_no_training(tmp_path, is_evaluated):
     assert "reinforcement-learning" not in card
     missing = "This checkpoint was not evaluated. To evaluate it: `openenv-pipe eval "
     assert (f"{missing}smoke/0001@start`" in card) is not is_evaluated
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "own"),
+    [
+        ("start", ["untrained", "untrained_program"]),
+        ("warm_start_000003", ["warm_start_000003"]),
+        ("step_000000", ["warm_start", "step_000000"]),
+    ],
+)
+def test_a_card_at_step_0_lists_the_evaluations_of_its_own_weights(tmp_path, checkpoint, own):
+    """The start, the warm start and its end are all at step 0 of GRPO."""
+    folder = run_samples.create(tmp_path)
+    labels = ["untrained", "untrained_program", "warm_start", "warm_start_000003", "step_000000"]
+    for label in ["start", "start_greedy", *labels]:
+        run_samples.evaluate(folder, label, 0.2)
+    card = model_card(folder, checkpoint, Path("it"), step=0)
+    assert [label for label in labels if f"\n| {label} |" in card] == sorted(own, key=labels.index)
+    assert "| at the start (`start`) |" in card and "| at the start (`start_greedy`) |" in card
+
+
+def test_a_card_warns_of_what_was_measured_otherwise_than_in_the_run(tmp_path):
+    folder = run_samples.create(tmp_path)
+    made = run_samples.evaluation(folder, "step_000005", run_samples.eval_episodes(), 5)
+    changed = {"measured_with": {"env.success_reward": "0.5, not 1.0"}}
+    save_evaluation(folder.path, replace(made, report=made.report.model_copy(update=changed)))
+    card = model_card(folder, "step_000005", Path("it"), step=5)
+    warning = "**Warning:** step_000005: measured with other settings or code than the run's own"
+    assert warning in card and "0.5, not 1.0" in card
 
 
 def test_card_and_report_say_which_weights_stood_for_the_hubs(tmp_path):
