@@ -36,22 +36,24 @@ def model_card(
 
     checkpoint: its name; `start`: the model before training.
     target: the model's folder.
-    step: the checkpoint's, whose evaluations are shown beside that of the start.
+    step: the checkpoint's, of GRPO; its evaluations are shown beside that of the start.
     prompt: what the model saw first in an episode, with its control tokens.
     """
     config = folder.written_config
     sections = [
-        _metadata(config, checkpoint, sees_images),
+        _metadata(config, checkpoint, step, sees_images),
         f"# {target.name}",
-        _origin(folder, config, checkpoint),
+        _origin(folder, config, checkpoint, step),
         _results(folder, checkpoint, step),
         _use(config, target, prompt, sees_images),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(config: RunConfig, checkpoint: str, sees_images: bool) -> str:
+def _metadata(config: RunConfig, checkpoint: str, step: int | None, sees_images: bool) -> str:
     training = [] if checkpoint == START else ["reinforcement-learning", config.trainer.loss.type]
+    if training and step == 0:
+        training = ["sft"]
     values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text" if sees_images else "text-generation",
@@ -62,8 +64,8 @@ def _metadata(config: RunConfig, checkpoint: str, sees_images: bool) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
 
-def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
-    model, trainer, record = config.model, config.trainer, folder.record
+def _origin(folder: RunFolder, config: RunConfig, checkpoint: str, step: int | None) -> str:
+    model, record = config.model, folder.record
     if isinstance(model, HubModelConfig):
         revision = f" at revision `{model.revision}`" if model.revision else ""
         base = f"`{model.path}`{revision}"
@@ -74,20 +76,40 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: str) -> str:
     how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"
     if model.quantization != "none":
         how += f" into dequantized {model.quantization} weights"
-    training = f"{trainer.loss.title}, {how}, group size {trainer.group_size}"
+    training = _training(config, checkpoint, step, how)
     rows = [
         ["environment", ", ".join(f"`{name}`" for name in (config.env.name, *config.beside))],
         ["base model", base],
-        *([] if checkpoint == START else [["training", training]]),
+        *([["training", training]] if training else []),
         ["checkpoint", f"`{checkpoint}`"],
         ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
         ["openenv-pipe", record.version],
     ]
-    origin = "The model, before training, of a run" if checkpoint == START else "Trained"
-    return (
-        f"{origin} on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "
-        f"openenv-pipe.\n\n{table(['', ''], rows)}"
-    )
+    where = "an [OpenEnv](https://github.com/huggingface/OpenEnv) environment"
+    if checkpoint == START:
+        origin = f"The model, before training, of a run on {where}"
+    elif step == 0:
+        has_environment = config.host.has_environment
+        origin = f"Trained with supervision{f' for {where}' if has_environment else ''}"
+    else:
+        origin = f"Trained on {where}"
+    return f"{origin} by openenv-pipe.\n\n{table(['', ''], rows)}"
+
+
+def _training(config: RunConfig, checkpoint: str, step: int | None, how: str) -> str:
+    """Say what has trained a checkpoint's weights, and how; empty for those before training."""
+    if checkpoint == START:
+        return ""
+    trainer, warm = config.trainer, config.trainer.warm_start
+    if step != 0:
+        training = f"{trainer.loss.title}, {how}, group size {trainer.group_size}"
+        after = f"{warm.steps} supervised steps on {for_markdown(warm.source.title)}"
+        return f"{training}, after {after}" if warm.steps else training
+    if not warm.steps:  # of a fork from the end of another run's warm start
+        return f"supervised, {how}"
+    # A checkpoint within the warm start is named after its step.
+    num_steps = warm.steps if checkpoint == WARM_START_END.name else int(checkpoint[-6:])
+    return f"supervised, {num_steps} steps on {for_markdown(warm.source.title)}, {how}"
 
 
 def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import run_samples
+import yaml
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.extras.export.model_card import model_card
@@ -55,6 +56,26 @@ def test_a_card_at_step_0_lists_the_evaluations_of_its_own_weights(tmp_path, che
     card = model_card(folder, checkpoint, Path("it"), step=0)
     assert [label for label in labels if f"\n| {label} |" in card] == sorted(own, key=labels.index)
     assert "| at the start (`start`) |" in card and "| at the start (`start_greedy`) |" in card
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "step", "training", "tags"),
+    [
+        ("warm_start_000003", 0, "supervised, 3 steps on episodes of ", ["sft"]),
+        ("step_000000", 0, "supervised, 9 steps on episodes of ", ["sft"]),
+        ("step_000005", 5, "after 9 supervised steps on ", ["reinforcement-learning", "grpo"]),
+    ],
+)
+def test_a_card_says_which_steps_have_trained_its_weights(
+    tmp_path, checkpoint, step, training, tags
+):
+    words = ["conf=smoke", f"runs_dir={tmp_path}", "trainer.warm_start.steps=9"]
+    folder = run_samples.create(tmp_path, compose(words).config)
+    card = model_card(folder, checkpoint, Path("it"), step=step)
+    assert training in card and ("group size" in card) is (step > 0)
+    _, front, _ = card.split("---\n", 2)
+    assert yaml.safe_load(front)["tags"] == ["openenv", "openenv-pipe", *tags]
+    assert ("Trained with supervision for an [OpenEnv]" in card) is (step == 0)
 
 
 def test_a_card_warns_of_what_was_measured_otherwise_than_in_the_run(tmp_path):
