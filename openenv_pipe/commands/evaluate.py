@@ -35,7 +35,7 @@ from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.differences import ABSENT, find_other_facts
-from openenv_pipe.runs.evals import BASELINE, Evaluation, read_reports, save_evaluation
+from openenv_pipe.runs.evals import BASELINE, Evaluation, env_of, read_reports, save_evaluation
 from openenv_pipe.runs.find import PLAYED, SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import long_phase
@@ -309,11 +309,20 @@ class _Played:
     baselines: list[Row]
 
 
-def _measured_with(changed: dict[str, str], played: Sequence[Evaluation]) -> list[Evaluation]:
-    return [
-        replace(each, report=each.report.model_copy(update={"measured_with": changed}))
-        for each in played
-    ]
+def _with_changes(subject: SelectedModel, played: Sequence[Evaluation]) -> list[Evaluation]:
+    """Write into the reports what is not as in the run's own evaluations."""
+    own, used = subject.folder.written_config, subject.config
+    changed = changed_settings(own, used) | changed_code(subject.folder.record.facts, used)
+    found = []
+    for each in played:
+        env = env_of(each.report.label)
+        usual, confidence = (run.environments[env].eval.confidence for run in (own, used))
+        update = {
+            "measured_with": changed,
+            "confidence": None if confidence == usual else confidence,
+        }
+        found.append(replace(each, report=each.report.model_copy(update=update)))
+    return found
 
 
 async def _play(
@@ -345,9 +354,7 @@ async def _play(
         text = f"evaluating {subject.folder.record.id} {subject.label}"
         async with long_phase(progress, text) as count:
             played = await evaluate_model(seeded, rollout, subject.label, subject.step, count)
-        changed = changed_settings(subject.folder.written_config, subject.config)
-        changed |= changed_code(subject.folder.record.facts, subject.config)
-        own = _measured_with(changed, played)
+        own = _with_changes(subject, played)
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
         baselines: list[Evaluation] = []
@@ -355,7 +362,7 @@ async def _play(
             names = ", ".join(each.removeprefix(BASELINE) for each in labels)
             async with long_phase(progress, f"playing the baselines: {names}") as count:
                 found = await play_baselines(seeded, rollout, count)
-            baselines = _measured_with(changed, found)
+            baselines = _with_changes(subject, found)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     path, run = subject.folder.path, subject.folder.record.id

@@ -1,10 +1,10 @@
 """Evaluations for a terminal: tables of scores and of differences, sentences, and warnings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.config.schema import EvalConfig
+from openenv_pipe.config.schema import EvalConfig, RunConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.registry import if_command
 from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
@@ -97,6 +97,21 @@ def changes_text(report: EvalReport) -> str:
     changed = "; ".join(f"{key} is {how}" for key, how in report.measured_with.items())
     own = "settings or code than the run's own"
     return f"measured with other {own}: {shortened(changed)}" if changed else ""
+
+
+def intervals_text(reports: Mapping[str, EvalReport], config: RunConfig) -> str:
+    """Return `95% intervals`, and which reports have intervals of another level.
+
+    reports: by name. config: of their run.
+    """
+    environments, usual = config.environments, config.eval.confidence
+    others: dict[float, list[str]] = {}
+    for name, report in reports.items():
+        own = environments.get(env_of(report.label), config).eval.confidence
+        if (level := report.confidence or own) != usual:
+            others.setdefault(level, []).append(name)
+    texts = [f"{100 * level:g}% for {' and '.join(names)}" for level, names in others.items()]
+    return f"{100 * usual:g}% intervals" + (f" ({'; '.join(texts)})" if texts else "")
 
 
 def eval_warnings(report: EvalReport, folder: Path) -> list[str]:

@@ -88,8 +88,7 @@ class CommonReply(FrozenModel):
 
 # Keys of `measured_with` that may decide what a success or a reward is.
 SCORING = re.compile(
-    r"(?:beside\.[^.]+\.)?"
-    r"(?:env_code|env_files\.|callables\.|env_functions\.|reward\.|judge\."
+    r"(?:beside\.[^.]+\.)?(?:env_code|env_files\.|callables\.|env_functions\.|reward\.|judge\."
     r"|env\.(?:success_reward|variables\.))"
 )
 
@@ -125,6 +124,7 @@ class EvalReport(FrozenModel):
     error: str | None = None  # why nothing could be played; of baselines only
     # Settings and code of environment, reward and judge that differ from the run's: `1.0, not 0.5`.
     measured_with: dict[str, str] = {}
+    confidence: float | None = None  # of the intervals; None: eval.confidence of the run
 
     @property
     def other_scoring(self) -> dict[str, str]:
@@ -169,9 +169,7 @@ class EvalReport(FrozenModel):
 
         An evaluation of a single task has none, and is representative by choice.
         """
-        if self.success is None:
-            return False
-        return self.success.low is not None or self.num_tasks == 1
+        return self.success is not None and (self.success.low is not None or self.num_tasks == 1)
 
     @property
     def collapse(self) -> str | None:

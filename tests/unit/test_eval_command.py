@@ -27,6 +27,7 @@ from openenv_pipe.reports.report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.find import PLAYED, find_model
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import EpisodeCount
 
 
@@ -240,7 +241,9 @@ def test_only_secrets_that_are_used_are_asked_for(tmp_path, words, overrides, is
         made.config_to_run()
 
 
-def test_runs_of_different_seeds_are_sampled_with_those_of_the_first(tmp_path, monkeypatch):
+def evaluated_starts(tmp_path, monkeypatch, *words: str, seeds=(3,)):
+    """Evaluate runs of these seeds before their training, in a fake environment."""
+
     @asynccontextmanager
     async def assembled(config, *_, **__):
         parts = {"chat": ChatFormat(build_tokenizer()), "engine": ScriptedEngine(one_letter)}
@@ -248,16 +251,30 @@ def test_runs_of_different_seeds_are_sampled_with_those_of_the_first(tmp_path, m
 
     monkeypatch.setattr(evaluating, "assembled", assembled)
     monkeypatch.setattr(evaluating, "check_evaluation", lambda config, **_: None)
-    words = ["eval.baselines=false", "eval.num_tasks=2", "reward=env"]
-    config = amend(run_samples.config(tmp_path), words)
+    small = ["eval.baselines=false", "eval.num_tasks=2", "reward=env"]
+    config = amend(run_samples.config(tmp_path), small)
     made = [
-        run_samples.create(tmp_path, config.model_copy(update={"seed": seed})) for seed in (3, 4)
+        run_samples.create(tmp_path, config.model_copy(update={"seed": seed})) for seed in seeds
     ]
     starts = [f"{each.path}@start" for each in made]
-    first, other = evaluating.evaluate(starts, [], RunControl(), trust=True).own
+    return evaluating.evaluate([*starts, *words], [], RunControl(), trust=True).own
+
+
+def test_runs_of_different_seeds_are_sampled_with_those_of_the_first(tmp_path, monkeypatch):
+    first, other = evaluated_starts(tmp_path, monkeypatch, seeds=(3, 4))
     assert first.folder != other.folder
     seeds = [[task.seeds for task in row.report.tasks] for row in (first, other)]
     assert seeds[0] == seeds[1] and all(seeds[0])
+
+
+def test_intervals_of_another_level_than_the_runs_own_are_named(tmp_path, monkeypatch):
+    (own,) = evaluated_starts(tmp_path, monkeypatch)
+    assert own.report.confidence is None
+    (other,) = evaluated_starts(tmp_path, monkeypatch, "eval.confidence=0.8")
+    assert other.report.confidence == 0.8
+    text = write_report(RunFolder.open(other.folder)).read_text()
+    assert "with 95% intervals (80% for untrained)" in text
+    assert "[80% interval]" in (other.folder / "eval/untrained.md").read_text()
 
 
 def test_runs_of_two_environments_are_not_put_side_by_side(folder):

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
-from openenv_pipe.reports.eval_table import changes_text
+from openenv_pipe.reports.eval_table import changes_text, intervals_text
 from openenv_pipe.runs.checkpoints import WARM_START_END
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import GREEDY, STAGES, during_by_name, read_reports
@@ -138,8 +138,8 @@ def _results(folder: RunFolder, checkpoint: str, step: int | None) -> str:
         for name, report in reports.items()
     ]
     titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
-    confidence = folder.written_config.eval.confidence
-    text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
+    intervals = for_markdown(intervals_text(reports, folder.written_config))
+    text = f"{table(titles, rows)}\n\nMeans over the scored tasks with {intervals}."
     is_missing = checkpoint != START and all(map(_is_of_start, reports.values()))
     warnings = [
         f"**Warning:** {name}: {for_markdown(changes)}."

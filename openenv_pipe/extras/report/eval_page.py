@@ -47,7 +47,8 @@ def _figures(report: EvalReport) -> str:
         text += f" {report.collapse}."
     if report.num_unscored:
         text += f" {report.num_unscored} episodes have no reward, and count in no mean."
-    return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"
+    interval = f"{100 * report.confidence:g}% interval" if report.confidence else "interval"
+    return f"{text}\n\n{table(['', f'mean over tasks [{interval}]'], rows)}"
 
 
 def _sampling(report: EvalReport) -> str:

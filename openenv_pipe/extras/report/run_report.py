@@ -22,7 +22,7 @@ from openenv_pipe.extras.report.sections import (
     signal_text,
 )
 from openenv_pipe.reports.alarms import find_alarms
-from openenv_pipe.reports.eval_table import eval_warnings
+from openenv_pipe.reports.eval_table import eval_warnings, intervals_text
 from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import can_resume
@@ -154,10 +154,11 @@ def _scores_table(path: Path, config: RunConfig, records: Records, reports: Repo
     counts = ["tasks scored", "samples each", "temperature", "without success"]
     own = ["environment's own reward"] * has_env_reward
     titles = ["model", "success", *passes, "reward", *own, "turns", *counts]
+    titled = {_title(name, report, records): report for name, report in reports.items()}
     caption = (
-        f"Means over the scored tasks with {config.eval.confidence:.0%} intervals. Each row "
-        "links to its tasks and its best and worst episodes. A failed episode (status error) or "
-        "one without a reward counts in no mean."
+        f"Means over the scored tasks with {for_markdown(intervals_text(titled, config))}. Each "
+        "row links to its tasks and its best and worst episodes. A failed episode (status error) "
+        "or one without a reward counts in no mean."
     )
     if has_env_reward:
         relative = ", ".join(map(for_markdown, config.reward.relative))

@@ -81,11 +81,12 @@ def test_a_card_says_which_steps_have_trained_its_weights(
 def test_a_card_warns_of_what_was_measured_otherwise_than_in_the_run(tmp_path):
     folder = run_samples.create(tmp_path)
     made = run_samples.evaluation(folder, "step_000005", run_samples.eval_episodes(), 5)
-    changed = {"measured_with": {"env.success_reward": "0.5, not 1.0"}}
+    changed = {"measured_with": {"env.success_reward": "0.5, not 1.0"}, "confidence": 0.8}
     save_evaluation(folder.path, replace(made, report=made.report.model_copy(update=changed)))
     card = model_card(folder, "step_000005", Path("it"), step=5)
     warning = "**Warning:** step_000005: measured with other settings or code than the run's own"
     assert warning in card and "0.5, not 1.0" in card
+    assert "with 95% intervals (80% for step_000005)" in card
 
 
 def test_card_and_report_say_which_weights_stood_for_the_hubs(tmp_path):
