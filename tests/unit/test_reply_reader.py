@@ -295,6 +295,24 @@ CASES = {
         "<|call|><|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}<|call|>",
         calls=(ADD, STOP),
     ),
+    "channels, a recipient before any mark": Case(
+        form="channels",
+        reply=' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        calls=(ADD,),
+    ),
+    "channels, a channel named twice": Case(
+        form="channels",
+        reply="<|channel|>commentary to=functions.add<|channel|>commentary json<|message|>"
+        '{"a": 1}<|call|><|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}'
+        "<|call|>",
+        calls=(ADD, STOP),
+    ),
+    "channels, a call without a recipient": Case(
+        form="channels",
+        reply='<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        why="it is not one object",
+        last={"a": 1},
+    ),
     "channels, a mark in a string": Case(
         form="channels",
         reply='<|channel|>commentary to=functions.say<|message|>{"text": "<|call|> \\" <|end|>"}'

@@ -68,31 +68,43 @@ def channel_messages(
     marks = (channels.start, channels.channel, channels.text, *channels.ends, channels.call_end)
     first, *pieces = re.split(f"({'|'.join(map(re.escape, marks))})", reply)
     messages: list[ChannelMessage] = []
-    role, name = "", channels.thoughts if begins_in_thought else ""
+    recipient, name = "", channels.thoughts if begins_in_thought else ""
 
     def begun(piece: str) -> ChannelMessage:
-        recipient = _RECIPIENT.search(role) or _RECIPIENT.search(name)
+        called = recipient or _recipient(name)
         channel = _NAME.match(name)
-        is_thought = bool(channel and channel[1] == channels.thoughts and not recipient)
-        messages.append(ChannelMessage(is_thought, recipient[1] if recipient else "", piece))
+        is_thought = bool(channel and channel[1] == channels.thoughts and not called)
+        messages.append(ChannelMessage(is_thought, called, piece))
         return messages[-1]
 
-    # None: in a header, or between messages.
-    message = begun(first) if first.strip() else None
+    message = None  # in a header, or between messages
+    if pieces and pieces[0] == channels.channel and _RECIPIENT.match(first.lstrip()):
+        # The prompt ends with the author of the reply, and the reply goes on with a recipient.
+        recipient = _recipient(first)
+    elif first.strip():
+        message = begun(first)
     for mark, piece in zip(pieces[::2], pieces[1::2], strict=True):
         if message and message.contains(mark, channels):
             message.add(mark, piece)
         elif mark == channels.text:
             message = begun(piece)
         else:
+            is_header = message is None
             if message:
                 message.end = mark
             message = None
             if mark == channels.channel:
+                # A header that names a channel again keeps its recipient.
+                recipient = recipient or (_recipient(name) if is_header else "")
                 name = piece
             elif mark == channels.start:
-                role, name = piece, ""
+                recipient, name = _recipient(piece), ""
             else:
-                role = name = ""
+                recipient = name = ""
                 message = begun(piece) if piece.strip() else None
     return messages
+
+
+def _recipient(header: str) -> str:
+    match = _RECIPIENT.search(header)
+    return match[1] if match else ""

@@ -130,6 +130,8 @@ class ReplyReader:
                 begin = f'<tool_call>{{"name": {name}, "arguments": '
                 end = "}</tool_call>" if each.end == channels.call_end else ""
                 visible.append(f"{begin}{_as_one_value(each.text)}{end}")
+            elif each.end == channels.call_end:  # It does not say what it calls.
+                visible.append(f"<tool_call>{_as_one_value(each.text)}</tool_call>")
             else:
                 visible.append(each.text)
         is_thinking = bool(messages) and messages[-1].is_thought
