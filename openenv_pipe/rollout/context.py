@@ -10,6 +10,7 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
+from openenv_pipe.models.chat.reply_writer import ReplyWriter
 from openenv_pipe.models.replies.reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Task, Tool
 
@@ -24,6 +25,8 @@ class Chat(Protocol):
     history: Literal["append", "rerender"]
     reply_reader: ReplyReader
 
+    @property
+    def writer(self) -> ReplyWriter: ...
     @property
     def sees_images(self) -> bool: ...
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...

@@ -172,7 +172,8 @@ class ScriptedConversation(TokenConversation):
     async def _complete(self, max_tokens: int) -> Completion:
         request = self._observation_request(max_tokens)
         reply: TextReply = await self._context.engine.generate(request)
-        return written_completion(self._chat, reply.text, max_tokens)
+        text = self._chat.writer.own_text(reply.text, self._opening.tools)
+        return written_completion(self._chat, text, max_tokens)
 
 
 def written_completion(chat: Chat, text: str, max_tokens: int) -> Completion:

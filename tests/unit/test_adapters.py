@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from fakes import TEMPLATES
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter, templates
 from openenv_pipe.environments.adapters.text import TextAdapter
@@ -272,3 +273,11 @@ def test_a_pattern_without_an_example_is_shown_itself(pattern):
     with pytest.raises(UnusableReply) as caught:
         text_adapter(pattern=rf"^z{pattern}").read("?")
     assert str(caught.value).endswith(rf"^z{pattern}")
+
+
+@pytest.mark.parametrize(
+    "reply", ["crane", "I try\ncrane", "<think>\nhouse?\n</think>\n\ncrane", "\n</think>\n\ncrane"]
+)
+def test_the_guess_of_wordle_is_the_first_word_after_the_thoughts(reply):
+    config = compose(["conf=wordle", "model=qwen3_0_6b"]).config
+    assert TextAdapter(config.env.adapter).read(reply) == [{"guess": "crane"}]

@@ -13,6 +13,7 @@ from openenv_pipe.environments.adapters.templates import (
     render_message,
 )
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.replies.reply import Reply
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.types import Action, Message, Observation, Opening
 
@@ -50,7 +51,8 @@ class TextAdapter:
 
     def read(self, reply: str) -> list[Action]:
         try:
-            match = self._pattern.search(reply)
+            # The marks and the thoughts of channels are left out, as of gpt-oss.
+            match = self._pattern.search(reply.visible if isinstance(reply, Reply) else reply)
         except SlowPatternError as error:
             raise UnusableReply(str(error)) from None
         if match is None:

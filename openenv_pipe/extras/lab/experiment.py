@@ -226,7 +226,8 @@ def _reply_tokens(env: EnvConfig, trial: Trial, model: TrainedModel) -> int:
         return TEXT_REPLY_TOKENS
     dump = indented_json if model.reads else compact_json
     actions = [action for play in trial.plays for action in play.actions]
-    lengths = [len(model.chat.reply_ids(written(kind, action, dump))) for action in actions]
+    replies = [model.chat.writer.own_text(written(kind, action, dump)) for action in actions]
+    lengths = [len(model.chat.reply_ids(reply)) for reply in replies]
     fitted = math.ceil(ROOM * max(lengths, default=TEXT_REPLY_TOKENS))
     return max(fitted, CHOICE_TOKENS) if model.reads else fitted
 

@@ -5,7 +5,6 @@ model learns what it meets in episodes, and only tokens of the assistant have a 
 """
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -24,8 +23,6 @@ from openenv_pipe.extras.sft.rows import (
 )
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 from openenv_pipe.models.chat.chat_template import ChatFormat
-from openenv_pipe.models.chat.messages import calls_in_text
-from openenv_pipe.models.chat.probes import OPENING
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_chat
 from openenv_pipe.pipeline.demonstrations import SourceSetup, too_long_to_play
@@ -171,29 +168,9 @@ def reply_text(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str
 
     Raises BadRowError: the model's format has no place for its calls or its thoughts.
     """
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    thought = message.get("reasoning_content", "")
-    if not functions and not thought:
-        return str(message["content"])
-    calls = [json.dumps(each, ensure_ascii=False) for each in functions]
-    in_text = calls_in_text({"content": message["content"], "calls": calls})["content"]
-    expected = ([(each["name"], each["arguments"]) for each in functions], thought.strip())
-    for text in (_by_template(chat, message, tools), in_text):
-        read = chat.reply_reader.read(text, tools)
-        made = [(call.name, dict(call.arguments)) for call in read.made_calls]
-        if (made, read.thought) == expected:
-            return text
-    raise BadRowError(
-        f"the chat template has no place for the calls or thoughts of {message!r:.80}"
-    )
-
-
-def _by_template(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> str:
-    """Return a reply as the chat template writes it; an empty text if it cannot render calls."""
-    try:
-        begun = chat.renderer.render(OPENING, prompt=True, tools=tools)
-        whole = chat.renderer.render((*OPENING, message), prompt=False, tools=tools)
-    except ConfigError:
-        return ""
-    written = whole.removeprefix(begun)
-    return written.rpartition(chat.ends.text)[0] if chat.ends.text else written
+    text = chat.writer.of_message(message, tools)
+    if text is None:
+        raise BadRowError(
+            f"the chat template has no place for the calls or thoughts of {message!r:.80}"
+        )
+    return text

@@ -54,6 +54,7 @@ class SteeredEngine(StaticEngine):
             return reply
         if isinstance(request, TokenRequest):
             assert self._chat is not None
+            text = self._chat.writer.own_text(text)
             return written_completion(self._chat, text, request.max_tokens)
         return TextReply(text=text)
 

@@ -18,7 +18,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +47,7 @@ from openenv_pipe.models.chat.probes import (
     assistant,
 )
 from openenv_pipe.models.chat.rendering import TemplateRenderer
+from openenv_pipe.models.chat.reply_writer import ReplyWriter
 from openenv_pipe.models.chat.turn_ends import find_turn_ends
 from openenv_pipe.models.replies.reader import ReplyReader, reader_for
 from openenv_pipe.models.vision import ImageFormat
@@ -354,8 +355,15 @@ class ChatFormat:
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
+        ids = [*self._cached_short_ids(reply)]
+        if ids and ids[-1] == self._call_end:
+            return ids
         has_calls = self.takes_tools and bool(self.reply_reader.read(reply).calls)
-        return [*self._cached_short_ids(reply), self.ends.of_reply(has_calls=has_calls)]
+        return [*ids, self.ends.of_reply(has_calls=has_calls)]
+
+    @cached_property
+    def writer(self) -> ReplyWriter:
+        return ReplyWriter(self)
 
     def without_markup(self, messages: Iterable[Message]) -> list[Message]:
         """Break up control tokens in untrusted text, so that it cannot forge turns.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import run_config, tiny_policy, trained_tensors
+from test_rerender import stock_tokenizer
 
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.commands.findings import Result
@@ -91,6 +92,36 @@ async def test_the_replies_of_a_conversation_are_imitated_in_the_models_own_form
         "4",
     ]
     assert {turn.completion_ids[-1] for turn in turns} == {chat.tokenizer.eos_token_id}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen3_5_think", ["\n</think>\n\n4<|im_end|>", "why\n</think>\n\n4<|im_end|>"]),
+        (
+            "gptoss",
+            [
+                "<|channel|>final<|message|>4<|return|>",
+                "<|channel|>analysis<|message|>why<|end|><|start|>assistant"
+                "<|channel|>final<|message|>4<|return|>",
+            ],
+        ),
+    ],
+)
+def test_a_plain_reply_is_imitated_as_the_stock_template_writes_it(name, expected):
+    chat = ChatFormat(stock_tokenizer(name), "rerender")
+    thoughtful = {"role": "assistant", "content": "<think>\nwhy\n</think>\n\n4"}
+    row = {"messages": [QUESTION, ANSWER, QUESTION, thoughtful]}
+    turns = turns_of(conversation_of(row), chat, 2000)
+    assert [chat.tokenizer.decode(turn.completion_ids) for turn in turns] == expected
+
+
+def test_a_thought_without_a_place_in_the_template_is_rejected():
+    tokenizer = stock_tokenizer("qwen3")
+    tokenizer.chat_template = "{% set enable_thinking = false %}" + tokenizer.chat_template
+    row = {"messages": [QUESTION, {**ANSWER, "reasoning_content": "why"}]}
+    with pytest.raises(BadRowError, match="no place for the calls or thoughts of"):
+        turns_of(conversation_of(row), ChatFormat(tokenizer, "rerender"), 2000)
 
 
 # TRL uses names that transformers will drop.
