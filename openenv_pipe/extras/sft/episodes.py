@@ -22,13 +22,14 @@ from openenv_pipe.extras.sft.schema import (
 )
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.messages import split_tools
+from openenv_pipe.models.chat.probes import assistant
 from openenv_pipe.models.replies.reader import PLAIN_READER
 from openenv_pipe.pipeline.demonstrations import SourceSetup
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.find import find_folder
-from openenv_pipe.types import PREVIOUS, Episode, Group, Message, Tool, Turn, TurnRole
+from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, Message, Tool, Turn, TurnRole
 
 
 async def read_recorded(source: EpisodesConfig, setup: SourceSetup) -> list[Group]:
@@ -138,16 +139,11 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
     turns = episode.turns
     if not turns:
         raise BadRowError("no turns")
-    conversation = _conversation_of(turns)
-    if _is_in_format(turns, conversation, chat):
+    if _is_in_format(turns, chat):
         if episode.num_branch_tokens > max_tokens:
             raise BadRowError(f"longer than env.max_episode_tokens={max_tokens} tokens")
         return turns
-    if conversation is None:
-        raise BadRowError(
-            "the token ids are of another model, and the messages are not recorded, or several "
-            "turns continue one"
-        )
+    conversation = _conversation_of(episode)
     num_first = len(split_tools(turns[0].messages)[1])
     new = turns_of(conversation, chat, max_tokens, num_first)
     return [
@@ -156,35 +152,75 @@ def _own_turns(episode: Episode, chat: ChatFormat, max_tokens: int) -> list[Turn
     ]
 
 
-def _conversation_of(turns: Sequence[Turn]) -> Conversation | None:
-    """Return the messages of an episode; None if they are not recorded, or branch."""
-    if not all(turn.messages for turn in turns) or any(
-        turn.parent != PREVIOUS or turn.role is not TurnRole.AGENT for turn in turns
-    ):
-        return None
+def _conversation_of(episode: Episode) -> Conversation:
+    """Return the messages of an episode. Raises BadRowError: not recorded, or no conversation."""
+    if not all(turn.messages for turn in episode.turns):
+        raise BadRowError("the token ids are of another model, and the messages are not recorded")
+    found = _new_messages(episode)
+    if found is None or any(turn.role is not TurnRole.AGENT for turn in episode.turns):
+        raise BadRowError(
+            "the token ids are of another model, and its turns are not one conversation, in which "
+            "each answers the messages after the turn before"
+        )
     tools, messages = list[Tool](), list[Message]()
-    for turn in turns:
-        listed, shown = split_tools(turn.messages)
+    for turn, new in zip(episode.turns, found, strict=True):
+        listed, shown = split_tools(new)
         tools = listed or tools
         messages += shown
         messages.append(_as_message(turn.reply, tools))
     return Conversation(messages=messages, tools=tools)
 
 
-def _is_in_format(
-    turns: Sequence[Turn], conversation: Conversation | None, chat: ChatFormat
-) -> bool:
-    """Return whether the token ids are of this model's tokenizer, and the first prompt, if its
-    messages are recorded, is what this chat template renders."""
+def _new_messages(episode: Episode) -> list[list[Message]] | None:
+    """Return what each turn shows after the turn before; None if one does not continue it.
+
+    The pipeline's loop records just that, also where the template renders prompts anew: then the
+    first turn, too, has an explicit parent, None. A program's turn has the messages after its
+    parent, or all of them.
+    """
+    turns = episode.turns
+    if turns[0].parent is None or all(turn.parent == PREVIOUS for turn in turns):
+        return [turn.messages for turn in turns]
+    found, wholes = list[list[Message]](), list[list[Message]]()
+    for turn, parent in zip(turns, episode.parents, strict=True):
+        whole = [*turn.messages]
+        if parent is not None and parent >= len(wholes):  # calls that were made at once
+            return None
+        if parent is not None:
+            whole = [*wholes[parent], assistant(turns[parent].reply), *whole]
+        before = [*map(_seen, wholes[-1]), "assistant"] if wholes else []
+        if [*map(_seen, whole)][: len(before)] != before:
+            return None
+        found.append(whole[len(before) :])
+        wholes.append(whole)
+    return found
+
+
+def _seen(message: Message) -> Message | str:
+    """Return what tells messages apart; a template may show the model's own in another form."""
+    return "assistant" if message["role"] == "assistant" else message
+
+
+def _is_in_format(turns: Sequence[Turn], chat: ChatFormat) -> bool:
+    """Return whether the token ids are of this model's tokenizer and chat template.
+
+    The first prompt has to be what the template renders of its messages. Where they are not
+    recorded, the ids have to be in the vocabulary, and replies to end as those of this model.
+    """
     if any(turn.usage is not None for turn in turns):
         return False
     if any(chat.reply_text(turn.completion_ids) != turn.reply for turn in turns):
         return False
-    if conversation is None:
-        return True
-    _, opening = split_tools(turns[0].messages)
-    history = HISTORIES[chat.history](chat, opening, conversation.tools)
-    return list(history.prompt_ids) == list(turns[0].prompt_ids)
+    if turns[0].messages:
+        tools, opening = split_tools(turns[0].messages)
+        history = HISTORIES[chat.history](chat, opening, tools)
+        return list(history.prompt_ids) == list(turns[0].prompt_ids)
+    vocabulary_size = len(chat.tokenizer)
+    return all(
+        max(turn.prompt_ids + turn.completion_ids, default=0) < vocabulary_size
+        and (turn.finish is not Finish.STOP or {*turn.completion_ids[-1:]} <= chat.ends.ids)
+        for turn in turns
+    )
 
 
 def _as_message(reply: str, tools: Sequence[Tool]) -> Message:

@@ -6,10 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import made_up_episode, made_up_turn, run_config, tiny_policy
+from test_rerender import DROPS_THOUGHTS
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.sft.episodes import read_recorded
 from openenv_pipe.extras.sft.schema import EpisodesConfig
+from openenv_pipe.models.chat.chat_template import ChatFormat
+from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
+from openenv_pipe.rollout.history import HISTORIES
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.types import Group, Usage
 
@@ -121,7 +125,72 @@ async def test_turns_that_branch_are_no_conversation_for_another_model(tmp_path)
     notes = []
     found = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns)), own], notes)
     assert replies(found) == [["a"]]
-    assert "several turns continue one" in notes[0]
+    assert "its turns are not one conversation" in notes[0]
+
+
+def rerendered_turns(chat, *replies):
+    """Return the turns of an episode whose prompts a template renders anew, as the loop records."""
+    asked = [{"role": "user", "content": "?"}]
+    turns, history = [], HISTORIES["rerender"](chat, asked, [])
+    for reply in replies:
+        ids = chat.reply_ids(reply)
+        values = {"reply": chat.reply_text(ids), "parent": history.parent, "messages": asked}
+        turns.append(made_up_turn(history.new_ids, ids, **values))
+        history.add(turns[-1], asked)
+    return turns
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+async def test_rerendered_prompts_of_another_template_are_written_anew(dropped, tmp_path):
+    """Whether the turns continue each other, or begin roots where a thought is dropped."""
+    tokenizer = build_tokenizer()
+    template = DROPS_THOUGHTS if dropped else CHAT_TEMPLATE
+    tokenizer.chat_template = "<|system|>Hi" + template
+    turns = rerendered_turns(ChatFormat(tokenizer, "rerender"), "xa", "xb")
+    assert [turn.parent for turn in turns] == [None, None if dropped else 0]
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
+    asked = [{"role": "user", "content": "?"}]
+    first, second = found.episodes[0].turns
+    assert first.prompt_ids == CHAT.first_ids(asked)
+    assert second.prompt_ids == CHAT.following_ids(asked, end=CHAT.ends.usual)
+    assert replies([found]) == [["xa", "xb"]]
+
+
+async def test_a_program_whose_history_was_rendered_anew_is_one_conversation(tmp_path):
+    """Each of its calls has all messages, and begins a root."""
+    asked = [{"role": "user", "content": "?"}]
+    more = [*asked, {"role": "assistant", "content": "shown"}, {"role": "user", "content": "!"}]
+    turns = [hosted_turn("a", asked), replace(hosted_turn("b", more), parent=None)]
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
+    assert replies([found]) == [["a", "b"]]
+    assert found.episodes[0].turns[1].prompt_ids == CHAT.following_ids(
+        more[2:], end=CHAT.ends.usual
+    )
+
+
+async def test_prompts_of_another_template_are_not_taken_if_the_turns_branch(tmp_path):
+    asked = [{"role": "user", "content": "?"}]
+    turn = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=asked)
+    other = group("step 1/0", (1.0, True, [turn, replace(turn, parent=None)]))
+    own, notes = group("step 2/0", (1.0, True, [own_turn("a")])), []
+    found = await imitated(tmp_path, [other, own], notes)
+    assert len(found) == 1
+    assert "1 left out: the token ids are of another model, and its turns are not one" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "end"), [([5, 999], CHAT.ends.usual), ([5], CHAT.encode("!")[0])]
+)
+async def test_ids_without_messages_are_not_taken_if_they_are_not_of_this_model(
+    prompt_ids, end, tmp_path
+):
+    """Their replies read the same, as far as they can be read."""
+    ids = [*CHAT.encode("a"), end]
+    turn = made_up_turn(prompt_ids, ids, reply=CHAT.reply_text(ids))
+    own, notes = group("step 2/0", (1.0, True, [own_turn("a")])), []
+    found = await imitated(tmp_path, [group("step 1/0", (1.0, True, [turn])), own], notes)
+    assert len(found) == 1
+    assert "1 left out: the token ids are of another model, and the messages are not" in notes[0]
 
 
 async def test_prompts_of_another_chat_template_are_written_anew(tmp_path):
