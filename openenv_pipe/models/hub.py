@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
 from openenv_pipe.config.schema.model import ModelSource
@@ -182,6 +182,9 @@ def download_missing(config: ModelConfig) -> None:
 def readable_errors(config: HubModelConfig) -> Iterator[None]:
     try:
         yield
+    except StrictDataclassError as error:  # a value of config.json has another type
+        text = " ".join(str(error).split())
+        raise ConfigError(f"model.path={config.path!r}: config.json: {text}; {ADVICE}") from None
     except (OSError, ValueError) as error:
         if as_out_of_memory(error) is not None:
             raise

@@ -92,7 +92,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
     """Return the length of a safetensors file's header, with the length field, and its content.
 
     Raises:
-        ConfigError: the file is not a safetensors file.
+        ConfigError: the file is not a safetensors file, or has been cut off.
         OSError: it cannot be read.
     """
     _reject_other_kinds(path)
@@ -110,4 +110,19 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         raise ConfigError(f"the header of a safetensors file is damaged: {error}") from error
     if not isinstance(header, dict):
         raise ConfigError(f"{path} is not a safetensors file: its header is {header!r:.80}")
+    _reject_cut_off(path, 8 + length, header)
     return 8 + length, header
+
+
+def _reject_cut_off(path: Path, length: int, header: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a safetensors file ends before its weights do."""
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+        expected = length + max(ends, default=0)
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"{path} is not a safetensors file: its header has {error}") from error
+    if (size := path.stat().st_size) < expected:
+        raise ConfigError(
+            f"{path} has {size:,} bytes; expected the {expected:,} of its header: it has been cut "
+            "off, as by an interrupted copy; copy or download it again"
+        )

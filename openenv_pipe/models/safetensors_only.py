@@ -31,22 +31,35 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
     `options` go to transformers.
 
     Raises:
-        ConfigError: It is an adapter, names weights in another format, or lacks weights, which
-            transformers would draw at random.
+        ConfigError: It is an adapter, names weights in another format, or has a damaged file. Or it
+            lacks weights or has some of another shape, which transformers would draw at random.
         OSError, ValueError: It cannot be read.
     """
     reject_other_weights(path, revision)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     text_config = text_config_within(config)
     whole_class: Any = model_class(config) if text_config is None else AutoModelForImageTextToText
-    model, found = whole_class.from_pretrained(
-        path,
-        revision=revision,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **options,
-    )
+    try:
+        model, found = whole_class.from_pretrained(
+            path,
+            revision=revision,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # They are rejected below, by name.
+            **options,
+        )
+    except SafetensorError as error:
+        raise ConfigError(
+            f"{path} has a damaged file *.safetensors ({error}); copy or download it again"
+        ) from None
+    if unlike := sorted(found["mismatched_keys"]):
+        name, shape, expected_shape = unlike[0]
+        raise ConfigError(
+            f"{path}: config.json does not fit the weights: {len(unlike)} of them have another "
+            f"shape, such as {name} with {[*shape]} instead of {[*expected_shape]}; copy both from "
+            "the same model"
+        )
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"{path} lacks {len(missing)} weights of its architecture "

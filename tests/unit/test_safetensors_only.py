@@ -14,6 +14,7 @@ from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import load_weights, save_weights
 from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.memory_estimate import read_folder_shape
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +127,27 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(model):
         load_policy(hub_model(model), seed=0, device=CPU)
     with pytest.raises(ConfigError, match="lacks 1 weights"):
         load_weights(model, tiny_policy())
+
+
+def test_weights_that_do_not_fit_the_configuration_are_named(model):
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "intermediate_size": 8}))
+    with pytest.raises(ConfigError, match=r"6 of them have another shape, such as .*down_proj"):
+        load_policy(hub_model(model), seed=0, device=CPU)
+    file.write_text(json.dumps({**config, "intermediate_size": [8]}))
+    with pytest.raises(
+        ConfigError, match=r"'intermediate_size'.* expected int, got list"
+    ) as caught:
+        load_policy(hub_model(model), seed=0, device=CPU)
+    assert f"model.path='{model}'" in str(caught.value)
+
+
+def test_a_file_of_weights_that_was_cut_off_is_an_error(model):
+    """Without a traceback, also before the weights are loaded."""
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"damaged file \*\.safetensors .*; copy or download it"):
+        load_policy(hub_model(model), seed=0, device=CPU)
+    with pytest.raises(ConfigError, match=r"model\.safetensors has [\d,]+ bytes; expected the"):
+        read_folder_shape(hub_model(model), model)
