@@ -52,6 +52,10 @@ from openenv_pipe.models.safetensors_only import (
 from openenv_pipe.models.vision import vision
 from openenv_pipe.registry import if_command
 
+VOCABULARIES = (  # a tokenizer has one of them
+    *(TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -176,8 +180,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
                 downloaded := find_file(config.path, TOKENIZER, config.revision)
             ):
                 check_model_file(downloaded)
+            source = model_source(config)
+            _reject_missing_tokenizer(config, Path(source))
             tokenizer = AutoTokenizer.from_pretrained(
-                model_source(config), revision=config.revision, trust_remote_code=False
+                source, revision=config.revision, trust_remote_code=False
             )
         if config.chat_template is None and tokenizer.chat_template is not None:
             tokenizer.chat_template = one_template(tokenizer.chat_template, config.path)
@@ -190,6 +196,15 @@ def load_tokenizer(config: ModelConfig) -> Any:
         template = template_with(tokenizer.chat_template, config.chat_template_kwargs)
         tokenizer.chat_template = pinned_template(template, moment)
     return tokenizer
+
+
+def _reject_missing_tokenizer(config: HubModelConfig, folder: Path) -> None:
+    """Raise ConfigError if a local folder has no vocabulary: transformers makes an empty one."""
+    if folder.is_dir() and not any((folder / name).exists() for name in VOCABULARIES):
+        raise ConfigError(
+            f"model.path={config.path!r}: {folder} has no {TOKENIZER} nor another file of a "
+            "tokenizer; copy those of the model, or save them with tokenizer.save_pretrained"
+        )
 
 
 def load_chat(config: ModelConfig) -> ChatFormat:

@@ -170,3 +170,10 @@ def test_an_interrupt_of_the_process_group_is_no_fault_of_a_tokenizer(tmp_path, 
 def test_a_device_that_there_is_not_is_rejected():
     with pytest.raises(ConfigError, match="device='gpu': expected auto, cpu or cuda"):
         select_device("gpu")
+
+
+def test_a_folder_without_a_tokenizer_says_so(folder):
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json nor .* tokenizer\.save_pretra"):
+        load_tokenizer(model(folder))
