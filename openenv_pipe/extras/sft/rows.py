@@ -220,7 +220,8 @@ def _text(message: Mapping[str, Any], where: str, *, is_optional: bool = False) 
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and part.get("type") == "text" for part in content
     ):
-        content = "".join(str(part.get("text", "")) for part in content)
+        # As the parts of a program's message, and as vLLM shows them to templates that take text.
+        content = "\n".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
         raise BadRowError(f"{where} has the content {content!r:.60}; expected text")
     return content

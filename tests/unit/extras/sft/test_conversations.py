@@ -227,6 +227,15 @@ def test_a_thought_is_read_by_each_of_its_names(key):
     assert conversation_of(row).messages[1] == {**ANSWER, "reasoning_content": "t"}
 
 
+def test_parts_of_a_text_are_joined_as_those_of_a_programs_message():
+    requests = pytest.importorskip("openenv_pipe.extras.agents.http.chat_completions")
+    parts = [{"type": "text", "text": each} for each in ("one", "two")]
+    question, answer = conversation_of(
+        {"messages": [{**QUESTION, "content": parts}, {**ANSWER, "content": parts}]}
+    ).messages
+    assert question["content"] == answer["content"] == requests.text_of(parts) == "one\ntwo"
+
+
 async def test_a_reply_of_weight_0_is_shown_and_not_imitated(tmp_path):
     first, answer, second, last = ROWS[2]
     source = written(
