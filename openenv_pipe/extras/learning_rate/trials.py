@@ -80,14 +80,18 @@ def _run(
     except RankLostError:
         raise
     except TrainingError:
-        return _known_runs(composed.config)[lr]
+        # The git checkout may have changed since the run began.
+        failed = _known_runs(composed.config, of_this_code=False).get(lr)
+        if failed is None:
+            raise
+        return failed
 
 
-def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
+def _known_runs(config: RunConfig, *, of_this_code: bool = True) -> dict[float, RunFolder]:
     """Return the newest run of a configuration at each learning rate.
 
-    Runs of other code, versions or machines are left out, because they cannot be compared; so are
-    those from another state of the working directory's git checkout.
+    of_this_code: leave out runs of other code, versions or machines, because they cannot be
+        compared, and those from another state of the working directory's git checkout.
     """
     values = config.model_dump(mode="json")
     wanted = hide_in_config(values, known_secrets(values))
@@ -106,8 +110,11 @@ def _known_runs(config: RunConfig) -> dict[float, RunFolder]:
                 continue  # It was killed before it had the weights to start from.
             # A fork has the template time of the run that it is made from.
             values["model"]["template_time"] = config.model.template_time
-        is_same_code = folder.record.checkouts == checkouts and not find_differences(folder.record)
-        if values == wanted and is_same_code:
+        if of_this_code and (
+            folder.record.checkouts != checkouts or find_differences(folder.record)
+        ):
+            continue
+        if values == wanted:
             found[lr] = folder
     return found
 
