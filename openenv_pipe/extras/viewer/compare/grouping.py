@@ -189,10 +189,7 @@ def compare_settings(found: Found) -> Comparison:
 
 
 def _why_none_is_best(settings: Sequence[Setting], keys: Sequence[str]) -> list[str]:
-    """Say why none of the settings, which are in their order, is the best.
-
-    keys: those in which they differ.
-    """
+    """Say why the first of the settings is not the best. keys: those in which they differ."""
     finals = [run.final for setting in settings for run in setting.counted]
     tasks = {frozenset(task.key for task in final.tasks) for final in finals if final}
     counted = [setting.values for setting in settings if setting.counted]
