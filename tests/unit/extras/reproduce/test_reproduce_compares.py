@@ -100,6 +100,15 @@ def test_an_episode_that_differs_is_named(two):
     assert found.what == "reward of episode 1/0, member 1"
 
 
+def test_episodes_that_a_repetition_lacks_are_a_difference_but_not_to_a_replay(two):
+    """Those of the run itself may have been deleted, and a replay plays none."""
+    episodes_path(two[1], 2).unlink()
+    (found,) = first_mismatches(*two)
+    assert str(found) == "grpo step 2: the file of episodes was there, is absent"
+    assert first_mismatches(*two, only_learner=True) == []
+    assert first_mismatches(*reversed(two)) == []
+
+
 def test_a_run_that_was_cut_short_is_compared_as_far_as_it_goes(two):
     path = two[1] / "metrics.jsonl"
     path.write_text(path.read_text().splitlines()[0] + "\n")
