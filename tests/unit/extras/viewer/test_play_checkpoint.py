@@ -42,13 +42,16 @@ class Recorder:
 
 
 def test_the_engine_replies_where_the_person_does_not():
-    replies = iter(["ab", None, "abc", None])
+    replies = iter(["AB", None, "abc", None])
 
     async def choose():
         return next(replies)
 
     async def play():
-        chat = SimpleNamespace(reply_ids=lambda text: [ord(each) for each in text])
+        chat = SimpleNamespace(
+            writer=SimpleNamespace(own_text=str.lower),
+            reply_ids=lambda text: [ord(each) for each in text],
+        )
         inner = Recorder()
         engine = SteeredEngine(inner, chat, choose)
         assert engine.begin_rollouts(1, 1) == 7
