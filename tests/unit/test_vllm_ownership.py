@@ -124,7 +124,12 @@ async def test_a_server_is_free_when_its_run_has_ended(server, tmp_path):
             assert not any("is claimed" in text for text in engine.told)
 
 
-@pytest.mark.parametrize(("way", "left"), [("adapter", "default"), ("full", OTHER.label(3))])
+# The ids are given, because a label differs between the processes that collect the tests.
+@pytest.mark.parametrize(
+    ("way", "left"),
+    [("adapter", "default"), ("full", OTHER.label(3))],
+    ids=["adapter", "full"],
+)
 async def test_the_claim_of_a_dead_run_is_taken_over(server, tmp_path, way, left):
     now = 0.0
 
