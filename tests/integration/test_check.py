@@ -5,6 +5,8 @@ import tempfile
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
 from openenv_pipe.config.compose import compose
@@ -102,9 +104,8 @@ def test_the_shape_of_a_model_folder(tmp_path):
         "vocab_size": 99,
     }
     (tmp_path / "config.json").write_text(json.dumps(values))
-    header = {"a": {"shape": [99, 32]}, "b": {"shape": [32]}, "__metadata__": {"format": "pt"}}
-    text = json.dumps(header).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    weights = {"a": torch.zeros(99, 32), "b": torch.zeros(32)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model = compose(["conf=smoke", "model=hub", f"model.path={tmp_path}"]).config.model
     shape = read_folder_shape(model, tmp_path)
     assert (shape.num_parameters, shape.cache_width) == (99 * 32 + 32, 16)
