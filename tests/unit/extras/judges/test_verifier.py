@@ -78,7 +78,8 @@ def test_an_endpoint_gets_the_whole_episode_and_its_number_is_the_value(server, 
     body = next(each for each in server.bodies if each["turns"][1]["reply"] == "x")
     assert body["task"] == {"id": "train/0", "split": "train", "index": 0, "seed": 1, "reset": {}}
     assert (body["status"], body["success"]) == ("turn_limit", True)
-    assert [message["role"] for message in body["messages"]] == ["user", "assistant"] * 2
+    roles = [message["role"] for message in body["messages"]]
+    assert roles == [*["user", "assistant"] * 2, "environment"]
     assert body["turns"][1] == {
         "reply": "x",
         "unusable": None,
