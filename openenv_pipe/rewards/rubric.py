@@ -1,7 +1,7 @@
 """The term `rubric`: numbers that the environment reports in its observations."""
 
 from openenv_pipe.config.schema import RubricTerm
-from openenv_pipe.rewards.reported_numbers import last_number, last_rubric_scores
+from openenv_pipe.rewards.reported_numbers import MAX_SCORES, last_number, last_rubric_scores
 from openenv_pipe.rewards.values import (
     NoValue,
     TermSources,
@@ -41,4 +41,7 @@ class ReportedTerm:
         assumed = dict.fromkeys(missing, term.when_missing or 0.0)
         value = weighted(reported | assumed, weights, term.gates)
         total = check_number(self._name, value, episode)
-        return TermValue(credits=[total], total=total, parts=reported)
+        # Each part becomes a metric; those that the configuration names come first.
+        names = [*(name for name in named if name in reported), *reported]
+        shown = {name: reported[name] for name in [*dict.fromkeys(names)][:MAX_SCORES]}
+        return TermValue(credits=[total], total=total, parts=shown)

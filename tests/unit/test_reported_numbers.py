@@ -55,11 +55,6 @@ def test_rubric_scores_that_are_none_are_left_out(scores: object) -> None:
     assert rubric_scores({"metadata": None}) == {}
 
 
-def test_rubric_scores_are_bounded_in_number() -> None:
-    many = {str(number): 1.0 for number in range(2 * MAX_SCORES)}
-    assert len(rubric_scores({"metadata": {"rubric_scores": many}})) == MAX_SCORES
-
-
 def test_the_latest_value_of_an_episode_counts() -> None:
     observations = [{"score": 1}, {"score": 2}, {}, {"score": None}]
     assert last_number(observations, "score") == 2.0

@@ -54,7 +54,10 @@ def test_rubrics_and_fields_have_weights_and_gates():
 def test_each_of_many_scores_counts():
     many = {"metadata": {"rubric_scores": {f"r{number}": 1 for number in range(100)}}}
     assert scored(many).reward == 100.0
-    assert scored(many, overrides=change(weights="{r99: 2.0}")).reward == 2.0
+    weighted = scored(many, overrides=change(weights="{r99: 2.0}"))
+    assert weighted.reward == 2.0
+    parts = [name for name in weighted.reward_terms if name.startswith("rubric/")]
+    assert len(parts) == 64 and "rubric/r99" in parts, "each is a metric"
 
 
 @pytest.mark.parametrize("scores", [{}, {"style": "good"}, {"style": None}, {"style": 1e300}])
