@@ -117,7 +117,9 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
 def _reject_cut_off(path: Path, length: int, header: Mapping[str, Any]) -> None:
     """Raise ConfigError if a safetensors file ends before its weights do."""
     try:
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+        ends = [
+            entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"
+        ]
         expected = length + max(ends, default=0)
     except (LookupError, TypeError) as error:
         raise ConfigError(f"{path} is not a safetensors file: its header has {error}") from error

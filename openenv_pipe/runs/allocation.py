@@ -1,4 +1,4 @@
-"""Create a run folder: write its first files, then give it a number. Parts of later attempts.
+"""Create a run folder: write its first files, and give it a number. Also what attempts need of it.
 
 Only `RunFolder` calls this.
 """

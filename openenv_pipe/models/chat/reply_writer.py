@@ -32,10 +32,11 @@ class ReplyWriter:
         # Of texts that others wrote: the prompt has opened no thought for them.
         self._reader = ReplyReader(self._form)
         self._cached_own_text = lru_cache(_NUM_CACHED)(self._own_text)
+        self._cached_opening = lru_cache(_NUM_CACHED)(self._opening)
 
     def own_text(self, reply: str, tools: Sequence[Tool] = ()) -> str:
         """Return a reply as the model writes it, or as it is if the model's format lacks a part."""
-        return self._cached_own_text(reply, json.dumps(list(tools)) if tools else "[]")
+        return self._cached_own_text(reply, json.dumps(list(tools)))
 
     def _own_text(self, reply: str, tools_json: str) -> str:
         written = self.of_message(assistant(reply), json.loads(tools_json))
@@ -87,10 +88,10 @@ class ReplyWriter:
 
     def _by_template(self, message: Message, tools: Sequence[Tool]) -> str:
         """Return a reply as the chat template writes it; an empty text if it cannot."""
-        render, end = self._chat.renderer.render, self._chat.ends.text
+        end = self._chat.ends.text
         try:
-            begun = render(OPENING, prompt=True, tools=tools)
-            whole = render((*OPENING, message), prompt=False, tools=tools)
+            begun = self._cached_opening(json.dumps(list(tools)))
+            whole = self._chat.renderer.render((*OPENING, message), prompt=False, tools=tools)
         except ConfigError:
             return ""
         # Nemotron's template begins a thought with a line break, but writes none if it is empty.
@@ -102,6 +103,10 @@ class ReplyWriter:
         if channels and written.endswith(channels.call_end):  # It ends the turn, too.
             return written
         return written.rpartition(end)[0] if end else written
+
+    def _opening(self, tools_json: str) -> str:
+        """Return the prompt that replies are written after. Raises ConfigError."""
+        return self._chat.renderer.render(OPENING, prompt=True, tools=json.loads(tools_json))
 
 
 def _meaning_of(read: Reply) -> _Meaning:

@@ -20,6 +20,7 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "openenv-pipe"}
 RUN = "openenv-pipe/run"  # label: the name of the run's lease
 SERVER = "openenv-pipe/server"  # label: the number of the server in the run
 LEASE_DURATION_S = 300  # a run that has not renewed its lease for so long is dead
+NODE_LOST = "NodeLost"  # the reason in the status of a pod whose node does not answer
 
 
 def lease(run: str, holder: str, now: datetime) -> Manifest:
@@ -198,7 +199,6 @@ def trouble(pod_as_read: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, phase
 
 
-NODE_LOST = "NodeLost"
 # ErrImagePull is not among these reasons: the network may be the cause, and Kubernetes tries again.
 NEVER_STARTS = (
     *("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
