@@ -52,11 +52,11 @@ def learner_part(shape: str, kind: str, side: str) -> Part:
 def publish_part(transfers: Sequence[str], *, is_default: bool) -> Part:
     """Publish to a vLLM server. The full form has the shape of a model of 0.6B parameters."""
     common = ["benchmarks/vllm_rollout.py", "--only", "publishing", "--output", "{output}"]
-    common += ["--transfers", *transfers]
     shape = ["hidden_size=1024", "num_layers=28", "intermediate_size=3072"]
+    on_cpu = [each for each in transfers if each != "ipc"]
     return Part(
-        command=[*common, "--device", "cuda", "--model", *shape],
-        small=[*common, "--published", "2"] if "ipc" not in transfers else None,
+        command=[*common, "--transfers", *transfers, "--device", "cuda", "--model", *shape],
+        small=[*common, "--transfers", *on_cpu, "--published", "2"],
         is_default=is_default,
     )
 

@@ -38,9 +38,11 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.vllm.installed import find_build, find_installed
+from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
+from openenv_pipe.system.http import bearer
 from openenv_pipe.system.process import usable_cores
 
 GROUP_SIZE = 8
@@ -108,7 +110,7 @@ async def play(engine: LocalEngine, game: Game, round_number: int) -> int:
     return sum(await asyncio.gather(*map(converse, range(engine.max_episodes))))
 
 
-async def ask(url: str, game: Game, round_number: int) -> int:
+async def ask(server: VllmProcess, game: Game, round_number: int) -> int:
     """Play the conversations on a vLLM server and return the number of sampled tokens."""
     sampling = {
         "temperature": 1.0,
@@ -123,19 +125,22 @@ async def ask(url: str, game: Game, round_number: int) -> int:
         for new_ids in game.prompts(round_number, episode):
             ids += new_ids
             body = {"token_ids": ids, "sampling_params": sampling | {"seed": episode}}
-            async with http.post(f"{url}/inference/v1/generate", json=body) as response:
+            async with http.post(f"{server.url}/inference/v1/generate", json=body) as response:
                 response.raise_for_status()
                 ids += json.loads(await response.read())["choices"][0]["token_ids"]
         return len(ids) - game.num_turns * game.num_prompt_tokens
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, headers=bearer(server.key).headers
+    ) as http:
         return sum(await asyncio.gather(*map(converse, range(game.num_conversations))))
 
 
-def server_speeds(url: str, game: Game, round_number: int) -> Speeds:
+def server_speeds(server: VllmProcess, game: Game, round_number: int) -> Speeds:
     """Return tokens per second; the server is another process, so its work is not measured."""
     started_s = time.perf_counter()
-    num_tokens = asyncio.run(ask(url, game, round_number))
+    num_tokens = asyncio.run(ask(server, game, round_number))
     return num_tokens / (time.perf_counter() - started_s), None
 
 
@@ -148,7 +153,7 @@ def engine_speeds(engine: LocalEngine, game: Game, round_number: int) -> Speeds:
 
 
 def compare(
-    url: str | None, precision: str, game: Game, arguments: argparse.Namespace
+    server: VllmProcess | None, precision: str, game: Game, arguments: argparse.Namespace
 ) -> dict[str, Speeds]:
     """Play the rounds of all sides in turn, and return each side's medians."""
     sides: dict[str, Callable[[int], Speeds]] = {}
@@ -156,8 +161,8 @@ def compare(
         if side != VLLM:
             engine = build_engine(side, arguments.model, precision, game, arguments.threads)
             sides[side] = partial(engine_speeds, engine, game)
-        elif url:
-            sides[side] = partial(server_speeds, url, game)
+        elif server:
+            sides[side] = partial(server_speeds, server, game)
     found: dict[str, list[Speeds]] = {side: [] for side in sides}
     for round_number in range(arguments.rounds + 1):  # the first one warms up
         for side, speeds in sides.items():
@@ -194,8 +199,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for precision in arguments.precisions:
         model = [] if arguments.model == "tiny" else [f"model={arguments.model}"]
-        server = served(model, dtype=precision, lora_rank=0) if installed else nullcontext()
-        with server as url:
+        started = served(model, dtype=precision, lora_rank=0) if installed else nullcontext()
+        with started as server:
             for num_conversations in arguments.conversations:
                 game = Game(
                     num_conversations=num_conversations,
@@ -203,7 +208,7 @@ def main() -> None:
                     num_prompt_tokens=arguments.prompt_tokens,
                     num_reply_tokens=arguments.reply_tokens,
                 )
-                found = compare(url, precision, game, arguments)
+                found = compare(server, precision, game, arguments)
                 for side, (wall, processor) in found.items():
                     print(
                         f"| {num_conversations} | {precision} | {side} | {wall:,.0f} | "

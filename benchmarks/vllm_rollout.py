@@ -15,7 +15,6 @@ the second GPU.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import statistics
 import sys
@@ -48,6 +47,7 @@ from openenv_pipe.models.weights import PolicyWeights
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.rollout.episode import LocalRunner
+from openenv_pipe.system.http import bearer
 from openenv_pipe.types import Episode
 
 GROUP_SIZE = 8
@@ -104,8 +104,8 @@ def served(
     *,
     dtype: str = "float32",
     lora_rank: int = RANK,
-) -> Iterator[str]:
-    """Start a server for all measurements and yield its URL. model: overrides of the tiny one."""
+) -> Iterator[VllmProcess]:
+    """Start a server for all measurements. model: overrides of the tiny one."""
     installed = find_installed(find_build())
     if installed is None:
         raise SystemExit("vLLM is not installed: openenv-pipe engine install vllm")
@@ -125,7 +125,7 @@ def served(
         server = VllmProcess(spec, config.engine, installed.python, Path(folder) / "engine.log")
         try:
             asyncio.run(wait_for(server))
-            yield server.url
+            yield server
         finally:
             asyncio.run(server.stop())
 
@@ -144,7 +144,7 @@ def placed(build: str, transfers: Sequence[str]) -> dict[str, Any]:
 async def wait_for(server: VllmProcess) -> None:
     await server.start()
     async with (
-        VllmClient(server.url, api_key=None, request_timeout_s=60) as client,
+        VllmClient(server.url, api_key=server.key, request_timeout_s=60) as client,
         asyncio.timeout(START_LIMIT_S),
     ):
         while not await client.is_healthy(5.0):
@@ -172,10 +172,13 @@ def requests_of(episode: Episode, model: str, end_id: int) -> list[bytes]:
     return bodies
 
 
-async def raw(url: str, episodes: Sequence[Sequence[bytes]], num_at_work: int) -> float:
+async def raw(
+    url: str, key: str | None, episodes: Sequence[Sequence[bytes]], num_at_work: int
+) -> float:
     """Measure the tokens per second of a bare loop."""
     queue, num_tokens = iter(episodes), 0
     address, headers = f"{url}/inference/v1/generate", {"Content-Type": "application/json"}
+    headers |= bearer(key).headers
 
     async def work(http: aiohttp.ClientSession) -> None:
         nonlocal num_tokens
@@ -229,7 +232,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                         for e in episodes
                     ]
                     await client.reset_prefix_cache()
-                    bare = await raw(client.url, bodies, num_sessions)
+                    bare = await raw(client.url, config.engine.api_key, bodies, num_sessions)
                     if number:  # The first round warms up.
                         pairs.append((ours, bare))
         finally:
@@ -278,10 +281,19 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = [f"model.{override}" for override in arguments.model]
-    started = served(model, arguments.transfers)
-    with contextlib.nullcontext(arguments.url) if arguments.url else started as url:
-        attach = ["engine.launch=attach", f"engine.url={url}", f"device={arguments.device}"]
-        measure(arguments, [*attach, *model])
+    with server_of(arguments, model) as attach:
+        measure(arguments, [*attach, f"device={arguments.device}", *model])
+
+
+@contextmanager
+def server_of(arguments: argparse.Namespace, model: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the settings that attach to the server of `--url`, or to one for all measurements."""
+    attach = ["engine.launch=attach"]
+    if arguments.url:
+        yield [*attach, f"engine.url={arguments.url}"]
+        return
+    with served(model, arguments.transfers) as server:
+        yield [*attach, f"engine.url={server.url}", f"engine.api_key={server.key}"]
 
 
 def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
