@@ -42,6 +42,7 @@ from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
+from openenv_pipe.pipeline.engines import num_samplers
 from openenv_pipe.system.http import bearer
 from openenv_pipe.system.process import usable_cores
 
@@ -76,9 +77,8 @@ def build_engine(side: str, model: str, precision: str, game: Game, num_cores: i
     policy.end_ids = {NO_END}
     if side == OWN:
         policy.sampler = Sampler.RAGGED
-    num_threads = num_cores if policy.samples_in_batches else 1
-    prepare = partial(prepare_thread, num_cores // num_threads)
-    executor = ThreadPoolExecutor(num_threads, "sampler", prepare)
+    num = num_samplers(policy, num_cores, is_eager=False)
+    executor = ThreadPoolExecutor(num, "sampler", partial(prepare_thread, num_cores // num))
     return LocalEngine(
         policy,
         max_episodes=game.num_conversations,

@@ -182,7 +182,7 @@ class Policy:
     @property
     def samples_in_batches(self) -> bool:
         """Whether the passes of `row_forwards` are for several threads, one for each."""
-        return self.sampler is Sampler.FAST and self.is_small
+        return self.sampler is Sampler.FAST and self.device.type == "cpu"
 
     def row_forwards(self, num: int) -> list[RowForward]:
         """Return forward passes for sampling with the current weights, with empty caches."""

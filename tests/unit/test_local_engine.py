@@ -30,7 +30,9 @@ from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.extras.cpu_sampling.fast_forward import FastForward
+from openenv_pipe.models import policy as policy_module
 from openenv_pipe.models.forward.row_forward import Sampler
+from openenv_pipe.pipeline import engines
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # limit for each wait, so that no test hangs
@@ -198,6 +200,21 @@ async def test_the_number_of_threads_changes_no_bit(monkeypatch):
             results.append(sampled(await collect(policy, engine=engine, num_tasks=5)))
             assert engine._num_batches == 4
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(
+    ("is_small", "is_eager", "num_samplers"),
+    [(True, False, 4), (False, False, 2), (False, True, 1)],
+)
+def test_larger_models_sample_two_batches_at_once(is_small, is_eager, num_samplers, monkeypatch):
+    """Each of their operations has several threads, which wait for each other."""
+    monkeypatch.setattr(policy_module, "MAX_SMALL", 10**9 if is_small else 0)
+    policy = tiny_policy()
+    assert policy.samples_in_batches
+    assert engines.num_samplers(policy, 4, is_eager=is_eager) == num_samplers
+    assert engines.num_samplers(policy, 1, is_eager=is_eager) == 1
+    policy.sampler = Sampler.RAGGED
+    assert engines.num_samplers(policy, 4, is_eager=is_eager) == 1
 
 
 @pytest.mark.parametrize(
