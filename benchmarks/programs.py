@@ -19,10 +19,8 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,10 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.local import LocalEngine
-from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.pipeline.engines import batch_threads
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.types import Finish
 from tests.programs import agent_config, play_episodes, programs_context
@@ -148,13 +146,12 @@ async def local(num_programs: int, max_length: int) -> AsyncIterator[tuple[Any, 
     config = compose(["conf=wordle", f"model.max_length={max_length}"]).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     policy.end_ids = {-1}  # no token ends a reply, so that all have the same length
-    in_batches, num_cores = policy.samples_in_batches, len(usable_cores())
-    num_threads = num_cores if in_batches else 1
-    prepare = partial(prepare_thread, 1 if in_batches else num_cores)
-    with ThreadPoolExecutor(num_threads, "sampler", prepare) as executor:
+    executor = batch_threads(policy, len(usable_cores()))
+    assert executor is not None and policy.is_small
+    with executor:
         yield (
             LocalEngine(
-                policy, max_episodes=num_programs, executor=executor, in_batches=in_batches
+                policy, max_episodes=num_programs, executor=executor, batch_executor=executor
             ),
             policy.chat,
         )

@@ -42,7 +42,7 @@ from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.pipeline.engines import num_samplers
+from openenv_pipe.pipeline.engines import batch_threads
 from openenv_pipe.system.http import bearer
 from openenv_pipe.system.process import usable_cores
 
@@ -77,13 +77,13 @@ def build_engine(side: str, model: str, precision: str, game: Game, num_cores: i
     policy.end_ids = {NO_END}
     if side == OWN:
         policy.sampler = Sampler.RAGGED
-    num = num_samplers(policy, num_cores, is_eager=False)
-    executor = ThreadPoolExecutor(num, "sampler", partial(prepare_thread, num_cores // num))
+    batch_executor = batch_threads(policy, num_cores)
+    executor = batch_executor if policy.is_small else None
     return LocalEngine(
         policy,
         max_episodes=game.num_conversations,
-        executor=executor,
-        in_batches=policy.samples_in_batches,
+        executor=executor or ThreadPoolExecutor(1, "samples", partial(prepare_thread, num_cores)),
+        batch_executor=batch_executor,
     )
 
 

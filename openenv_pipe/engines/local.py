@@ -80,14 +80,14 @@ class LocalEngine:
         *,
         max_episodes: int,
         executor: Executor,
-        in_batches: bool = False,
+        batch_executor: Executor | None = None,
         refresh: Callable[[], None] | None = None,
         sampling: TruncationConfig | None = None,
         frozen: Mapping[str, SamplingModel] | None = None,
     ) -> None:
-        """executor: decodes the batches.
+        """executor: decodes a rollout batch that is not divided.
 
-        in_batches: whether there are several batches, for an executor of several threads.
+        batch_executor: decodes the batches of one that is; None: none is divided.
         sampling: truncation (top_p, top_k) of all requests; None: as each request asks.
         frozen: models that play against `model`, by the name that requests give as `weights`; this
             mapping may be changed while nothing is played.
@@ -98,7 +98,7 @@ class LocalEngine:
         self._refresh = refresh
         self._model = model
         self._executor = executor
-        self._in_batches = in_batches
+        self._batch_executor = batch_executor
         self._version = 0
         self._batches: dict[str, list[EpisodeBatch]] = {}  # by the name of their weights
         self._barriers: list[_Barrier] = []  # by the number of a batch
@@ -107,7 +107,7 @@ class LocalEngine:
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         # A pass may have a copy of all weights, which is freed before the next one is made.
         self._batches = {}
-        self._num_batches = _num_batches(limit) if self._in_batches else 1
+        self._num_batches = _num_batches(limit) if self._batch_executor else 1
         self._batches[""] = _new_batches(self._model, self._num_batches)
         self._num_open: Counter[int] = Counter()  # requests of each episode without a completion
         if num_episodes <= limit:  # No episode has to wait for another's end.
@@ -183,7 +183,10 @@ class LocalEngine:
         self, batch: EpisodeBatch, waiting: Sequence[Waiting]
     ) -> asyncio.Future[list[Completion]]:
         requests = [self._truncated(each.request) for each in waiting]
-        running = in_thread(self._executor, batch.generate, requests, self._version)
+        executor = self._executor
+        if self._batch_executor is not None and self._num_batches > 1:
+            executor = self._batch_executor
+        running = in_thread(executor, batch.generate, requests, self._version)
         running.add_done_callback(lambda done: _hand_out(done, waiting))
         return running
 

@@ -181,7 +181,7 @@ class Policy:
 
     @property
     def samples_in_batches(self) -> bool:
-        """Whether the passes of `row_forwards` are for several threads, one for each."""
+        """Whether the passes of `row_forwards` may run at once, in several threads."""
         return self.sampler is Sampler.FAST and self.device.type == "cpu"
 
     def row_forwards(self, num: int) -> list[RowForward]:

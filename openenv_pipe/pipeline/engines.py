@@ -84,46 +84,49 @@ def opened_engine(parts: EngineParts) -> AbstractAsyncContextManager[Engine]:
 async def open_local(parts: EngineParts) -> AsyncIterator[Engine]:
     """Open the local engine.
 
-    It has threads of its own if it samples several batches at once, or if `max_staleness` lets it
-    sample while the learner works; then it also gets a copy of the policy. Checkpoints that play
-    against the policy are further copies.
+    It has threads of its own for several batches at once, and if `max_staleness` lets it sample
+    while the learner works; then it also gets a copy of the policy. Checkpoints that play against
+    the policy are further copies.
     """
     config, policy, engine = parts.config, parts.policy, parts.config.engine
     assert isinstance(engine, LocalEngineConfig) and policy is not None
     num_threads = config.num_threads or len(usable_cores())
-    is_eager = not config.agent.plays_on_demand
     twin = policy.twin() if config.trainer.max_staleness else None
     model = twin or policy
     opponents = await in_thread(parts.torch_thread, load_opponents, config, policy)
     with ExitStack() as threads:
         executor = parts.torch_thread
-        num = num_samplers(model, num_threads, is_eager=is_eager)
-        if model.samples_in_batches or twin:
-            prepare = partial(prepare_thread, num_threads // num)
-            executor = threads.enter_context(ThreadPoolExecutor(num, "sampler", prepare))
-        kind = EagerEngine if is_eager else LocalEngine
+        if (batch_executor := batch_threads(model, num_threads)) is not None:
+            threads.enter_context(batch_executor)
+        if batch_executor is not None and model.is_small:
+            executor = batch_executor
+        elif twin:
+            prepare = partial(prepare_thread, num_threads)
+            executor = threads.enter_context(ThreadPoolExecutor(1, "samples", prepare))
+        kind = LocalEngine if config.agent.plays_on_demand else EagerEngine
         yield kind(
             model,
             max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.
             executor=executor,
-            in_batches=model.samples_in_batches,
+            batch_executor=batch_executor,
             refresh=partial(twin.follow, policy) if twin else None,
             sampling=engine.sampling,
             frozen=opponents,
         )
 
 
-def num_samplers(model: Policy, num_threads: int, *, is_eager: bool) -> int:
-    """Return how many batches are sampled at once; each has an equal share of the threads.
+def batch_threads(model: Policy, num_threads: int) -> ThreadPoolExecutor | None:
+    """Return what samples several batches of a model at once; None: it is sampled in one batch.
 
-    Operations of small models are too short for several threads. Those of larger ones are divided
-    among threads, of which each waits for the others, and between them a second batch computes.
+    Operations of small models are too short for several threads, so each batch has one. Those of
+    larger models are divided among threads, which wait for each other at each operation: with a
+    second batch there is work for them meanwhile.
     """
     if not model.samples_in_batches:
-        return 1
-    if model.is_small:
-        return num_threads
-    return 1 if is_eager else min(2, num_threads)
+        return None
+    num_batches = num_threads if model.is_small else min(2, num_threads)
+    prepare = partial(prepare_thread, num_threads // num_batches)
+    return ThreadPoolExecutor(num_batches, "sampler", prepare)
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.extras.cpu_sampling.fast_forward import FastForward
 from openenv_pipe.models import policy as policy_module
 from openenv_pipe.models.forward.row_forward import Sampler
-from openenv_pipe.pipeline import engines
+from openenv_pipe.pipeline.engines import batch_threads
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # limit for each wait, so that no test hangs
@@ -57,6 +57,14 @@ def next_request(before, completion, new_ids, **changes):
         num_sampled=before.num_sampled + len(completion.token_ids),
         **changes,
     )
+
+
+class CountingExecutor(InlineExecutor):
+    num_calls = 0
+
+    def submit(self, *args, **options):
+        self.num_calls += 1
+        return super().submit(*args, **options)
 
 
 async def generate(engine, requests):
@@ -166,7 +174,7 @@ async def test_the_order_of_answers_changes_no_bit(limits, num_threads, monkeypa
                 policy,
                 max_episodes=limits.get("max_episodes", 64),
                 executor=executor,
-                in_batches=num_threads > 0,
+                batch_executor=executor if num_threads else None,
             )
             groups = await asyncio.wait_for(
                 collect(policy, engine=engine, host=host, num_tasks=5), WAIT_S
@@ -196,25 +204,36 @@ async def test_the_number_of_threads_changes_no_bit(monkeypatch):
     results = []
     for num_threads in (1, 2, 4):
         with ThreadPoolExecutor(num_threads) as executor:
-            engine = LocalEngine(policy, max_episodes=64, executor=executor, in_batches=True)
+            engine = LocalEngine(
+                policy, max_episodes=64, executor=executor, batch_executor=executor
+            )
             results.append(sampled(await collect(policy, engine=engine, num_tasks=5)))
             assert engine._num_batches == 4
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize(
-    ("is_small", "is_eager", "num_samplers"),
-    [(True, False, 4), (False, False, 2), (False, True, 1)],
-)
-def test_larger_models_sample_two_batches_at_once(is_small, is_eager, num_samplers, monkeypatch):
-    """Each of their operations has several threads, which wait for each other."""
+@pytest.mark.parametrize(("is_small", "num_at_once", "num_each"), [(True, 4, 1), (False, 2, 2)])
+def test_batches_share_the_threads(is_small, num_at_once, num_each, monkeypatch):
+    """Each operation of a larger model has several threads, which wait for each other."""
     monkeypatch.setattr(policy_module, "MAX_SMALL", 10**9 if is_small else 0)
     policy = tiny_policy()
-    assert policy.samples_in_batches
-    assert engines.num_samplers(policy, 4, is_eager=is_eager) == num_samplers
-    assert engines.num_samplers(policy, 1, is_eager=is_eager) == 1
+    with batch_threads(policy, 4) as executor:
+        assert executor._max_workers == num_at_once
+        assert executor.submit(torch.get_num_threads).result(WAIT_S) == num_each
     policy.sampler = Sampler.RAGGED
-    assert engines.num_samplers(policy, 4, is_eager=is_eager) == 1
+    assert batch_threads(policy, 4) is None
+
+
+async def test_only_several_batches_are_decoded_at_once():
+    """A single batch has all threads, which the other executor has only together."""
+    policy = tiny_policy()
+    whole, batches = CountingExecutor(), CountingExecutor()
+    engine = LocalEngine(policy, max_episodes=64, executor=whole, batch_executor=batches)
+    for num_episodes, num_calls in ((63, (1, 0)), (64, (1, 2))):
+        engine.begin_rollouts(num_episodes, num_episodes)
+        asked = [request(number, [5], max_tokens=1) for number in range(num_episodes)]
+        await asyncio.wait_for(generate(engine, asked), WAIT_S)
+        assert (whole.num_calls, batches.num_calls) == num_calls
 
 
 @pytest.mark.parametrize(
@@ -229,7 +248,8 @@ async def test_a_batch_does_not_wait_for_the_others(monkeypatch):
     monkeypatch.setattr(local, "_BATCH_SIZE", 2)
     monkeypatch.setattr(local, "_NEIGHBOURS", 1)
     policy = tiny_policy()
-    engine = LocalEngine(policy, max_episodes=4, executor=InlineExecutor(), in_batches=True)
+    executor = InlineExecutor()
+    engine = LocalEngine(policy, max_episodes=4, executor=executor, batch_executor=executor)
     engine.begin_rollouts(4, 4)
     even = await asyncio.wait_for(generate(engine, [request(n, [5]) for n in (0, 2)]), WAIT_S)
     assert [len(completion.token_ids) for completion in even] == [10, 10]
@@ -253,7 +273,13 @@ async def test_very_different_reply_lengths_equal_episodes_played_alone(in_batch
     first = [
         request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)
     ]
-    engine = LocalEngine(policy, max_episodes=64, executor=InlineExecutor(), in_batches=in_batches)
+    executor = InlineExecutor()
+    engine = LocalEngine(
+        policy,
+        max_episodes=64,
+        executor=executor,
+        batch_executor=executor if in_batches else None,
+    )
     engine.begin_rollouts(8, 8)
     played = [await generate(engine, first)]
     second = [
