@@ -16,6 +16,7 @@ the second GPU.
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -272,7 +273,7 @@ def main() -> None:
     parser.add_argument("--reply-tokens", type=int, nargs="+", default=[6, 48])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["rollouts", "publishing"])
-    parser.add_argument("--url", help="of a server of this model that runs already")
+    parser.add_argument("--url", help="of a server that runs already; VLLM_API_KEY: its key")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--transfers", nargs="+", default=["files", "broadcast"])
     parser.add_argument("--published", type=int, default=20, help="times for each way")
@@ -290,7 +291,8 @@ def server_of(arguments: argparse.Namespace, model: Sequence[str]) -> Iterator[l
     """Yield the settings that attach to the server of `--url`, or to one for all measurements."""
     attach = ["engine.launch=attach"]
     if arguments.url:
-        yield [*attach, f"engine.url={arguments.url}"]
+        key = os.environ.get("VLLM_API_KEY", "null")
+        yield [*attach, f"engine.url={arguments.url}", f"engine.api_key={key}"]
         return
     with served(model, arguments.transfers) as server:
         yield [*attach, f"engine.url={server.url}", f"engine.api_key={server.key}"]
