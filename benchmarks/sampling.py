@@ -130,10 +130,8 @@ async def ask(server: VllmProcess, game: Game, round_number: int) -> int:
                 ids += json.loads(await response.read())["choices"][0]["token_ids"]
         return len(ids) - game.num_turns * game.num_prompt_tokens
 
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, headers=bearer(server.key).headers
-    ) as http:
+    connector, headers = aiohttp.TCPConnector(limit=0), bearer(server.key).headers
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as http:
         return sum(await asyncio.gather(*map(converse, range(game.num_conversations))))
 
 

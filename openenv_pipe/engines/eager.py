@@ -24,7 +24,6 @@ class EagerEngine(LocalEngine):
         self._is_sampling = False
         self._forwards: Sequence[RowForward] = ()  # freed before the next one is made
         self._forwards = self._model.row_forwards(1)
-        self._num_batches = 1
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:

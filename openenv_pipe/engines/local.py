@@ -97,7 +97,7 @@ class LocalEngine:
         self.max_episodes = max_episodes
         self._refresh = refresh
         self._model = model
-        self._executor = executor
+        self._executor = self._decoder = executor
         self._batch_executor = batch_executor
         self._version = 0
         self._batches: dict[str, list[EpisodeBatch]] = {}  # by the name of their weights
@@ -107,7 +107,9 @@ class LocalEngine:
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         # A pass may have a copy of all weights, which is freed before the next one is made.
         self._batches = {}
-        self._num_batches = _num_batches(limit) if self._batch_executor else 1
+        self._num_batches, self._decoder = 1, self._executor
+        if self._batch_executor is not None and (num_batches := _num_batches(limit)) > 1:
+            self._num_batches, self._decoder = num_batches, self._batch_executor
         self._batches[""] = _new_batches(self._model, self._num_batches)
         self._num_open: Counter[int] = Counter()  # requests of each episode without a completion
         if num_episodes <= limit:  # No episode has to wait for another's end.
@@ -183,10 +185,7 @@ class LocalEngine:
         self, batch: EpisodeBatch, waiting: Sequence[Waiting]
     ) -> asyncio.Future[list[Completion]]:
         requests = [self._truncated(each.request) for each in waiting]
-        executor = self._executor
-        if self._batch_executor is not None and self._num_batches > 1:
-            executor = self._batch_executor
-        running = in_thread(executor, batch.generate, requests, self._version)
+        running = in_thread(self._decoder, batch.generate, requests, self._version)
         running.add_done_callback(lambda done: _hand_out(done, waiting))
         return running
 
