@@ -60,6 +60,7 @@ class Learner:
             policy.trained_parameters(),
             config.optimizer,
             config.steps * config.total_updates_per_step,
+            precision=policy.precision,
         )
         self._config = config
         self._objective = Objective(config.loss)

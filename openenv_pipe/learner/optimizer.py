@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.learner.muon import Muon
 from openenv_pipe.models.quantization import load_bitsandbytes
 
 NamedParameters = list[tuple[str, torch.nn.Parameter]]
@@ -26,8 +27,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, parameters: NamedParameters, config: OptimizerConfig, num_steps: int
+        self,
+        parameters: NamedParameters,
+        config: OptimizerConfig,
+        num_steps: int,
+        *,
+        precision: torch.dtype = torch.float32,
     ) -> None:
+        """precision: of the products in which `muon` orthogonalises."""
         self.num_steps_taken = 0
         self.rate_factor = 1.0  # of the learning rate of all further steps
         self._parameters = [parameter for _, parameter in parameters]
@@ -41,11 +48,11 @@ class Optimizer:
             self._parts.append(_adamw(others, config))
         if hidden:
             self._parts.append(
-                torch.optim.Muon(
+                Muon(
                     hidden,
                     lr=config.lr,
                     weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
+                    precision=precision,
                 )
             )
 
