@@ -15,8 +15,9 @@ NUM_ITERATIONS = 5
 class Muon(torch.optim.Optimizer):
     """Steps along the orthogonalised Nesterov momentum, scaled to AdamW's rates (arXiv:2502.16982).
 
-    In bfloat16 it takes the same steps as `torch.optim.Muon`, which computes in bfloat16 only:
-    without instructions for it, a CPU is up to forty times slower than in float32.
+    In bfloat16 it takes the same steps as `torch.optim.Muon`, which computes in bfloat16 only. On
+    two cores without instructions for it, a step of the tiny model then takes 1.0 s, and 0.03 s in
+    float32 (torch 2.13).
     """
 
     def __init__(

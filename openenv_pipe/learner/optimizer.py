@@ -32,7 +32,7 @@ class Optimizer:
         config: OptimizerConfig,
         num_steps: int,
         *,
-        precision: torch.dtype = torch.float32,
+        precision: torch.dtype,
     ) -> None:
         """precision: of the products in which `muon` orthogonalises."""
         self.num_steps_taken = 0

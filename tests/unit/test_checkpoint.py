@@ -109,7 +109,8 @@ def test_before_the_first_step_an_optimizer_has_nothing_to_keep(tmp_path):
     save_progress(tmp_path, policy, None)
     assert not (tmp_path / "optimizer.safetensors").exists()
     config = run_config().trainer.optimizer
-    save_progress(tmp_path, policy, Optimizer(policy.trained_parameters(), config, 1))
+    optimizer = Optimizer(policy.trained_parameters(), config, 1, precision=torch.float32)
+    save_progress(tmp_path, policy, optimizer)
     assert not (tmp_path / "optimizer.safetensors").exists()
     assert json.loads((tmp_path / "progress.json").read_text())["optimizer_steps"] == 0
 
@@ -118,7 +119,8 @@ def test_an_optimizer_that_has_forgotten_its_moments_still_counts_its_steps(tmp_
     policy, optimizer = trained()
     optimizer.forget()
     save_progress(tmp_path, policy, optimizer)
-    again = Optimizer(policy.trained_parameters(), run_config().trainer.optimizer, 4)
+    config = run_config().trainer.optimizer
+    again = Optimizer(policy.trained_parameters(), config, 4, precision=torch.float32)
     load_progress(tmp_path, policy, again)
     assert (again.num_steps_taken, again.tensors()) == (2, {})
 

@@ -186,7 +186,7 @@ def test_publication(real, gpu):
 def test_the_optimizers_state(real, gpu):
     policy = on_gpu(real)
     config = compose(["conf=echo", "trainer.optimizer.type=adamw"]).config.trainer.optimizer
-    optimizer = Optimizer(policy.trained_parameters(), config, 10)
+    optimizer = Optimizer(policy.trained_parameters(), config, 10, precision=torch.float32)
     for _, values in policy.trained_parameters():
         values.grad = torch.ones_like(values)
     for part in optimizer._parts:

@@ -481,7 +481,7 @@ def test_steps_without_samples_do_not_hold_the_schedule_back():
 def test_an_optimizer_step_moves_every_weight_and_clears_the_gradients(kind):
     policy = tiny_policy()
     config = run_config({"trainer.optimizer.type": kind}).trainer.optimizer
-    optimizer = Optimizer(policy.trained_parameters(), config, 10)
+    optimizer = Optimizer(policy.trained_parameters(), config, 10, precision=torch.float32)
     before = weights_of(policy)
     for parameter in trained_tensors(policy):
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))

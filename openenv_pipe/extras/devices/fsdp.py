@@ -285,7 +285,7 @@ class ShardedOptimizer(Optimizer):
         assert isinstance(first, DTensor)
         self._num_replicas = first.device_mesh.size() // first.device_mesh.size(-1)
         parts = [(name, torch.nn.Parameter(own_part(p.detach()))) for name, p in parameters]
-        super().__init__(parts, config, num_steps)
+        super().__init__(parts, config, num_steps, precision=torch.float32)
 
     def step(self) -> float:
         for part, source in zip(self._parameters, self._sources, strict=True):
