@@ -11,6 +11,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.types import Status
 from tests.commands import Command, run
 from tests.ports import lasting_port
 
@@ -24,7 +25,7 @@ LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
     *("evaluate_checkpoint.py", "notebook.ipynb"),
     *("agents", "dictionary_client.py", "game2048_client.py", "langgraph_client.py"),
-    "proposer_solver",
+    *("proposer_solver", "vault"),
 }
 NOTEBOOK = """
 import sys
@@ -149,6 +150,24 @@ def test_proposer_and_solver(tmp_path):
         assert proposer.reward == 1 - abs(2 * solver.reward - 1)
     assert all(proposer.reward == 0 for proposer, solver in games if not solver.turns)
     assert 1 <= read_metrics(folder / "metrics.jsonl")[-1]["env/length"] <= 8
+
+
+def test_vault(tmp_path):
+    """The tools answer a player that calls them, and only the right code earns something."""
+    shutil.copytree(ROOT / "examples" / "vault", tmp_path, dirs_exist_ok=True)
+    scripted = ("engine=scripted", "engine.policy=vault.policies:searching")
+    # Every byte is a token for this model.
+    longer = ("model=tiny", "model.max_length=768", "env.max_reply_tokens=128")
+    small = ("eval.num_tasks=24", "eval.baselines=false")
+    code, _, err = run(tmp_path, "eval", "conf=vault", *scripted, *longer, *small)
+    assert code == 0, err
+    file = tmp_path / "runs" / "vault" / "0001" / "eval" / "scripted.jsonl.gz"
+    episodes = [group.episodes[0] for group in read_episodes(file)]
+    assert {episode.status for episode in episodes} == {Status.DONE}
+    answers = [each.turns[-1].steps[-1].observation["result"]["data"] for each in episodes]
+    opened = [answer == "The vault is open." for answer in answers]
+    assert [episode.reward for episode in episodes] == [float(each) for each in opened]
+    assert 0 < sum(opened) < 24
 
 
 def test_read_episodes(trained):
