@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .rules import best_moves
+from .rules import best_moves, has_won, put
 
 
 def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
@@ -20,3 +20,11 @@ def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> st
 def random_move(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
     """Return a random legal move."""
     return rng.choice(observations[-1]["legal_actions"])
+
+
+def taking_wins(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Return a move that wins at once where there is one, else a random legal move."""
+    board, turn = observations[-1]["board"], observations[-1]["turn"]
+    moves = observations[-1]["legal_actions"]
+    winning = [move for move in moves if has_won(put(board, move, turn), turn)]
+    return rng.choice(winning or moves)

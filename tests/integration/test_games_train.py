@@ -10,7 +10,7 @@ from tests.commands import run
 from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 
 RUN = (
-    *("conf=tic_tac_toe", "~beside.against_random", "device=cpu", "num_threads=1"),
+    *("conf=tic_tac_toe", "~beside.defence", "device=cpu", "num_threads=1"),
     *("trainer.steps=4", "trainer.tasks_per_step=2", "trainer.group_size=4"),
     *("trainer.warm_start.steps=2", "trainer.warm_start.source.num_episodes=8"),
     *("trainer.warm_start.episodes_per_step=4", "trainer.checkpoint.every=1"),

@@ -61,6 +61,20 @@ def test_a_perfect_player_never_loses_and_two_of_them_draw():
         assert play(x=policies.perfect, o=policies.perfect, draw=draw).status == DRAWN
 
 
+@pytest.mark.parametrize(
+    ("board", "turn", "expected"),
+    [
+        ("xx.oo....", "x", {"3"}),
+        ("xx.oo....", "o", {"6"}),  # its own win, though 3 would block
+        ("xx..o....", "o", set("346789")),  # a threat is not answered
+    ],
+)
+def test_a_player_that_takes_wins_sees_no_threats(board, turn, expected):
+    seen = {"board": board, "turn": turn, "legal_actions": rules.legal_moves(board)}
+    draw = random.Random(0)
+    assert {policies.taking_wins([seen], draw) for _ in range(200)} == expected
+
+
 def test_random_first_moves_end_no_game_and_are_those_of_the_index():
     boards = [
         Game(tasks.chance_of("train", index, None), MAX_RANDOM_MOVES).board for index in range(200)
