@@ -45,31 +45,45 @@ def sample(
     may_ask = logits_BV.device.type == "cpu"
     if not (may_ask and (divisors_B == 1.0).all()):
         logits_BV = logits_BV / divisors_B[:, None]
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    ids_B = _drawn(logprobs_BV.exp(), uniforms_B)
+    if logits_BV.shape[1] <= _BLOCK:
+        logits_BV = torch.log_softmax(logits_BV, dim=-1)
+        ids_B, lse_B1 = _drawn(logits_BV.exp(), uniforms_B), logits_BV.new_zeros(())
+    else:
+        ids_B, lse_B1 = _drawn_by_blocks(logits_BV, uniforms_B)
     if not may_ask or greedy_B.any():
-        ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
-    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+        ids_B = torch.where(greedy_B, logits_BV.argmax(dim=-1), ids_B)
+    return ids_B, (logits_BV.gather(1, ids_B[:, None]).double() - lse_B1)[:, 0].float()
 
 
 def _drawn(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Return ids [B] with probabilities in proportion to the weights; with NaN, any ids.
+    """Return ids [B] with probabilities in proportion to the weights; with NaN, any ids."""
+    upto_BV = weights_BV.cumsum(dim=-1, dtype=torch.float64)
+    return _first_above(upto_BV, uniforms_B[:, None] * upto_BV[:, -1:])[:, 0]
 
-    In a large vocabulary, sums over blocks choose a block, and running sums within it an id:
-    running sums over all ids take longer than the rest of sampling.
+
+def _drawn_by_blocks(
+    logits_BV: torch.Tensor, uniforms_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids [B] of a large vocabulary, and the logits' logsumexp, float64 [B, 1].
+
+    Sums over blocks choose a block, and running sums within it an id: running sums over all ids
+    take longer than the rest of sampling. torch.log_softmax would also add each row up in float32,
+    and be wrong by 1e-5.
     """
-    num_ids = weights_BV.shape[1]
-    if num_ids <= _BLOCK:
-        upto_BV = weights_BV.cumsum(dim=-1, dtype=torch.float64)
-        return _first_above(upto_BV, uniforms_B[:, None] * upto_BV[:, -1:])[:, 0]
-    blocks_BNW = pad(weights_BV, (0, -num_ids % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    num_ids = logits_BV.shape[1]
+    highest_B1 = logits_BV.amax(dim=-1, keepdim=True)
+    weights_BV = (logits_BV - highest_B1).exp_()
+    if num_ids % _BLOCK:
+        weights_BV = pad(weights_BV, (0, -num_ids % _BLOCK))
+    blocks_BNW = weights_BV.unflatten(1, (-1, _BLOCK))
     upto_BN = blocks_BNW.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     goals_B1 = uniforms_B[:, None] * upto_BN[:, -1:]
     block_B1 = _first_above(upto_BN, goals_B1)
     goals_B1 -= pad(upto_BN, (1, 0)).gather(1, block_B1)
     block_BW = blocks_BNW.take_along_dim(block_B1[:, :, None], dim=1)[:, 0]
     within_B1 = _first_above(block_BW.cumsum(dim=-1, dtype=torch.float64), goals_B1)
-    return (block_B1 * _BLOCK + within_B1)[:, 0].clamp(max=num_ids - 1)
+    ids_B = (block_B1 * _BLOCK + within_B1)[:, 0].clamp(max=num_ids - 1)
+    return ids_B, highest_B1.double() + upto_BN[:, -1:].log()
 
 
 def _first_above(upto_BN: torch.Tensor, goals_B1: torch.Tensor) -> torch.Tensor:
