@@ -34,6 +34,7 @@ LOOSEST_MISMATCH = 0.4
 UNUSABLE_RISE = 0.5  # above the lowest mean so far: the policy could act, and no longer does
 FORGOTTEN = 5.0  # nats per token
 ALMOST_ALL = 0.8  # share of the groups without a signal, above which the advice names a cause
+EXPLORES = 0.2  # nats per token: above it, equal replies are short ones, or the task forces them
 SOLVED = 0.9  # success of the last episodes: their tasks have little left to teach
 CLIENTS = ("lost", "late", "failed")  # how an episode of a client fails
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
@@ -256,7 +257,9 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
         (sum_of(steps, f"skipped/{kind}") or 0) / skipped
         for kind in ("identical", "solved", "unsolved")
     )
-    if identical > 0.5 and not (success is not None and success > SOLVED):
+    entropy = mean_of(steps[-WINDOW:], "sampling/entropy")
+    is_narrow = entropy is None or entropy < EXPLORES
+    if identical > 0.5 and is_narrow and not (success is not None and success > SOLVED):
         return Alarm(
             metric="skipped/identical",
             what=f"{what}. In {identical:.0%} of these, all members wrote the same, token for "

@@ -159,6 +159,14 @@ def test_equal_replies_to_solved_tasks_are_no_lack_of_exploration():
     assert alarm.metric == "groups/skipped" and "too easy for the model" in alarm.advice
 
 
+def test_short_replies_that_are_alike_are_no_lack_of_exploration():
+    """Late in a game, a single move is left: the members of a group write the same."""
+    alike = {"groups/trained": 6, "groups/skipped": 8, "skipped/identical": 6, "skipped/solved": 5}
+    records = steps(alike | {"sampling/entropy": 0.6, "success/rate": 0.6})
+    (alarm,) = find_alarms(records)
+    assert alarm.metric == "groups/skipped" and "explores" not in alarm.what
+
+
 def test_a_complete_collapse_is_named_although_nothing_is_trained_any_more():
     """loss/entropy is of trained tokens, and there are none once all members write the same."""
     gone = {"sampling/entropy": 0.0, "groups/trained": 0, "groups/skipped": 8}
@@ -293,7 +301,7 @@ def test_the_keys_that_advice_names_exist():
         for changes in (
             {"sampling/entropy": 0.05},
             {"groups/skipped": 18},
-            {"groups/skipped": 18, "skipped/identical": 18},
+            {"groups/skipped": 18, "skipped/identical": 18, "sampling/entropy": 0.05},
             {"groups/unlike": 1},
             {"clip/share": 0.3},
             {"kl/start": 9.0},
