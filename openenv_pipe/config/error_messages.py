@@ -222,6 +222,8 @@ def explain_composition(error: Exception) -> str:
         text = f"the environment variable {variable[1]} is not set; export it, or set another {key}"
     if unfound := re.match(r"Interpolation key '([^']+)' not found", text):
         text = f"${{{unfound[1]}}} names no key{did_you_mean(unfound[1], known_keys())}"
+    if unset := re.match(r"Could not delete from config. '([^']+)' does not exist", text):
+        return f"~{unset[1]}: there is no such key to remove ({SEE_KEYS})"
     return f"{key}: {text} ({SEE_KEYS})" if key else text
 
 

@@ -249,7 +249,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("=3", ["'=3'", "key=value"]),
         ("name=[a", ["'name=[a'", "key=value"]),
         ("hydra.run.dir=x", ["hydra.run.dir=x", "no effect"]),
-        ("~env.nome", ["env.nome", "does not exist"]),
+        ("~env.nome", ["~env.nome: there is no such key to remove", "show conf=NAME"]),
     ],
 )
 def test_an_override_that_is_wrong_is_explained(folder, override, expected):
