@@ -6,6 +6,7 @@ from itertools import product as combinations
 import pytest
 import torch
 
+from openenv_pipe.models.forward import products
 from openenv_pipe.models.forward.products import Linear as FastLinear
 from openenv_pipe.models.forward.products import (
     is_by_onednn,
@@ -29,6 +30,27 @@ def test_products_are_torchs_own(num_inputs, num_outputs):
     torch.testing.assert_close(product(inputs, weight), inputs @ weight.t(), **CLOSE)
     torch.testing.assert_close(product(gradient, weight.t()), gradient @ weight, **CLOSE)
     torch.testing.assert_close(weight_gradient(gradient, inputs), gradient.t() @ inputs, **CLOSE)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("has_avx2_alone", [False, True])
+def test_large_matrices_are_multiplied_by_what_is_faster_on_the_processor(
+    has_avx2_alone, monkeypatch
+):
+    monkeypatch.setattr(products, "_HAS_AVX2_ALONE", has_avx2_alone)
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(600, 500)
+    fast = copy.deepcopy(plain)
+    use_products(torch.nn.Sequential(fast))
+    with torch.profiler.profile() as profile:
+        outputs = fast(torch.ones(48, 600, requires_grad=True))
+        outputs.sum().backward()
+    names = {event.name for event in profile.events()}
+    assert ("mkldnn::_linear_pointwise" in names) == (not has_avx2_alone)
+    given = torch.ones(48, 600)
+    plain(given).sum().backward()
+    torch.testing.assert_close(outputs, plain(given), **CLOSE)
+    torch.testing.assert_close(fast.weight.grad, plain.weight.grad, **CLOSE)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
