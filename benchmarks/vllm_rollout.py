@@ -6,6 +6,7 @@ prefix cache is emptied before each. Replies have the maximal length, because th
 are random.
 
     python benchmarks/vllm_rollout.py [--sessions 16 64] [--reply-tokens 6 48] [--url URL]
+    python benchmarks/vllm_rollout.py --only rollouts --pretrained smollm2_135m --publish merged
     python benchmarks/vllm_rollout.py --only publishing --model hidden_size=512 num_layers=6
     python benchmarks/vllm_rollout.py --only publishing --device cuda --transfers files ipc
 
@@ -279,9 +280,12 @@ def main() -> None:
     parser.add_argument("--published", type=int, default=20, help="times for each way")
     parser.add_argument("--output", type=Path, help="a file for the figures of publishing, JSON")
     parser.add_argument("--model", nargs="+", default=[], help="as in hidden_size=512")
+    parser.add_argument("--pretrained", help="a file of conf/model instead of tiny")
+    parser.add_argument("--publish", choices=["adapter", "merged"], default="adapter")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    model = [f"model.{override}" for override in arguments.model]
+    model = [f"model={arguments.pretrained}"] if arguments.pretrained else []
+    model += [f"model.{override}" for override in arguments.model]
     with server_of(arguments, model) as attach:
         measure(arguments, [*attach, f"device={arguments.device}", *model])
 
@@ -294,7 +298,8 @@ def server_of(arguments: argparse.Namespace, model: Sequence[str]) -> Iterator[l
         key = os.environ.get("VLLM_API_KEY", "null")
         yield [*attach, f"engine.url={arguments.url}", f"engine.api_key={key}"]
         return
-    with served(model, arguments.transfers) as server:
+    rank = RANK if arguments.publish == "adapter" or arguments.only != "rollouts" else 0
+    with served(model, arguments.transfers, lora_rank=rank) as server:
         yield [*attach, f"engine.url={server.url}", f"engine.api_key={server.key}"]
 
 
@@ -304,8 +309,8 @@ def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
         print("|---|---|---|---|---|")
         for num_sessions in arguments.sessions:
             for reply_tokens in arguments.reply_tokens:
-                adapter = f"model.lora.rank={RANK}"
-                config = configured(num_sessions, reply_tokens, adapter, *attach)
+                adapter = [f"model.lora.rank={RANK}", f"engine.publish={arguments.publish}"]
+                config = configured(num_sessions, reply_tokens, *adapter, *attach)
                 pairs = asyncio.run(rollouts(config, arguments.rounds))
                 ours, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
                 share = statistics.median(pair[0] / pair[1] for pair in pairs)

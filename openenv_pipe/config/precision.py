@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `compose` reads this module, and the schema's rules read `compose`'s.
     from openenv_pipe.config.schema import RunConfig
+    from openenv_pipe.config.schema.engine_base import PublishMode
 
 CPU_INFO = Path("/proc/cpuinfo")
 # Instructions of x86 for bfloat16, by their names in Linux.
@@ -34,6 +35,13 @@ def warn_of_precision(config: "RunConfig") -> str | None:
     return (
         "model.autocast=bfloat16: this processor has no instructions for it, and is many times as "
         "fast in float32; set model.autocast=float32, or leave the key out"
+    )
+
+
+def publish_mode(config: "RunConfig") -> "PublishMode | None":
+    """Return what the run's servers receive of a new policy; None: it has none."""
+    return config.engine.publish_mode(
+        config.model.lora.rank, precision=config.model.autocast, on_gpu=_uses_gpu(config.device)
     )
 
 

@@ -15,6 +15,7 @@ import psutil
 
 from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.config.error_messages import list_problems
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.rules import BrokenRulesError, Moment, check_rules
 from openenv_pipe.config.schema import (
     HubModelConfig,
@@ -188,7 +189,7 @@ def _model(config: RunConfig) -> str:
 def _reject_unread_adapter(config: RunConfig, model: Any) -> None:
     """Raise ConfigError if the adapter is published to servers that do not support it."""
     engine = config.engine
-    if engine.publish_mode(config.model.lora.rank) != "adapter":
+    if publish_mode(config) != "adapter":
         return
     if adapts_experts(model):
         raise ConfigError(
@@ -209,10 +210,10 @@ def _reject_lost_weights(config: RunConfig, model: Any) -> None:
 
     vLLM's own transfers between GPUs bypass `openenv_pipe_reload`, which updates all of GPT-OSS.
     """
-    engine, rank = config.engine, config.model.lora.rank
+    engine = config.engine
     if (
         isinstance(engine, VllmEngineConfig)
-        and engine.publish_mode(rank) != "adapter"
+        and publish_mode(config) != "adapter"
         and engine.weight_transfer != "files"
         and model.config.model_type == "gpt_oss"
         and select_device(config.device).type == "cuda"

@@ -93,11 +93,11 @@ def test_a_grammar_is_no_setting():
 def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="engine install vllm --build cpu` installs it"):
-        check_engine(engine(), "cpu", lora_rank=0)
+        check_engine(engine(), "cpu", "full")
     port = free_port()
     attached = engine("engine.launch=attach", f"engine.url=http://127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=f"engine.url=http://127.0.0.1:{port} does not answer"):
-        check_engine(attached, "cpu", lora_rank=0)
+        check_engine(attached, "cpu", "full")
 
 
 def test_a_server_gets_variables_for_computing_but_those_of_our_python(tmp_path, monkeypatch):

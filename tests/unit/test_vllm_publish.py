@@ -1,4 +1,4 @@
-"""How adapters are published to a server and removed; a list replaces the server."""
+"""What servers receive; how adapters are published and removed. A list replaces the server."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
@@ -152,3 +154,25 @@ async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
     client.adapters = adapters
     await AdapterFiles(None, ours, None).clear(client)
     assert client.names == ["run-alive-1-step-0", "a-user-s", "elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        (("model.lora.rank=0",), "full"),
+        (("model.lora.rank=4",), "merged"),
+        (("model.lora.rank=4", "engine.dtype=bfloat16"), "adapter"),
+        (("model.lora.rank=4", "model.autocast=bfloat16", "engine.dtype=float32"), "merged"),
+        (("model.lora.rank=4", "engine.launch=attach", "engine.url=http://127.0.0.1:1"), "adapter"),
+        (("model.lora.rank=4", "device=cuda"), "adapter"),
+        (("model.lora.rank=4", "engine.publish=adapter"), "adapter"),
+    ],
+)
+def test_adapters_are_merged_where_vllm_is_slow_with_them_and_it_is_exact(overrides, mode):
+    defaults = ("device=cpu", "model.autocast=float32")
+    config = compose(["conf=smoke", "engine=vllm", *defaults, *overrides]).config
+    assert publish_mode(config) == mode
+
+
+def test_an_engine_without_servers_publishes_nothing():
+    assert publish_mode(compose(["conf=smoke"]).config) is None

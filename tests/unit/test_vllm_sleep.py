@@ -91,7 +91,7 @@ def test_sleep_is_no_argument():
 
 def test_sleep_that_gains_nothing_is_rejected():
     with pytest.raises(ConfigError, match="learns on a CPU, where vLLM cannot sleep"):
-        check_engine(configured("engine.sleep=level1"), "cpu", lora_rank=0)
+        check_engine(configured("engine.sleep=level1"), "cpu", "full")
     apart = LearnerFootprint(on_gpu=True, free_gpus=["1"])
     with pytest.raises(ConfigError, match="GPUs that the learner does not use"):
         sleep_level(configured("engine.sleep=level2"), apart, mode="full")

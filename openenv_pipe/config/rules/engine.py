@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, cast
 
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.rules.rule import Rule
 
 if TYPE_CHECKING:
@@ -45,11 +46,7 @@ def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
 
 def _drops_what_adapters_need(config: "RunConfig") -> bool:
     engine = vllm_engine(config)
-    return (
-        engine is not None
-        and engine.sleep == "level2"
-        and engine.publish_mode(config.model.lora.rank) == "adapter"
-    )
+    return engine is not None and engine.sleep == "level2" and publish_mode(config) == "adapter"
 
 
 def _cuts_episodes_off(config: "RunConfig") -> bool:

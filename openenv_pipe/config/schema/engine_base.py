@@ -124,8 +124,11 @@ class EngineBlock(Block):
         """
         return 0
 
-    def publish_mode(self, lora_rank: int) -> PublishMode | None:
-        """Return what servers receive of a new policy; None: there is nothing to receive it."""
+    def publish_mode(self, lora_rank: int, *, precision: str, on_gpu: bool) -> PublishMode | None:
+        """Return what servers receive of a new policy; None: there is nothing to receive it.
+
+        precision: of the trainer's matrix products. on_gpu: whether the learner is on a GPU.
+        """
         return None
 
     def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:

@@ -128,8 +128,8 @@ class VllmEngineConfig(EngineBlock):
     )
     publish: Literal["auto", "adapter", "merged", "full"] = Field(
         description="what the server receives of a new policy; adapter: the LoRA adapter; merged: "
-        "base and adapter merged into one; full: all weights; auto: adapter if model.lora.rank > "
-        "0, else full"
+        "base and adapter merged into one; full: all weights; auto: full without an adapter, "
+        "merged in float32 on a CPU, where vLLM is slow with adapters, else adapter"
     )
     weight_transfer: Annotated[str, RegisteredName("engine.weight_transfer")] = Field(
         description="how merged or full weights reach the server; files: through weights_dir; "
@@ -180,10 +180,18 @@ class VllmEngineConfig(EngineBlock):
     def distortions(self) -> dict[str, float]:
         return self.sampling.distortions
 
-    def publish_mode(self, lora_rank: int) -> PublishMode:
+    def publish_mode(self, lora_rank: int, *, precision: str, on_gpu: bool) -> PublishMode:
         if self.publish != "auto":
             return self.publish
-        return "adapter" if lora_rank else "full"
+        if not lora_rank:
+            return "full"
+        # vLLM's CPU build is many times as slow with an adapter. Merged into float32 it is exact.
+        is_exact = self.served_precision(precision) == "float32"
+        return "merged" if is_exact and self.starts_servers and not on_gpu else "adapter"
+
+    def served_precision(self, precision: str) -> str:
+        """Return the servers' precision. precision: that of the trainer's matrix products."""
+        return precision if self.dtype == "auto" else self.dtype
 
     def memory_keys(self, *, on_gpu: bool, servers_awake: bool) -> list[str]:
         if not servers_awake:

@@ -67,7 +67,9 @@ async def open_engine(
         EngineError: a server does not start, or rejects the policy.
         TrainingError: a server computes other logprobs than the trainer.
     """
-    mode = config.publish_mode(weights.lora_rank)
+    mode = config.publish_mode(
+        weights.lora_rank, precision=weights.precision, on_gpu=footprint.on_gpu
+    )
     check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
     spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
@@ -118,7 +120,7 @@ def _server_spec(
         model=source.path if source else "",
         revision=source.revision if source else None,
         build=build,
-        dtype=weights.precision if config.dtype == "auto" else config.dtype,
+        dtype=config.served_precision(weights.precision),
         lora_rank=weights.lora_rank if mode == "adapter" else 0,
         sees_images=weights.placeholder_id is not None,
         sleeps=sleeps,

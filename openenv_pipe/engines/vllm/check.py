@@ -3,6 +3,7 @@
 import asyncio
 
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
+from openenv_pipe.config.schema.engine_base import PublishMode
 from openenv_pipe.engines.vllm.installed import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.publish_mode import check_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
@@ -35,16 +36,19 @@ def try_servers(config: RunConfig) -> str:
     if config.cluster.serves_on_nodes:
         return ""
     build: Build = "cpu" if config.device == "cpu" else find_build()
-    return check_engine(config.engine, build, config.model.lora.rank)
+    mode = config.engine.publish_mode(
+        config.model.lora.rank, precision=config.model.autocast, on_gpu=build == "cuda"
+    )
+    return check_engine(config.engine, build, mode)
 
 
-def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
+def check_engine(config: VllmEngineConfig, build: Build, mode: PublishMode) -> str:
     """Describe what is installed, or which servers answer.
 
     Raises ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
     """
     footprint = LearnerFootprint(on_gpu=build == "cuda")
-    sleep_level(config, footprint, mode=config.publish_mode(lora_rank))
+    sleep_level(config, footprint, mode=mode)
     if not footprint.on_gpu:  # else it depends on the number of GPUs
         check_transfer(config, footprint)
     if config.launch == "attach":

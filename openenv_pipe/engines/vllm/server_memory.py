@@ -7,6 +7,7 @@ counted: their memory is in use.
 import os
 from dataclasses import dataclass
 
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.transfer import MAX_WEIGHTS_FOLDERS
@@ -47,7 +48,7 @@ def _started(config: RunConfig) -> VllmEngineConfig | None:
 
 def server_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) -> int:
     """Estimate the machine's memory that a server takes on a CPU, in bytes."""
-    width = BYTES[config.model.autocast if engine.dtype == "auto" else engine.dtype]
+    width = BYTES[engine.served_precision(config.model.autocast)]
     head = shape.hidden_size * shape.vocabulary  # packed by vLLM, in addition to the embeddings
     kept = FIRST_PASS[0] * shape.hidden_size + FIRST_PASS[1] * shape.intermediate_size
     tokens = max(FIRST_PASS_TOKENS, engine.max_model_len)
@@ -66,8 +67,7 @@ def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) ->
     if engine.weights_dir is not None:
         return 0
     is_base_written = model.type == "tiny" or model.quantization != "none"
-    is_whole = model.lora.rank == 0 or engine.publish == "merged"
-    has_files = is_whole and engine.weight_transfer == "files"
+    has_files = publish_mode(config) != "adapter" and engine.weight_transfer == "files"
     num_written = is_base_written + (MAX_WEIGHTS_FOLDERS + 1 if has_files else 0)
     return num_written * shape.num_parameters * BYTES[model.dtype]
 

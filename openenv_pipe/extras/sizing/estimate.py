@@ -210,15 +210,14 @@ def _plan(
 
 def _served_bytes(config: RunConfig, shape: Shape) -> int:
     assert isinstance(config.engine, VllmEngineConfig)
-    dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
-    return shape.num_parameters * BYTES[dtype]
+    return shape.num_parameters * BYTES[config.engine.served_precision(config.model.autocast)]
 
 
 def _cache_bytes(config: RunConfig, shape: Shape) -> int:
     """Return the bytes that a server caches for a token."""
     assert isinstance(config.engine, VllmEngineConfig)
-    dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
-    return 2 * shape.cache_width * shape.num_layers * BYTES[dtype]
+    width = BYTES[config.engine.served_precision(config.model.autocast)]
+    return 2 * shape.cache_width * shape.num_layers * width
 
 
 def _gpus_of_server(config: RunConfig, shape: Shape, cluster: Cluster) -> int:

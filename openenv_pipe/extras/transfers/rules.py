@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.rules.engine import option_name, sends_weights, sleeps
 from openenv_pipe.config.rules.rule import Rule
 from openenv_pipe.system.http import LOOPBACK
@@ -20,8 +21,8 @@ def _has_option(engine: "VllmEngineConfig", options: tuple[str, ...]) -> bool:
 
 
 def _sends_adapters(config: "RunConfig") -> bool:
-    engine = sends_weights(config, "broadcast", "ipc")
-    return engine is not None and engine.publish_mode(config.model.lora.rank) == "adapter"
+    sends = sends_weights(config, "broadcast", "ipc") is not None
+    return sends and publish_mode(config) == "adapter"
 
 
 RULES = (

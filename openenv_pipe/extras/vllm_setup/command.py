@@ -67,12 +67,12 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
             "the files of such a model itself, so a server that was started before cannot load it; "
             "set engine.launch=managed, or model=hub with model.path and no quantization"
         )
-    mode = engine.publish_mode(model.lora.rank)
+    mode = engine.publish_mode(model.lora.rank, precision=model.autocast, on_gpu=build == "cuda")
     return ServerSpec(
         model=source.path,
         revision=source.revision,
         build=build,
-        dtype=model.autocast if engine.dtype == "auto" else engine.dtype,
+        dtype=engine.served_precision(model.autocast),
         lora_rank=model.lora.rank if mode == "adapter" else 0,
         sees_images=is_vision_model(model),
         sleeps=engine.sleep in ("level1", "level2"),

@@ -334,7 +334,7 @@ def test_each_transfer_has_its_devices():
 
 def test_a_transfer_between_gpus_is_rejected_on_a_cpu_by_check():
     with pytest.raises(ConfigError, match="learns on a CPU"):
-        check_engine(configured("ipc"), "cpu", lora_rank=0)
+        check_engine(configured("ipc"), "cpu", "full")
 
 
 def configured(transfer: str, *overrides: str):
