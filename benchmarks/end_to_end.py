@@ -3,14 +3,14 @@
 Both train the same model on the same games (`end_to_end_games.py`) with the same settings
 (`end_to_end_sides.py`), each in its own process, in alternation: a round is one step of each. The
 first rounds are not counted. TRL plays twice, once with transformers' `generate` and once with a
-rollout that keeps keys and values between turns, which is written as well as we can. Every group
-has a signal on both sides.
+rollout that keeps keys and values between turns, which is written as well as we can. `drawn` is a
+game whose lengths are drawn from a seed, by default the date.
 
 A step's memory is the most that the process held during it, minus what it held with its libraries
 loaded. Only our side has a server for the environment, whose memory is not counted.
 
-    PYTHONPATH=. python benchmarks/end_to_end.py [--cases words:64 words:512 mailbox:64]
-        [--rounds 5] [--no-stock]
+    PYTHONPATH=. python benchmarks/end_to_end.py [--cases words:64 words:512 mailbox:64 drawn:SEED]
+        [--model smollm2_135m] [--rounds 5] [--no-stock]
 """
 
 import argparse
@@ -30,19 +30,20 @@ HERE = Path(__file__).resolve().parent
 OURS, CACHED, STOCK = "ours", "trl-cached", "trl"
 NAMES = {OURS: "openenv-pipe", CACHED: "TRL, cached rollout", STOCK: "TRL, generate"}
 PACKAGES = ("torch", "transformers", "trl")
-CASES = ("words:64", "words:512", "mailbox:64")
-NUM_UNCOUNTED = 2
-COLUMNS = ("game: prompt tokens", "", "step, s", "rollout, s", "rest, s", "tokens/s of the rollout")
-HEAD_CELLS = (*COLUMNS, "CPU s", "memory, MB", "our step is so many times as fast")
+CASES = ("words:64", "words:512", "mailbox:64", f"drawn:{datetime.date.today():%Y%m%d}")
+NUM_UNCOUNTED = {"tiny": 2}  # rounds, by model; of others one
+TIMES = ("step, s", "rollout, s", "rest, s", "tokens/s of the rollout", "CPU s")
+HEAD_CELLS = ("game: prompt tokens or seed", "", *TIMES, "memory, MB", "speedup over TRL")
 Answer = dict[str, float]
 
 
 class Side:
     """A training in its own process."""
 
-    def __init__(self, name: str, case: str, folder: Path, others: list[str]) -> None:
+    def __init__(self, name: str, case: str, model: str, folder: Path, others: list[str]) -> None:
         """case: the game and about how many tokens its first messages have, as in words:64."""
-        command = [sys.executable, str(HERE / "end_to_end_sides.py"), name, *case.split(":")]
+        script = str(HERE / "end_to_end_sides.py")
+        command = [sys.executable, script, name, *case.split(":"), model]
         path = [str(HERE.parent), str(HERE), str(HERE.parent / "envs")]
         self.name = name
         self._log = (folder / f"{name}-{case}.log").open("w")
@@ -72,20 +73,21 @@ class Side:
 
 
 def measure(
-    case: str, names: list[str], num_rounds: int, others: list[str]
+    case: str, model: str, names: list[str], num_rounds: int, others: list[str]
 ) -> dict[str, list[Answer]]:
     """Return the answers of each side, one for each counted round."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = [Side(name, case, Path(folder), others) for name in names]
+        sides = [Side(name, case, model, Path(folder), others) for name in names]
         try:
+            num_uncounted = NUM_UNCOUNTED.get(model, 1)
             rounds = [
                 {side.name: side.step() for side in sides}
-                for _ in range(NUM_UNCOUNTED + num_rounds)
+                for _ in range(num_uncounted + num_rounds)
             ]
         finally:
             for side in sides:
                 side.close()
-    return {name: [each[name] for each in rounds[NUM_UNCOUNTED:]] for name in names}
+    return {name: [each[name] for each in rounds[num_uncounted:]] for name in names}
 
 
 def median(answers: list[Answer], key: str) -> float:
@@ -115,7 +117,8 @@ def row(case: str, name: str, found: dict[str, list[Answer]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=CASES, help="game:prompt tokens")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="game:prompt tokens, drawn:seed")
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-stock", action="store_true", help="leave out TRL with generate")
     parser.add_argument("overrides", nargs="*", help="of our side, such as num_threads=1")
@@ -128,7 +131,7 @@ def main() -> None:
     )
     print(f"| {' | '.join(HEAD_CELLS)} |\n|{'---|' * len(HEAD_CELLS)}", flush=True)
     for case in given.cases:
-        found = measure(case, names, given.rounds, given.overrides)
+        found = measure(case, given.model, names, given.rounds, given.overrides)
         for name in names:
             print(row(case, name, found), flush=True)
 

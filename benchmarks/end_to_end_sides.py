@@ -1,11 +1,11 @@
 """The trainings that `end_to_end.py` compares, each in its own process.
 
-All train the same model on the same game (`end_to_end_games.py`) with the same settings: six
-replies of at most 16 tokens to what the game says, and a reward that differs between the episodes
-of every group. `ours` is `openenv_pipe.train` with an environment server. The others are TRL's
-GRPOTrainer with a function of ours that plays: `trl` generates each reply with transformers'
-`generate` from the whole conversation, `trl-cached` keeps the keys and values of a conversation
-from turn to turn. TRL plays the same game inside its own process, without a server.
+All train the same model on the same game (`end_to_end_games.py`) with the same settings: short
+replies to what the game says, and a reward that differs between the episodes of most groups. `ours`
+is `openenv_pipe.train` with an environment server. The others are TRL's GRPOTrainer with a function
+of ours that plays: `trl` generates each reply with transformers' `generate` from the whole
+conversation, `trl-cached` keeps the keys and values of a conversation from turn to turn. TRL plays
+the same game inside its own process, without a server.
 
 A step of the training begins when the process reads a line, and the process answers each with a
 line of JSON.
@@ -19,26 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from end_to_end_games import GAMES
+from end_to_end_games import GAMES, GameOf
 
-NUM_TURNS, MAX_REPLY = 6, 16
 NUM_TASKS, GROUP_SIZE = 8, 8
-SYSTEM = "Guess a word of five letters."
 LR = 1e-5
-
-
-def variety(replies: Sequence[str]) -> float:
-    """The reward: how many different characters the replies have."""
-    return len(set("".join(replies))) / 100
-
-
-def episode_variety(episode: Any) -> float:
-    return variety([turn.reply for turn in episode.turns])
-
-
-def system_text(prompt_tokens: int) -> str:
-    """Return the first message, lengthened to about so many tokens; one character is one token."""
-    return (SYSTEM + " " * prompt_tokens)[: max(len(SYSTEM), prompt_tokens)]
 
 
 def memory_mb(name: str) -> float:
@@ -74,11 +58,10 @@ class Steps:
         print(json.dumps(answer), file=OUTPUT, flush=True)
 
 
-def train_ours(game_name: str, prompt_tokens: int, runs_dir: str, overrides: Sequence[str]) -> None:
+def train_ours(game: GameOf, model: str, runs_dir: str, overrides: Sequence[str]) -> None:
     import openenv_pipe.pipeline.run  # noqa: F401 (loads torch and transformers)
     from openenv_pipe import train
 
-    game = GAMES[game_name]
     steps = Steps()
 
     def on_step(run: Any, metrics: Any) -> str | None:
@@ -91,14 +74,13 @@ def train_ours(game_name: str, prompt_tokens: int, runs_dir: str, overrides: Seq
 
     steps.begin()
     train(
-        *("conf=wordle", "reward=env", "trainer=grpo", "model.autocast=float32"),
-        *game.overrides(system_text(prompt_tokens)),
-        f"env.max_turns={NUM_TURNS}",
-        f"env.max_reply_tokens={MAX_REPLY}",
+        *("conf=wordle", "reward=env", "trainer=grpo", f"model={model}", "model.autocast=float32"),
+        *game.overrides,
+        f"env.max_turns={game.num_turns}",
+        f"env.max_reply_tokens={game.max_reply}",
         f"env.max_episode_tokens={game.max_tokens}",
-        f"model.max_length={game.max_tokens}",
-        "+reward.terms.variety={type: python, target: end_to_end_sides:episode_variety, "
-        "weight: 1.0, per_turn: false, use: sum, keywords: {}}",
+        *([f"model.max_length={game.max_tokens}"] if model == "tiny" else []),
+        f"+reward.terms.benchmark={game.term}",
         *(f"trainer.tasks_per_step={NUM_TASKS}", f"trainer.group_size={GROUP_SIZE}"),
         *(f"trainer.optimizer.lr={LR}", "trainer.optimizer.type=adamw"),
         *("trainer.optimizer.schedule=constant", "trainer.optimizer.lr_warmup_steps=0"),
@@ -109,18 +91,37 @@ def train_ours(game_name: str, prompt_tokens: int, runs_dir: str, overrides: Seq
     )
 
 
-def train_trl(game_name: str, prompt_tokens: int, output: str, *, is_cached: bool) -> None:
+def model_and_tokenizer(name: str) -> tuple[Any, Any]:
+    """Return what TRL trains: the tiny model or a pretrained one, in float32."""
+    from learner_sides import build_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from openenv_pipe.config.compose import compose
+    from openenv_pipe.models.hub import model_source
+    from openenv_pipe.models.tiny import build_tokenizer
+
+    if name == "tiny":
+        shape = {"hidden": 128, "intermediate": 1024, "layers": 2, "heads": 4, "kv_heads": 4}
+        model = build_model(shape | {"head_size": 32, "vocabulary": 261})
+        return model, build_tokenizer()
+    folder = model_source(compose(["conf=smoke", f"model={name}"]).config.model)
+    return (
+        AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+        AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def train_trl(game: GameOf, model_name: str, output: str, *, is_cached: bool) -> None:
     from datasets import Dataset
     from end_to_end_trl import Rollout
-    from learner_sides import build_model
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from openenv_pipe.models.tiny import build_tokenizer
-
-    game = GAMES[game_name]
     steps = Steps()
     rollout = Rollout(game, is_cached=is_cached)
+    model, tokenizer = model_and_tokenizer(model_name)
+    # All activations of a larger model would not fit into memory.
+    num_parts = 1 if model_name == "tiny" else 8
 
     class Answers(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -129,21 +130,21 @@ def train_trl(game_name: str, prompt_tokens: int, output: str, *, is_cached: boo
         def on_step_end(self, *_: Any, **__: Any) -> None:
             steps.end(rollout.seconds, rollout.num_sampled)
 
-    shape = {"hidden": 128, "intermediate": 1024, "layers": 2, "heads": 4, "kv_heads": 4}
     messages = [
-        {"role": "system", "content": system_text(prompt_tokens)},
+        {"role": "system", "content": game.system},
         {"role": "user", "content": game.first},
     ]
     trainer = GRPOTrainer(
-        model=build_model(shape | {"head_size": 32, "vocabulary": 261}),
-        processing_class=build_tokenizer(),
-        reward_funcs=lambda replies, **_: [variety(each) for each in replies],
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=lambda replies, **_: [game.reward(each) for each in replies],
         rollout_func=rollout,
         train_dataset=Dataset.from_dict({"prompt": [messages] * 10_000}),
         callbacks=[Answers()],
         args=GRPOConfig(
             output_dir=output,
-            per_device_train_batch_size=NUM_TASKS * GROUP_SIZE,
+            per_device_train_batch_size=NUM_TASKS * GROUP_SIZE // num_parts,
+            gradient_accumulation_steps=num_parts,
             num_generations=GROUP_SIZE,
             max_completion_length=game.max_tokens,
             max_steps=100_000,
@@ -166,11 +167,12 @@ def train_trl(game_name: str, prompt_tokens: int, output: str, *, is_cached: boo
 
 if __name__ == "__main__":
     OUTPUT, sys.stdout = sys.stdout, sys.stderr  # Libraries print to stdout.
-    side, game_name, num_tokens, folder, *others = sys.argv[1:]
+    side, game_name, number, model_name, folder, *others = sys.argv[1:]
     try:
         if side == "ours":
-            train_ours(game_name, int(num_tokens), folder, others)
+            train_ours(GAMES[game_name](int(number)), model_name, folder, others)
         else:
-            train_trl(game_name, int(num_tokens), folder, is_cached=side == "trl-cached")
+            is_cached = side == "trl-cached"
+            train_trl(GAMES[game_name](int(number)), model_name, folder, is_cached=is_cached)
     except EOFError:
         pass

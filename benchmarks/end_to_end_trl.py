@@ -8,8 +8,14 @@ from typing import Any
 
 import torch
 from end_to_end_games import GameOf
-from end_to_end_sides import GROUP_SIZE, MAX_REPLY, NUM_TURNS
+from end_to_end_sides import GROUP_SIZE
 from transformers import DynamicCache
+
+# What follows a reply, by the token that ends it.
+FOLLOW = {
+    "<|end|>": "<|user|>{}<|assistant|>",
+    "<|im_end|>": "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+}
 
 
 class Rollout:
@@ -32,15 +38,17 @@ class Rollout:
         first = tokenizer.apply_chat_template(
             prompts, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-        generate = (Cached if self._is_cached else Stock)(model, tokenizer, len(prompts))
+        engine = Cached if self._is_cached else Stock
+        generate = engine(model, tokenizer, len(prompts), self._game.max_reply)
         given = first
+        follow = FOLLOW[tokenizer.eos_token]
         rows: list[list[int]] = [[] for _ in prompts]  # completions and what the game says
         masks: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         replies: list[list[str]] = [[] for _ in prompts]
         was_training = model.training
         model.eval()
-        for turn in range(NUM_TURNS):
+        for turn in range(self._game.num_turns):
             with torch.inference_mode():
                 sampled, chosen = generate(given)
             for row, (ids, values) in enumerate(zip(sampled, chosen, strict=True)):
@@ -48,10 +56,10 @@ class Rollout:
                 masks[row] += [1] * len(ids)
                 logprobs[row] += values
                 replies[row].append(tokenizer.decode(ids, skip_special_tokens=True))
-            if turn == NUM_TURNS - 1:
+            if turn == self._game.num_turns - 1:
                 break
             texts = [game.play(said[-1]) for game, said in zip(games, replies, strict=True)]
-            given = tokenizer([f"<|user|>{text}<|assistant|>" for text in texts])["input_ids"]
+            given = tokenizer([follow.format(text) for text in texts])["input_ids"]
             for row, ids in enumerate(given):
                 if sampled[row][-1] != tokenizer.eos_token_id:  # It was cut off.
                     given[row] = ids = [tokenizer.eos_token_id, *ids]
@@ -73,15 +81,20 @@ class Rollout:
 class Stock:
     """Replies by transformers' `generate`, from the whole conversation each time."""
 
-    def __init__(self, model: Any, tokenizer: Any, num_rows: int) -> None:
-        self._model, self._tokenizer = model, tokenizer
+    def __init__(self, model: Any, tokenizer: Any, num_rows: int, max_reply: int) -> None:
+        self._model, self._tokenizer, self._max_reply = model, tokenizer, max_reply
         self._rows: list[list[int]] = [[] for _ in range(num_rows)]
 
     def __call__(self, new_ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
         rows = [[*row, *ids] for row, ids in zip(self._rows, new_ids, strict=True)]
         given = self._tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
         output = self._model.generate(
-            **given, max_new_tokens=MAX_REPLY, do_sample=True, top_k=0, top_p=1.0, temperature=1.0
+            **given,
+            max_new_tokens=self._max_reply,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=1.0,
         )
         sampled = [
             until_end(row, self._tokenizer.eos_token_id)
@@ -98,8 +111,8 @@ def until_end(ids: list[int], end_id: int) -> list[int]:
 class Cached:
     """Replies from keys and values that are kept, so that only new tokens are computed."""
 
-    def __init__(self, model: Any, tokenizer: Any, num_rows: int) -> None:
-        self._model, self._end_id = model, tokenizer.eos_token_id
+    def __init__(self, model: Any, tokenizer: Any, num_rows: int, max_reply: int) -> None:
+        self._model, self._end_id, self._max_reply = model, tokenizer.eos_token_id, max_reply
         self._cache = DynamicCache(config=model.config)
         self._mask = torch.zeros(num_rows, 0, dtype=torch.int64)
         self._lengths = torch.zeros(num_rows, 1, dtype=torch.int64)
@@ -120,7 +133,7 @@ class Cached:
             chosen.append(logprobs_RV.gather(-1, ids_R1))
             counted.append(playing_R)
             playing_R = playing_R & (ids_R1[:, 0] != self._end_id)
-            if len(sampled) == MAX_REPLY or not playing_R.any():
+            if len(sampled) == self._max_reply or not playing_R.any():
                 break
             ids_RQ, mask_RQ = ids_R1, playing_R[:, None].to(torch.int64)
         counts = torch.stack(counted, 1).sum(1).tolist()
