@@ -249,7 +249,7 @@ class SmallPolicyWeights:
 
     lora_rank = 8
     num_freed = 0
-    precision = "float32"
+    precision = dtype = "float32"
     vocabulary_size = VOCABULARY
     end_ids = frozenset({TOKENS[-1]})
     placeholder_id = None

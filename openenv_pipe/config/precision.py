@@ -40,8 +40,10 @@ def warn_of_precision(config: "RunConfig") -> str | None:
 
 def publish_mode(config: "RunConfig") -> "PublishMode | None":
     """Return what the run's servers receive of a new policy; None: it has none."""
+    model = config.model
+    on_gpu = _uses_gpu(config.device)
     return config.engine.publish_mode(
-        config.model.lora.rank, precision=config.model.autocast, on_gpu=_uses_gpu(config.device)
+        model.lora.rank, dtype=model.dtype, precision=model.autocast, on_gpu=on_gpu
     )
 
 

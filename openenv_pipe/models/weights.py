@@ -44,7 +44,8 @@ class PolicyWeights:
             if isinstance(module, LoraLayer)
         }
         self.lora_rank: int = self._adapter.r if self._adapter else 0
-        self.precision = "bfloat16" if policy.precision is torch.bfloat16 else "float32"
+        self.precision = str(policy.precision).removeprefix("torch.")
+        self.dtype = str(policy.model.get_input_embeddings().weight.dtype).removeprefix("torch.")
         self.vocabulary_size: int = len(policy.model.get_input_embeddings().weight)
         self.end_ids = policy.end_ids
         self.placeholder_id = policy.images.placeholder_id if policy.images else None

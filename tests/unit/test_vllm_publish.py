@@ -162,6 +162,7 @@ async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
         (("model.lora.rank=0",), "full"),
         (("model.lora.rank=4",), "merged"),
         (("model.lora.rank=4", "engine.dtype=bfloat16"), "adapter"),
+        (("model.lora.rank=4", "model.dtype=bfloat16", "engine.dtype=float32"), "adapter"),
         (("model.lora.rank=4", "model.autocast=bfloat16", "engine.dtype=float32"), "merged"),
         (("model.lora.rank=4", "engine.launch=attach", "engine.url=http://127.0.0.1:1"), "adapter"),
         (("model.lora.rank=4", "device=cuda"), "adapter"),

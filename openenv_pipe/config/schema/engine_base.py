@@ -124,10 +124,13 @@ class EngineBlock(Block):
         """
         return 0
 
-    def publish_mode(self, lora_rank: int, *, precision: str, on_gpu: bool) -> PublishMode | None:
+    def publish_mode(
+        self, lora_rank: int, *, dtype: str, precision: str, on_gpu: bool
+    ) -> PublishMode | None:
         """Return what servers receive of a new policy; None: there is nothing to receive it.
 
-        precision: of the trainer's matrix products. on_gpu: whether the learner is on a GPU.
+        dtype: of the trainer's weights. precision: of its matrix products. on_gpu: whether it is
+        on a GPU.
         """
         return None
 

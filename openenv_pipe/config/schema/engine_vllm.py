@@ -180,13 +180,15 @@ class VllmEngineConfig(EngineBlock):
     def distortions(self) -> dict[str, float]:
         return self.sampling.distortions
 
-    def publish_mode(self, lora_rank: int, *, precision: str, on_gpu: bool) -> PublishMode:
+    def publish_mode(
+        self, lora_rank: int, *, dtype: str, precision: str, on_gpu: bool
+    ) -> PublishMode:
         if self.publish != "auto":
             return self.publish
         if not lora_rank:
             return "full"
         # vLLM's CPU build is many times as slow with an adapter. Merged into float32 it is exact.
-        is_exact = self.served_precision(precision) == "float32"
+        is_exact = dtype == self.served_precision(precision) == "float32"
         return "merged" if is_exact and self.starts_servers and not on_gpu else "adapter"
 
     def served_precision(self, precision: str) -> str:

@@ -68,7 +68,10 @@ async def open_engine(
         TrainingError: a server computes other logprobs than the trainer.
     """
     mode = config.publish_mode(
-        weights.lora_rank, precision=weights.precision, on_gpu=footprint.on_gpu
+        weights.lora_rank,
+        dtype=weights.dtype,
+        precision=weights.precision,
+        on_gpu=footprint.on_gpu,
     )
     check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
@@ -177,7 +180,7 @@ async def running(
         root: the folder that the probe is written into.
         sleep_level: vLLM's level of sleep during updates; 0: the servers stay awake.
     """
-    dtype = weights.precision if config.dtype == "auto" else config.dtype
+    dtype = config.served_precision(weights.precision)
     exact = "float32" if dtype == weights.precision == "float32" else "bfloat16"
     logprob_check = LogprobCheck(weights, dtype=exact, max_model_len=config.max_model_len)
     sends_adapters = versions.transfer.sends_adapters

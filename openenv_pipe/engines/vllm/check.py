@@ -36,8 +36,9 @@ def try_servers(config: RunConfig) -> str:
     if config.cluster.serves_on_nodes:
         return ""
     build: Build = "cpu" if config.device == "cpu" else find_build()
+    model = config.model
     mode = config.engine.publish_mode(
-        config.model.lora.rank, precision=config.model.autocast, on_gpu=build == "cuda"
+        model.lora.rank, dtype=model.dtype, precision=model.autocast, on_gpu=build == "cuda"
     )
     return check_engine(config.engine, build, mode)
 

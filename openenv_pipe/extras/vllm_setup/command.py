@@ -67,7 +67,9 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
             "the files of such a model itself, so a server that was started before cannot load it; "
             "set engine.launch=managed, or model=hub with model.path and no quantization"
         )
-    mode = engine.publish_mode(model.lora.rank, precision=model.autocast, on_gpu=build == "cuda")
+    mode = engine.publish_mode(
+        model.lora.rank, dtype=model.dtype, precision=model.autocast, on_gpu=build == "cuda"
+    )
     return ServerSpec(
         model=source.path,
         revision=source.revision,

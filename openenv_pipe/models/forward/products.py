@@ -4,7 +4,7 @@ Products of float32 on a CPU use oneDNN where torch has it and it is faster.
 
 torch itself leaves them to the linear algebra library that it was built with. On AMD's processors
 with AVX-512, that has half of oneDNN's speed. On processors with AVX2 alone it is as fast with
-small matrices, and faster with large ones: an update of SmolLM2-135M takes three quarters of the
+small matrices, and faster with large ones: an update of SmolLM2-135M takes four fifths of the
 time (torch 2.13 with MKL). Other precisions and devices use torch's own products. On a CPU, the
 inputs of float32 and bfloat16 products are padded with rows (`pad_rows`).
 
