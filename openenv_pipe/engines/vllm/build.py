@@ -67,12 +67,7 @@ async def open_engine(
         EngineError: a server does not start, or rejects the policy.
         TrainingError: a server computes other logprobs than the trainer.
     """
-    mode = config.publish_mode(
-        weights.lora_rank,
-        dtype=weights.dtype,
-        precision=weights.precision,
-        on_gpu=footprint.on_gpu,
-    )
+    mode = _publish_mode(config, weights, on_gpu=footprint.on_gpu)
     check_transfer(config, footprint)
     level = sleep_level(config, footprint, mode=mode)
     spec = _server_spec(config, weights, source, footprint, mode=mode, sleeps=level > 0)
@@ -106,6 +101,14 @@ async def open_engine(
         ) as engine:
             facts |= _server_facts(servers, are_on_nodes=make_on_nodes is not None)
             yield engine
+
+
+def _publish_mode(
+    config: VllmEngineConfig, weights: "PolicyWeights", *, on_gpu: bool
+) -> PublishMode:
+    return config.publish_mode(
+        weights.lora_rank, dtype=weights.dtype, precision=weights.precision, on_gpu=on_gpu
+    )
 
 
 def _server_spec(
