@@ -227,7 +227,7 @@ NEVER = {"engine.sleep": "never"}
 TWO = {"engine.num_servers": 2}
 AHEAD = {"trainer.max_staleness": 1}
 ATTACHED = {"engine.launch": "attach", "engine.url": "http://a:1"}
-ADAPTER = {"model.lora.rank": 8}
+ADAPTER = {"model.lora.rank": 8, "engine.publish": "adapter"}
 LARGE_CACHE = {"engine.cpu_cache_gb": 3}  # the default is 1
 
 
@@ -321,6 +321,7 @@ def test_servers_on_a_cpu_take_weights_and_caches_of_the_machine_s_memory():
     assert one - beside_on_cpu(ADAPTER | {"engine.dtype": "bfloat16"}) > weights / 2
     assert one - beside_on_cpu(ADAPTER | {"engine.weights_dir": "/disk"}) == weights
     assert beside_on_cpu({}) - one == 3 * weights  # two policies and the next one
+    assert beside_on_cpu({"model.lora.rank": 8}) - one == 3 * weights  # merged
     assert beside_on_cpu({"engine.weight_transfer": "broadcast"}) == one
     assert beside_on_cpu(ATTACHED) == 0
 

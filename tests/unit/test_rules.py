@@ -197,7 +197,7 @@ BROKEN = [
     (["engine=vllm", LORA, "engine.publish=full"], "engine.publish model.lora.rank"),
     (["engine=vllm", "engine.publish=merged"], "engine.publish model.lora.rank"),
     (
-        ["engine=vllm", LORA, "engine.weight_transfer=broadcast"],
+        ["engine=vllm", LORA, "engine.publish=adapter", "engine.weight_transfer=broadcast"],
         "engine.weight_transfer engine.publish model.lora.rank",
     ),
     ([*BROADCAST, "engine.launch=docker"], "engine.weight_transfer engine.launch"),
@@ -213,7 +213,7 @@ BROKEN = [
         "engine.sleep trainer.max_staleness",
     ),
     (
-        ["engine=vllm", LORA, "engine.sleep=level2"],
+        ["engine=vllm", LORA, "engine.publish=adapter", "engine.sleep=level2"],
         "engine.sleep engine.publish model.lora.rank",
     ),
     ([*ON_NODES], "cluster.vllm_on_nodes engine"),

@@ -98,7 +98,8 @@ def test_a_checkpoint_of_a_mixture_gives_its_adapter_back(mixture, tmp_path):
 
 
 def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixture, tmp_path):
-    run = family_run(mixture, "model.lora.rank=2", "engine=vllm")
+    adapter = ("model.lora.rank=2", "engine=vllm", "engine.publish=adapter")
+    run = family_run(mixture, *adapter)
     with pytest.raises(ConfigError, match=r"experts of a mixture.*engine\.publish=merged"):
         REQUIREMENTS["model"](run)
     attention = "model.lora.target_modules=[q_proj,v_proj]"
@@ -106,9 +107,7 @@ def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixt
     for fitting in (("engine.publish=merged",), (attention, *elsewhere)):
         REQUIREMENTS["model"](family_run(mixture, "model.lora.rank=2", "engine=vllm", *fitting))
     with pytest.raises(ConfigError, match=r"vLLM's CPU build computes no experts.*publish=merged"):
-        REQUIREMENTS["model"](
-            family_run(mixture, "model.lora.rank=2", "engine=vllm", attention, "device=cpu")
-        )
+        REQUIREMENTS["model"](family_run(mixture, *adapter, attention, "device=cpu"))
     with pytest.raises(TrainingError, match=r"experts.*engine\.publish=merged"):
         PolicyWeights(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
