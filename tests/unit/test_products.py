@@ -53,6 +53,18 @@ def test_large_matrices_are_multiplied_by_what_is_faster_on_the_processor(
     torch.testing.assert_close(fast.weight.grad, plain.weight.grad, **CLOSE)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_small_matrices_are_multiplied_by_onednn_however_many_rows_there_are(monkeypatch):
+    monkeypatch.setattr(products, "_HAS_AVX2_ALONE", True)
+    layer = torch.nn.Linear(64, 128, bias=False)
+    use_products(torch.nn.Sequential(layer))
+    with torch.profiler.profile() as profile:
+        layer(torch.ones(8192, 64, requires_grad=True)).sum().backward()
+    names = [event.name for event in profile.events()]
+    assert names.count("mkldnn::_linear_pointwise") == 3  # outputs, gradients of inputs and weight
+    assert "aten::addmm" not in names and "aten::mm" not in names
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (0, 24)])
 def test_a_linear_layer_has_the_outputs_and_gradients_of_torchs(has_bias, shape):

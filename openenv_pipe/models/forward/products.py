@@ -43,8 +43,8 @@ def weight_gradient(gradient_NO: torch.Tensor, inputs_NI: torch.Tensor) -> torch
     gradient_NO, inputs_NI = pad_rows(gradient_NO), pad_rows(inputs_NI)
     # oneDNN copies both into another order; for the second one it is quicker.
     if gradient_NO.shape[1] > inputs_NI.shape[1]:
-        return _linear(inputs_NI.t(), gradient_NO.t(), None).t()
-    return _linear(gradient_NO.t(), inputs_NI.t(), None)
+        return _onednn_linear(inputs_NI.t(), gradient_NO.t(), None).t()
+    return _onednn_linear(gradient_NO.t(), inputs_NI.t(), None)
 
 
 def is_by_onednn(*values: torch.Tensor) -> bool:
@@ -64,14 +64,13 @@ def _by_onednn(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """Return outputs that modules may change in place: `data`, not a view of padded rows."""
-    return padded(inputs, lambda rows_NI: _linear(rows_NI, weight_OI, bias_O)).data
+    linear = torch.nn.functional.linear if _torch_is_faster(weight_OI.numel()) else _onednn_linear
+    return padded(inputs, lambda rows_NI: linear(rows_NI, weight_OI, bias_O)).data
 
 
-def _linear(
+def _onednn_linear(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    if _torch_is_faster(weight_OI.numel()):
-        return torch.nn.functional.linear(inputs, weight_OI, bias_O)
     return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")
 
 
