@@ -1,5 +1,5 @@
-"""The precision in which a machine computes matrix products fast: bfloat16 if it has instructions
-for it, else float32.
+"""The precision in which a machine computes matrix products fast, bfloat16 if it has instructions
+for it, else float32, and what that decides.
 
 A processor without them computes bfloat16 in loops: one with AVX2 alone was measured to reach 1.2
 GFLOP/s in bfloat16 and 79 in float32 (torch 2.13, one thread, 2048 x 576 x 1536).
@@ -39,7 +39,7 @@ def warn_of_precision(config: "RunConfig") -> str | None:
 
 
 def publish_mode(config: "RunConfig") -> "PublishMode | None":
-    """Return what the run's servers receive of a new policy; None: it has none."""
+    """Return what the run's servers receive of a new policy on this machine; None: it has none."""
     model = config.model
     on_gpu = _uses_gpu(config.device)
     return config.engine.publish_mode(

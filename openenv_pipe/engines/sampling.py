@@ -45,7 +45,7 @@ def sample(
     may_ask = logits_BV.device.type == "cpu"
     if not (may_ask and (divisors_B == 1.0).all()):
         logits_BV = logits_BV / divisors_B[:, None]
-    if logits_BV.shape[1] <= _BLOCK:
+    if logits_BV.shape[1] <= _BLOCK:  # Normalized here, their logsumexp is 0.
         logits_BV = torch.log_softmax(logits_BV, dim=-1)
         ids_B, lse_B1 = _drawn(logits_BV.exp(), uniforms_B), logits_BV.new_zeros(())
     else:

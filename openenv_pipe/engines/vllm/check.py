@@ -2,6 +2,7 @@
 
 import asyncio
 
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.config.schema.engine_base import PublishMode
 from openenv_pipe.engines.vllm.installed import Build, find_build, require_installed
@@ -36,10 +37,8 @@ def try_servers(config: RunConfig) -> str:
     if config.cluster.serves_on_nodes:
         return ""
     build: Build = "cpu" if config.device == "cpu" else find_build()
-    model = config.model
-    mode = config.engine.publish_mode(
-        model.lora.rank, dtype=model.dtype, precision=model.autocast, on_gpu=build == "cuda"
-    )
+    mode = publish_mode(config)
+    assert mode is not None
     return check_engine(config.engine, build, mode)
 
 

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 import yaml
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.installed import Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
@@ -67,9 +68,8 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
             "the files of such a model itself, so a server that was started before cannot load it; "
             "set engine.launch=managed, or model=hub with model.path and no quantization"
         )
-    mode = engine.publish_mode(
-        model.lora.rank, dtype=model.dtype, precision=model.autocast, on_gpu=build == "cuda"
-    )
+    mode = publish_mode(config)
+    assert mode is not None
     return ServerSpec(
         model=source.path,
         revision=source.revision,
