@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding
 
 from openenv_pipe.extras.cpu_sampling.packed_decoder import PackedDecoder
 from openenv_pipe.extras.cpu_sampling.row_attention import (
@@ -237,6 +237,7 @@ class FastForward:
             qk, values = qkv.tensor_split([num_heads + num_kv_heads], dim=1)
             if layer.qk_norm is not None:
                 qk = self._normed(qk, layer.qk_norm)
+            qk = qk.float()
             qk = torch.addcmul(qk * cos_N1D, qk.roll(size // 2, -1), sin_N1D)
             queries, keys = qk.tensor_split([num_heads], dim=1)
             store.write(number, places, keys, values.float())
@@ -260,8 +261,10 @@ class FastForward:
 
     def _normed(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Normalize by the root mean square, rounding where transformers does."""
-        exact = rms_norm(values.float(), values.shape[-1:], None, self._weights.eps)
-        return weight * exact.to(values.dtype)
+        # torch's rms_norm does the same on a CPU, with twice as many calls.
+        exact = values.float()
+        scale = exact.pow(2).mean(-1, keepdim=True).add_(self._weights.eps).rsqrt_()
+        return weight * (exact * scale).to(values.dtype)
 
 
 def _blocks(rows: Sequence[_Piece]) -> Iterator[list[_Piece]]:

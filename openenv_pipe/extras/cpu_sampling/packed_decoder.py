@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from peft.tuners import lora
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from openenv_pipe.extras.cpu_sampling.row_attention import RowStore
-from openenv_pipe.models.forward.products import padded
+from openenv_pipe.models.forward.products import pad_rows
 
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
+_COLUMNS = 32  # of a bfloat16 matrix, of which the processor's instructions take a multiple at once
+_onednn_linear = torch.ops.mkldnn._linear_pointwise.default
 
 
 def unsupported_reason(model: Any, decoder: Any) -> str | None:
@@ -51,18 +53,16 @@ class _Matrix:
         if self._is_packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, _TYPICAL_ROWS)
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = inputs.to(self._precision)
-        if self._is_packed or self._precision is torch.bfloat16:
-            return padded(inputs, self._multiply)
-        return self._multiply(inputs)
-
-    def _multiply(self, inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, inputs_NI: torch.Tensor) -> torch.Tensor:
+        inputs_NI = inputs_NI.to(self._precision)
+        if not (self._is_packed or self._precision is torch.bfloat16):
+            return linear(inputs_NI, self._weight, self._bias)
+        num_rows, padded_NI = inputs_NI.shape[0], pad_rows(inputs_NI)
         if self._is_packed:
-            return torch.ops.mkldnn._linear_pointwise(
-                inputs, self._weight, self._bias, "none", [], ""
-            )
-        return linear(inputs, self._weight, self._bias)
+            outputs = _onednn_linear(padded_NI, self._weight, self._bias, "none", [], "")
+        else:
+            outputs = linear(padded_NI, self._weight, self._bias)
+        return outputs if outputs.shape[0] == num_rows else outputs[:num_rows]
 
 
 class _Product:
@@ -70,32 +70,28 @@ class _Product:
 
     In float32, adapters are merged into the matrix. In bfloat16, what a barely trained adapter adds
     to a weight is less than half of the step to the next number and would be rounded away: there,
-    the matrix is followed by its first factor, and its second one is a product of its own, as in
-    the learner.
+    the second factor is more columns of the matrix, which multiply what the first one gives.
     """
 
     def __init__(self, modules: Sequence[Any], precision: torch.dtype) -> None:
         biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
-        self._up = None
+        bias = torch.cat(biases) if biases else None
+        self._down = None
         if precision is torch.bfloat16 and any(map(_is_adapted, modules)):
             downs, ups = zip(*map(_factors, modules), strict=True)
-            weights = [module.weight.to(precision) for module in modules]
-            weights += [down.to(precision) for down in downs]
-            self._up = _Matrix(torch.block_diag(*ups), None, precision)
-            self._num_outputs = sum(module.weight.shape[0] for module in modules)
-            if biases:
-                biases.append(biases[0].new_zeros(sum(map(len, downs))))
+            down_RI, up_OR = torch.cat(downs), torch.block_diag(*ups)
+            num_added = -(down_RI.shape[0] + down_RI.shape[1]) % _COLUMNS
+            self._down = _Matrix(pad(down_RI, (0, 0, 0, num_added)), None, precision)
+            weight = torch.cat([module.weight for module in modules])
+            weight = torch.cat([weight, pad(up_OR, (0, num_added))], dim=1)
         else:
-            weights = [_merged_weight(module).to(precision) for module in modules]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0].clone()
-        self._matrix = _Matrix(weight, torch.cat(biases) if biases else None, precision)
+            weight = torch.cat([_merged_weight(module) for module in modules])
+        self._matrix = _Matrix(weight, bias, precision)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = self._matrix(inputs)
-        if self._up is None:
-            return outputs
-        outputs, lows = outputs.tensor_split([self._num_outputs], dim=-1)
-        return outputs + self._up(lows)
+        if self._down is not None:
+            inputs = torch.cat([inputs.to(torch.bfloat16), self._down(inputs)], dim=-1)
+        return self._matrix(inputs)
 
 
 def _is_adapted(module: Any) -> bool:

@@ -140,39 +140,54 @@ class SharedPrefixes:
             for number, (_, pieces) in enumerate(groups)
             for place, piece in enumerate(pieces)
         }
-        self.shape_GM = len(groups), size
+        self._shape_GM = len(groups), size
         self._place_P = torch.tensor([place_of[piece] for piece in range(len(prefixes_P))])
         padded = [pieces + pieces[:1] * (size - len(pieces)) for _, pieces in groups]
         self._piece_GM = torch.tensor(padded).flatten()
+        # Nothing has to be moved where the members of full groups are neighbours.
+        self._is_in_order = self._piece_GM.equal(torch.arange(len(prefixes_P)))
         self._rows_G = rows_of([row or 0 for row, _ in groups])
         lengths_G = torch.tensor([0 if row is None else lengths[row] for row, _ in groups])
         self._width = int(lengths_G.max())
         is_seen_GL = torch.arange(self._width) < lengths_G[:, None]
-        self.bias_GL = torch.zeros(is_seen_GL.shape).masked_fill_(~is_seen_GL, -torch.inf)
+        bias_GL = torch.zeros(is_seen_GL.shape).masked_fill_(~is_seen_GL, -torch.inf)
+        kv_heads = store.keys[0].shape[1]
+        self._bias = bias_GL[:, None].expand(-1, kv_heads, -1).reshape(-1, 1, self._width)
         self._store = store
 
-    def keys(self, layer: int) -> torch.Tensor:
-        """Return [G, K, L, D]."""
-        return self._store.keys[layer][self._rows_G, :, : self._width]
+    def scores(self, layer: int, queries: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return the scores [G, M, K, J * Q, L] of queries [P, K, J * Q, D]."""
+        scaled = self._heads_first(self.grouped(queries * scale))
+        keys = self._store.keys[layer][self._rows_G, :, : self._width].flatten(0, 1)
+        scores = torch.baddbmm(self._bias, scaled, keys.transpose(1, 2))
+        return self._members_first(scores)
 
-    def values(self, layer: int) -> torch.Tensor:
-        """Return [G, K, L, D]."""
-        return self._store.values[layer][self._rows_G, :, : self._width]
+    def output(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """Return the outputs [P, K, J * Q, D] of weights [G, M, K, J * Q, L]."""
+        values = self._store.values[layer][self._rows_G, :, : self._width].flatten(0, 1)
+        return self.in_pieces(self._members_first(torch.bmm(self._heads_first(weights), values)))
 
-    def gathered(self, values_PK: torch.Tensor) -> torch.Tensor:
-        """Return [P, K, J * Q, X] as [G, K, M * J * Q, X]."""
-        num_groups, num_members = self.shape_GM
-        _, kv_heads, num_queries, size = values_PK.shape
-        picked = values_PK.index_select(0, self._piece_GM)
-        picked = picked.view(num_groups, num_members, kv_heads, num_queries, size)
-        return picked.transpose(1, 2).reshape(num_groups, kv_heads, -1, size)
+    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [P, K, J * Q, X] as [G, M, K, J * Q, X]."""
+        moved = values if self._is_in_order else values.index_select(0, self._piece_GM)
+        return moved.view(*self._shape_GM, *values.shape[1:])
 
-    def scattered(self, values_GK: torch.Tensor) -> torch.Tensor:
-        """Return [G, K, M * J * Q, X] as [P, K, J * Q, X]."""
-        num_groups, num_members = self.shape_GM
-        _, kv_heads, _, size = values_GK.shape
-        parts = values_GK.view(num_groups, kv_heads, num_members, -1, size).transpose(1, 2)
-        return parts.flatten(0, 1).index_select(0, self._place_P)
+    def in_pieces(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [G, M, K, J * Q, X] as [P, K, J * Q, X]."""
+        values = values.flatten(0, 1)
+        return values if self._is_in_order else values.index_select(0, self._place_P)
+
+    def _heads_first(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [G, M, K, J * Q, X] as [G * K, M * J * Q, X]."""
+        num_groups, num_members, kv_heads, num_queries, size = values.shape
+        shape = num_groups * kv_heads, num_members * num_queries, size
+        return values.transpose(1, 2).reshape(shape)
+
+    def _members_first(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [G * K, M * J * Q, X] as a view [G, M, K, J * Q, X]."""
+        num_groups, num_members = self._shape_GM
+        kv_heads = len(values) // num_groups
+        return values.view(num_groups, kv_heads, num_members, -1, values.shape[-1]).transpose(1, 2)
 
 
 def _num_members(sizes: Sequence[int]) -> int:
@@ -234,22 +249,14 @@ class RowAttention:
         if self._shared is None:
             output = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
             return self._tokens_first(output.view(queries.shape))
-        scores = scores.view(*queries.shape[:-1], -1)
-        of_shared = self._shared_scores(self._shared, layer, queries)
-        weights = torch.cat([of_shared, scores], dim=-1).softmax(-1)
+        shared, scores = self._shared, scores.view(*queries.shape[:-1], -1)
+        of_shared = shared.scores(layer, queries, self._scale)
+        weights = torch.cat([of_shared, shared.grouped(scores)], dim=-1).softmax(-1)
         shared_weights, own_weights = weights.split([of_shared.shape[-1], self._width], dim=-1)
+        own_weights = shared.in_pieces(own_weights)
         output = torch.bmm(own_weights.flatten(0, 1), values.flatten(0, 1)).view(queries.shape)
-        gathered = self._shared.gathered(shared_weights)
-        output += self._shared.scattered(torch.matmul(gathered, self._shared.values(layer)))
+        output += shared.output(layer, shared_weights)
         return self._tokens_first(output)
-
-    def _shared_scores(
-        self, shared: SharedPrefixes, layer: int, queries: torch.Tensor
-    ) -> torch.Tensor:
-        """Return [P, K, J * Q, L]."""
-        keys = shared.keys(layer)
-        scores = torch.matmul(shared.gathered(queries * self._scale), keys.transpose(-1, -2))
-        return shared.scattered(scores + shared.bias_GL[:, None, None])
 
     def _heads_first(self, queries_NHD: torch.Tensor) -> torch.Tensor:
         """Return [P, K, J * Q, D]."""
