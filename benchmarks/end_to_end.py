@@ -10,7 +10,7 @@ A step's memory is the most that the process held during it, minus what it held 
 loaded. Only our side has a server for the environment, whose memory is not counted.
 
     PYTHONPATH=. python benchmarks/end_to_end.py [--cases words:64 words:512 mailbox:64 drawn:SEED]
-        [--model smollm2_135m] [--rounds 5] [--no-stock]
+        [--model smollm2_135m] [--precision bfloat16] [--rounds 5] [--no-stock]
 """
 
 import argparse
@@ -40,10 +40,12 @@ Answer = dict[str, float]
 class Side:
     """A training in its own process."""
 
-    def __init__(self, name: str, case: str, model: str, folder: Path, others: list[str]) -> None:
+    def __init__(
+        self, name: str, case: str, model: str, precision: str, folder: Path, others: list[str]
+    ) -> None:
         """case: the game and about how many tokens its first messages have, as in words:64."""
         script = str(HERE / "end_to_end_sides.py")
-        command = [sys.executable, script, name, *case.split(":"), model]
+        command = [sys.executable, script, name, *case.split(":"), model, precision]
         path = [str(HERE.parent), str(HERE), str(HERE.parent / "envs")]
         self.name = name
         self._log = (folder / f"{name}-{case}.log").open("w")
@@ -73,11 +75,11 @@ class Side:
 
 
 def measure(
-    case: str, model: str, names: list[str], num_rounds: int, others: list[str]
+    case: str, model: str, precision: str, names: list[str], num_rounds: int, others: list[str]
 ) -> dict[str, list[Answer]]:
     """Return the answers of each side, one for each counted round."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = [Side(name, case, model, Path(folder), others) for name in names]
+        sides = [Side(name, case, model, precision, Path(folder), others) for name in names]
         try:
             num_uncounted = NUM_UNCOUNTED.get(model, 1)
             rounds = [
@@ -119,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=CASES, help="game:prompt tokens, drawn:seed")
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-stock", action="store_true", help="leave out TRL with generate")
     parser.add_argument("overrides", nargs="*", help="of our side, such as num_threads=1")
@@ -127,11 +130,12 @@ def main() -> None:
     packages = " ".join(f"{name} {version(name)}" for name in PACKAGES)
     print(
         f"{datetime.date.today()}, {os.cpu_count()} cores ({platform.machine()}), load "
-        f"{os.getloadavg()[0]:.1f}, python {platform.python_version()}, {packages}\n"
+        f"{os.getloadavg()[0]:.1f}, {given.precision}, python {platform.python_version()}, "
+        f"{packages}\n"
     )
     print(f"| {' | '.join(HEAD_CELLS)} |\n|{'---|' * len(HEAD_CELLS)}", flush=True)
     for case in given.cases:
-        found = measure(case, given.model, names, given.rounds, given.overrides)
+        found = measure(case, given.model, given.precision, names, given.rounds, given.overrides)
         for name in names:
             print(row(case, name, found), flush=True)
 

@@ -58,7 +58,9 @@ class Steps:
         print(json.dumps(answer), file=OUTPUT, flush=True)
 
 
-def train_ours(game: GameOf, model: str, runs_dir: str, overrides: Sequence[str]) -> None:
+def train_ours(
+    game: GameOf, model: str, precision: str, runs_dir: str, overrides: Sequence[str]
+) -> None:
     import openenv_pipe.pipeline.run  # noqa: F401 (loads torch and transformers)
     from openenv_pipe import train
 
@@ -74,7 +76,8 @@ def train_ours(game: GameOf, model: str, runs_dir: str, overrides: Sequence[str]
 
     steps.begin()
     train(
-        *("conf=wordle", "reward=env", "trainer=grpo", f"model={model}", "model.autocast=float32"),
+        *("conf=wordle", "reward=env", "trainer=grpo"),
+        *(f"model={model}", f"model.autocast={precision}"),
         *game.overrides,
         f"env.max_turns={game.num_turns}",
         f"env.max_reply_tokens={game.max_reply}",
@@ -92,7 +95,7 @@ def train_ours(game: GameOf, model: str, runs_dir: str, overrides: Sequence[str]
 
 
 def model_and_tokenizer(name: str) -> tuple[Any, Any]:
-    """Return what TRL trains: the tiny model or a pretrained one, in float32."""
+    """Return what TRL trains, with weights in float32: the tiny model or a pretrained one."""
     from learner_sides import build_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,7 +114,9 @@ def model_and_tokenizer(name: str) -> tuple[Any, Any]:
     )
 
 
-def train_trl(game: GameOf, model_name: str, output: str, *, is_cached: bool) -> None:
+def train_trl(
+    game: GameOf, model_name: str, precision: str, output: str, *, is_cached: bool
+) -> None:
     from datasets import Dataset
     from end_to_end_trl import Rollout
     from transformers import TrainerCallback
@@ -153,7 +158,7 @@ def train_trl(game: GameOf, model_name: str, output: str, *, is_cached: bool) ->
             loss_type="grpo",
             beta=0.0,
             temperature=1.0,
-            bf16=False,
+            bf16=precision == "bfloat16",
             gradient_checkpointing=False,
             use_cpu=True,
             save_strategy="no",
@@ -167,12 +172,13 @@ def train_trl(game: GameOf, model_name: str, output: str, *, is_cached: bool) ->
 
 if __name__ == "__main__":
     OUTPUT, sys.stdout = sys.stdout, sys.stderr  # Libraries print to stdout.
-    side, game_name, number, model_name, folder, *others = sys.argv[1:]
+    side, game_name, number, model_name, precision, folder, *others = sys.argv[1:]
     try:
         if side == "ours":
-            train_ours(GAMES[game_name](int(number)), model_name, folder, others)
+            train_ours(GAMES[game_name](int(number)), model_name, precision, folder, others)
         else:
             is_cached = side == "trl-cached"
-            train_trl(GAMES[game_name](int(number)), model_name, folder, is_cached=is_cached)
+            game = GAMES[game_name](int(number))
+            train_trl(game, model_name, precision, folder, is_cached=is_cached)
     except EOFError:
         pass

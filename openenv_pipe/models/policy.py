@@ -25,7 +25,7 @@ from openenv_pipe.models.forward.gated_mlp import leave_out_unread_tokens, use_g
 from openenv_pipe.models.forward.logit_transform import measure_logit_transform
 from openenv_pipe.models.forward.logprobs import token_logprobs
 from openenv_pipe.models.forward.plain_forward import PlainForward, WholeForward
-from openenv_pipe.models.forward.products import embed, pad_row, use_products
+from openenv_pipe.models.forward.products import embed, pad_row, pads_rows, use_products
 from openenv_pipe.models.forward.router_balance import has_routers
 from openenv_pipe.models.forward.row_forward import (
     RowForward,
@@ -84,8 +84,6 @@ class Policy:
         # `check_forward` chooses how the model is trained and sampled, and says of each faster way
         # that it leaves out why.
         self.packs_rows = self.padding_reason is None
-        # Not for mixtures of experts: the loss that balances them would count the padding.
-        self._pads_packed_rows = device.type == "cpu" and not has_routers(self.decoder)
         self.sampler = self.samplers[0]
         self.left_out: dict[str, str] = {}
         if self.sampler is Sampler.FAST:
@@ -94,6 +92,8 @@ class Policy:
                 self.sampler = Sampler.RAGGED
                 self.left_out[Sampler.FAST] = reason
         self._autocast = autocast
+        # Not for mixtures of experts: the loss that balances them would count the padding.
+        self._pads_packed_rows = pads_rows(device, self.precision) and not has_routers(self.decoder)
         self._reference: list[torch.Tensor] | None = None
         self.teachers: dict[str, Policy] = {}  # by environment: other models, as the reference
         self._checkpointed: list[Any] = []

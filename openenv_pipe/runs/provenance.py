@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, FailFast
 from openenv_pipe import __version__
 from openenv_pipe.system.child_environment import child_environment
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
+from openenv_pipe.system.process import cpu_model
 
 PACKAGES = (
     "openenv", "openenv-core", "torch", "transformers", "peft", "accelerate",
@@ -107,21 +108,11 @@ def find_machine() -> Machine:
     return Machine(
         host=socket.gethostname(),
         platform=platform.platform(),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         num_cpus=os.cpu_count() or 1,
         memory_mb=psutil.virtual_memory().total // 2**20,
         gpus=_gpu_names(),
     )
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
 
 
 def _gpu_names() -> list[str]:

@@ -8,12 +8,14 @@ restarts; the output is in the log, without secrets.
 import asyncio
 import errno
 import os
+import platform
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from openenv_pipe.system.guard import Redactor
@@ -187,3 +189,15 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+@cache
+def cpu_model() -> str:
+    """Return the name of this machine's processor, such as "AMD EPYC 9B14"."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

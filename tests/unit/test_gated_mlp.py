@@ -11,6 +11,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.models.forward import products
 from openenv_pipe.models.forward.gated_mlp import GatedMlp, LastLayer, use_gated_mlps
 from openenv_pipe.models.forward.products import pad_row, use_products
 
@@ -100,8 +101,12 @@ def test_autocast_is_left_to_transformers():
         assert torch.equal(ours(inputs), theirs(inputs))
 
 
-def test_the_last_layer_computes_read_tokens_alone(monkeypatch):
+@pytest.mark.parametrize("by_onednn", [False, True])
+def test_the_last_layer_computes_read_tokens_alone(by_onednn, monkeypatch):
     """Logprobs and gradients are those of a policy that computes all tokens."""
+    if by_onednn and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch without oneDNN")
+    monkeypatch.setattr(products, "_ONEDNN_IS_FASTER", by_onednn)
     batch = pack(random_samples(3), share=True)
     num_read, num_padded = len(batch.finished), len(pad_row(batch.token_ids))
     assert num_read < len(batch.token_ids) < num_padded
@@ -114,7 +119,8 @@ def test_the_last_layer_computes_read_tokens_alone(monkeypatch):
     transformers_outputs = GatedMlp._outputs
     monkeypatch.setattr(GatedMlp, "_outputs", outputs)
     found = logprobs_and_gradients(tiny_policy(), batch)
-    assert computed == [num_padded] * (len(computed) - 1) + [num_read]
+    num_others = num_padded if by_onednn else len(batch.token_ids)
+    assert computed == [num_others] * (len(computed) - 1) + [num_read]
     policy = tiny_policy()
     last = policy.decoder.layers[-1]
     assert isinstance(last, LastLayer)

@@ -10,6 +10,7 @@ from openenv_pipe.models.forward import products
 from openenv_pipe.models.forward.products import Linear as FastLinear
 from openenv_pipe.models.forward.products import (
     is_by_onednn,
+    is_float32_on_cpu,
     pad_row,
     pad_rows,
     product,
@@ -19,10 +20,21 @@ from openenv_pipe.models.forward.products import (
 
 SIZES = [1, 7, 128, 300]
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
+)
+
+
+def use_onednn(monkeypatch, by_onednn=True):
+    """Let oneDNN multiply float32, or not, whatever is faster on this machine."""
+    value = by_onednn and torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(products, "_ONEDNN_IS_FASTER", value)
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), list(combinations(SIZES, SIZES)))
-def test_products_are_torchs_own(num_inputs, num_outputs):
+@pytest.mark.parametrize("by_onednn", [False, True])
+def test_products_are_torchs_own(num_inputs, num_outputs, by_onednn, monkeypatch):
+    use_onednn(monkeypatch, by_onednn)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(33, num_inputs, generator=generator)
     weight = torch.randn(num_outputs, num_inputs, generator=generator)
@@ -32,43 +44,50 @@ def test_products_are_torchs_own(num_inputs, num_outputs):
     torch.testing.assert_close(weight_gradient(gradient, inputs), gradient.t() @ inputs, **CLOSE)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-@pytest.mark.parametrize("has_avx2_alone", [False, True])
-def test_large_matrices_are_multiplied_by_what_is_faster_on_the_processor(
-    has_avx2_alone, monkeypatch
-):
-    monkeypatch.setattr(products, "_HAS_AVX2_ALONE", has_avx2_alone)
+@needs_onednn
+@pytest.mark.parametrize(
+    ("name", "capability", "by_onednn"),
+    [
+        ("AMD EPYC 9B14", "AVX512", True),
+        ("AMD EPYC 7B13", "AVX2", False),
+        ("Intel(R) Xeon(R) Processor", "AVX512", False),
+    ],
+)
+def test_the_processor_decides_which_library_multiplies(name, capability, by_onednn, monkeypatch):
+    monkeypatch.setattr(products, "cpu_model", lambda: name)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert products._is_faster() == by_onednn or not torch.backends.mkl.is_available()
+
+
+@needs_onednn
+@pytest.mark.parametrize("by_onednn", [False, True])
+def test_a_linear_layer_is_multiplied_by_what_is_faster(by_onednn, monkeypatch):
+    use_onednn(monkeypatch, by_onednn)
     torch.manual_seed(0)
-    plain = torch.nn.Linear(600, 500)
+    plain = torch.nn.Linear(60, 50)
     fast = copy.deepcopy(plain)
     use_products(torch.nn.Sequential(fast))
     with torch.profiler.profile() as profile:
-        outputs = fast(torch.ones(48, 600, requires_grad=True))
+        outputs = fast(torch.ones(48, 60, requires_grad=True))
         outputs.sum().backward()
-    names = {event.name for event in profile.events()}
-    assert ("mkldnn::_linear_pointwise" in names) == (not has_avx2_alone)
-    given = torch.ones(48, 600)
+    names = [event.name for event in profile.events()]
+    # The outputs, and the gradients of the inputs and the weight.
+    assert names.count("mkldnn::_linear_pointwise") == (3 if by_onednn else 0)
+    assert ("aten::mm" in names) == (not by_onednn)
+    given = torch.ones(48, 60)
     plain(given).sum().backward()
     torch.testing.assert_close(outputs, plain(given), **CLOSE)
     torch.testing.assert_close(fast.weight.grad, plain.weight.grad, **CLOSE)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_small_matrices_are_multiplied_by_onednn_however_many_rows_there_are(monkeypatch):
-    monkeypatch.setattr(products, "_HAS_AVX2_ALONE", True)
-    layer = torch.nn.Linear(64, 128, bias=False)
-    use_products(torch.nn.Sequential(layer))
-    with torch.profiler.profile() as profile:
-        layer(torch.ones(8192, 64, requires_grad=True)).sum().backward()
-    names = [event.name for event in profile.events()]
-    assert names.count("mkldnn::_linear_pointwise") == 3  # outputs, gradients of inputs and weight
-    assert "aten::addmm" not in names and "aten::mm" not in names
-
-
+@pytest.mark.parametrize("by_onednn", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(5, 24), (2, 5, 24), (0, 24)])
-def test_a_linear_layer_has_the_outputs_and_gradients_of_torchs(has_bias, shape):
+def test_a_linear_layer_has_the_outputs_and_gradients_of_torchs(
+    has_bias, shape, by_onednn, monkeypatch
+):
     """Also where a model changes the outputs in place, as Gemma 3n and Llama 4 do."""
+    use_onednn(monkeypatch, by_onednn)
     torch.manual_seed(0)
     plain = torch.nn.Linear(24, 40, bias=has_bias)
     fast = copy.deepcopy(plain)
@@ -94,13 +113,14 @@ def test_frozen_weights_get_no_gradient():
     torch.testing.assert_close(given.grad, layer.weight.sum(dim=0).expand(3, -1), **CLOSE)
 
 
-def test_other_precisions_are_torchs_own():
+def test_other_precisions_are_torchs_own(monkeypatch):
+    use_onednn(monkeypatch)
     layer = torch.nn.Linear(8, 4)
     use_products(torch.nn.Sequential(layer))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(torch.randn(3, 8)).dtype is torch.bfloat16
     weight = torch.randn(4, 8, dtype=torch.bfloat16)
-    assert not is_by_onednn(weight)
+    assert not is_by_onednn(weight) and not is_float32_on_cpu(weight)
     assert product(torch.randn(3, 8, dtype=torch.bfloat16), weight).dtype is torch.bfloat16
 
 
@@ -115,8 +135,9 @@ def test_rows_are_padded_to_few_numbers():
         assert len(pad_row(torch.ones(num_rows))) == padded.shape[0]
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_onednn_multiplies_few_numbers_of_rows():
+@needs_onednn
+def test_onednn_multiplies_few_numbers_of_rows(monkeypatch):
+    use_onednn(monkeypatch)
     weight, shapes = torch.ones(4, 8), set()
     layer = torch.nn.Linear(8, 4)
     use_products(torch.nn.Sequential(layer))
@@ -159,11 +180,3 @@ def test_padded_products_have_the_outputs_and_gradients_of_torchs():
     weight = torch.randn(4, 8).bfloat16()
     torch.testing.assert_close(product(rows, weight), rows @ weight.t())
     torch.testing.assert_close(weight_gradient(gradient, rows), gradient.t() @ rows)
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_float32_on_a_cpu_is_multiplied_by_onednn():
-    assert is_by_onednn(torch.ones(2, 2))
-    with torch.profiler.profile() as profile:
-        product(torch.ones(3, 8), torch.ones(4, 8))
-    assert any("_linear_pointwise" in event.key for event in profile.key_averages())

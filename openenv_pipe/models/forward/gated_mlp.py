@@ -21,6 +21,7 @@ from openenv_pipe.models.forward.attention.packed import PackedRow
 from openenv_pipe.models.forward.products import (
     Linear,
     is_by_onednn,
+    is_float32_on_cpu,
     padded,
     product,
     weight_gradient,
@@ -88,9 +89,11 @@ class GatedMlp(torch.nn.Module):
         if (
             len(weights) == len(layers)
             and type(self.act_fn).__name__ in _ACTIVATIONS
-            and is_by_onednn(inputs, *weights)
+            and is_float32_on_cpu(inputs, *weights)
             and not torch.is_autocast_enabled("cpu")
         ):
+            if not is_by_onednn(inputs):
+                return _GatedMlp.apply(inputs.flatten(0, -2), *weights).view(inputs.shape)
             # Padded here, the wide matrices in between are not copied to be padded.
             return padded(inputs, lambda rows_NH: _GatedMlp.apply(rows_NH, *weights))
         return super().forward(inputs)

@@ -1,12 +1,12 @@
 """Matrix products and embeddings that take less time or memory than torch's own.
 
-Products of float32 on a CPU use oneDNN where torch has it and it is faster.
+Of float32 on AMD's processors with AVX-512, products are by oneDNN, which is twice as fast there as
+MKL, the library that torch leaves them to. Other processors are faster with MKL: on one of Intel's
+with AVX-512, weight gradients take half of the time and all others nine tenths, and forward and
+backward of SmolLM2-135M three quarters (torch 2.13).
 
-torch itself leaves them to the linear algebra library that it was built with. On AMD's processors
-with AVX-512, that has half of oneDNN's speed. On processors with AVX2 alone it is as fast with
-small matrices, and faster with large ones: an update of SmolLM2-135M takes four fifths of the
-time (torch 2.13 with MKL). Other precisions and devices use torch's own products. On a CPU, the
-inputs of float32 and bfloat16 products are padded with rows (`pad_rows`).
+oneDNN also multiplies bfloat16 on a CPU, by torch's own functions. Its products are computed from
+rows that are padded (`pad_rows`).
 
 The gradient of an embedding is added only to the rows in use. torch's own backward pass makes a
 matrix of the whole vocabulary, which for small models is most of their memory. Here, and in
@@ -20,8 +20,17 @@ from typing import Any
 
 import torch
 
-_HAS_AVX2_ALONE = torch.backends.cpu.get_cpu_capability() == "AVX2"
-_LARGE = 1 << 18  # numbers of a matrix
+from openenv_pipe.system.process import cpu_model
+
+
+def _is_faster() -> bool:
+    """Return whether oneDNN multiplies float32 faster on this processor than torch itself does."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
+        return torch.backends.mkldnn.is_available()
+    return "AMD" in cpu_model() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+_ONEDNN_IS_FASTER = _is_faster()
 
 
 def product(inputs: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
@@ -37,8 +46,7 @@ def weight_gradient(gradient_NO: torch.Tensor, inputs_NI: torch.Tensor) -> torch
     """Return the gradient [O, I] of the matrix whose product with the inputs has this gradient."""
     if _is_compiled(gradient_NO):
         return pad_rows(gradient_NO).t() @ pad_rows(inputs_NI)
-    num_elements = gradient_NO.shape[1] * inputs_NI.shape[1]
-    if not is_by_onednn(gradient_NO, inputs_NI) or _torch_is_faster(num_elements):
+    if not is_by_onednn(gradient_NO, inputs_NI):
         return gradient_NO.t() @ inputs_NI
     gradient_NO, inputs_NI = pad_rows(gradient_NO), pad_rows(inputs_NI)
     # oneDNN copies both into another order; for the second one it is quicker.
@@ -47,12 +55,21 @@ def weight_gradient(gradient_NO: torch.Tensor, inputs_NI: torch.Tensor) -> torch
     return _onednn_linear(gradient_NO.t(), inputs_NI.t(), None)
 
 
-def is_by_onednn(*values: torch.Tensor) -> bool:
-    """Return whether oneDNN may multiply these values: float32 on a CPU."""
-    return torch.backends.mkldnn.is_available() and all(
+def is_float32_on_cpu(*values: torch.Tensor) -> bool:
+    return all(
         each.dtype is torch.float32 and each.device.type == "cpu" and each.numel()
         for each in values
     )
+
+
+def is_by_onednn(*values: torch.Tensor) -> bool:
+    """Return whether these values are multiplied by oneDNN's function for float32."""
+    return _ONEDNN_IS_FASTER and is_float32_on_cpu(*values)
+
+
+def pads_rows(device: torch.device, precision: torch.dtype) -> bool:
+    """Return whether products there and in this precision are computed from padded rows."""
+    return device.type == "cpu" and (precision is not torch.float32 or _ONEDNN_IS_FASTER)
 
 
 def _is_compiled(values: torch.Tensor) -> bool:
@@ -64,19 +81,13 @@ def _by_onednn(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """Return outputs that modules may change in place: `data`, not a view of padded rows."""
-    linear = torch.nn.functional.linear if _torch_is_faster(weight_OI.numel()) else _onednn_linear
-    return padded(inputs, lambda rows_NI: linear(rows_NI, weight_OI, bias_O)).data
+    return padded(inputs, lambda rows_NI: _onednn_linear(rows_NI, weight_OI, bias_O)).data
 
 
 def _onednn_linear(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")
-
-
-def _torch_is_faster(num_elements: int) -> bool:
-    """Return whether oneDNN is slower with a matrix of this size on this processor."""
-    return _HAS_AVX2_ALONE and num_elements >= _LARGE
 
 
 def padded(inputs: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
