@@ -56,7 +56,7 @@ def test_products_are_torchs_own(num_inputs, num_outputs, by_onednn, monkeypatch
 def test_the_processor_decides_which_library_multiplies(name, capability, by_onednn, monkeypatch):
     monkeypatch.setattr(products, "cpu_model", lambda: name)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert products._is_faster() == by_onednn or not torch.backends.mkl.is_available()
+    assert products._onednn_is_faster() == by_onednn or not torch.backends.mkl.is_available()
 
 
 @needs_onednn

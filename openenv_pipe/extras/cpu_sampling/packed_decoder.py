@@ -20,7 +20,6 @@ from openenv_pipe.models.forward.products import pad_rows
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
 _COLUMNS = 32  # of a bfloat16 matrix, of which the processor's instructions take a multiple at once
-_onednn_linear = torch.ops.mkldnn._linear_pointwise.default
 
 
 def unsupported_reason(model: Any, decoder: Any) -> str | None:
@@ -52,6 +51,7 @@ class _Matrix:
         )
         if self._is_packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, _TYPICAL_ROWS)
+            self._onednn_linear = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, inputs_NI: torch.Tensor) -> torch.Tensor:
         inputs_NI = inputs_NI.to(self._precision)
@@ -59,7 +59,7 @@ class _Matrix:
             return linear(inputs_NI, self._weight, self._bias)
         num_rows, padded_NI = inputs_NI.shape[0], pad_rows(inputs_NI)
         if self._is_packed:
-            outputs = _onednn_linear(padded_NI, self._weight, self._bias, "none", [], "")
+            outputs = self._onednn_linear(padded_NI, self._weight, self._bias, "none", [], "")
         else:
             outputs = linear(padded_NI, self._weight, self._bias)
         return outputs if outputs.shape[0] == num_rows else outputs[:num_rows]
@@ -82,10 +82,10 @@ class _Product:
             down_RI, up_OR = torch.cat(downs), torch.block_diag(*ups)
             num_added = -(down_RI.shape[0] + down_RI.shape[1]) % _COLUMNS
             self._down = _Matrix(pad(down_RI, (0, 0, 0, num_added)), None, precision)
-            weight = torch.cat([module.weight for module in modules])
-            weight = torch.cat([weight, pad(up_OR, (0, num_added))], dim=1)
+            weight = torch.cat([module.weight.to(precision) for module in modules])
+            weight = torch.cat([weight, pad(up_OR.to(precision), (0, num_added))], dim=1)
         else:
-            weight = torch.cat([_merged_weight(module) for module in modules])
+            weight = torch.cat([_merged_weight(module).to(precision) for module in modules])
         self._matrix = _Matrix(weight, bias, precision)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:

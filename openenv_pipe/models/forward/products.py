@@ -23,14 +23,14 @@ import torch
 from openenv_pipe.system.process import cpu_model
 
 
-def _is_faster() -> bool:
+def _onednn_is_faster() -> bool:
     """Return whether oneDNN multiplies float32 faster on this processor than torch itself does."""
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
         return torch.backends.mkldnn.is_available()
     return "AMD" in cpu_model() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-_ONEDNN_IS_FASTER = _is_faster()
+_ONEDNN_IS_FASTER = _onednn_is_faster()
 
 
 def product(inputs: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
