@@ -66,7 +66,6 @@ def test_outputs_are_equal_and_gradients_close(kind, config, shape):
     torch.testing.assert_close(own, gradients, **CLOSE)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 def test_two_matrices_are_kept_in_place_of_four():
     theirs, ours = mlps()
     inputs = torch.randn(64, HIDDEN)  # as many rows as products have

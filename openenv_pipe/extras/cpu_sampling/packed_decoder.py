@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from peft.tuners import lora
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from openenv_pipe.extras.cpu_sampling.row_attention import RowStore
 from openenv_pipe.models.forward.products import pad_rows
 
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
-_COLUMNS = 32  # of a bfloat16 matrix, of which the processor's instructions take a multiple at once
 
 
 def unsupported_reason(model: Any, decoder: Any) -> str | None:
@@ -79,18 +78,17 @@ class _Product:
         self._down = None
         if precision is torch.bfloat16 and any(map(_is_adapted, modules)):
             downs, ups = zip(*map(_factors, modules), strict=True)
-            down_RI, up_OR = torch.cat(downs), torch.block_diag(*ups)
-            num_added = -(down_RI.shape[0] + down_RI.shape[1]) % _COLUMNS
-            self._down = _Matrix(pad(down_RI, (0, 0, 0, num_added)), None, precision)
+            self._down = _Matrix(torch.cat(downs), None, precision)
             weight = torch.cat([module.weight.to(precision) for module in modules])
-            weight = torch.cat([weight, pad(up_OR.to(precision), (0, num_added))], dim=1)
+            weight = torch.cat([weight, torch.block_diag(*ups).to(precision)], dim=1)
         else:
             weight = torch.cat([_merged_weight(module).to(precision) for module in modules])
         self._matrix = _Matrix(weight, bias, precision)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         if self._down is not None:
-            inputs = torch.cat([inputs.to(torch.bfloat16), self._down(inputs)], dim=-1)
+            inputs = inputs.to(torch.bfloat16)
+            inputs = torch.cat([inputs, self._down(inputs)], dim=-1)
         return self._matrix(inputs)
 
 

@@ -249,7 +249,8 @@ class RowAttention:
         if self._shared is None:
             output = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
             return self._tokens_first(output.view(queries.shape))
-        shared, scores = self._shared, scores.view(*queries.shape[:-1], -1)
+        shared = self._shared
+        scores = scores.view(*queries.shape[:-1], -1)
         of_shared = shared.scores(layer, queries, self._scale)
         weights = torch.cat([of_shared, shared.grouped(scores)], dim=-1).softmax(-1)
         shared_weights, own_weights = weights.split([of_shared.shape[-1], self._width], dim=-1)
