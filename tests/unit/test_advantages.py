@@ -86,17 +86,19 @@ def test_a_tiny_spread_gives_no_large_advantage(spread):
     assert 0 < values[1] <= spread / 1e-4
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1 + 0.2])
-def test_constant_rewards_give_no_sample_and_so_no_forward_pass(reward):
-    """Trap 13."""
-    group = made_up_group([reward] * 4)
+@pytest.mark.parametrize(
+    ("rewards", "failed"),
+    [
+        *[([reward] * 4, []) for reward in (0.0, 1.0, 0.1 + 0.2)],
+        ([0.1 + 0.2, 0.3, 0.3], []),  # equal but for rounding
+        *[([1.0, 2.0, 3.0], failed) for failed in ([0, 1, 2], [1, 2])],  # fewer than two are scored
+    ],
+)
+def test_a_group_without_a_signal_gives_no_sample_and_so_no_forward_pass(rewards, failed):
+    """Traps 13 and 14."""
+    group = made_up_group(rewards, failed=failed)
     assert advantages(group) == {}
     assert build_samples(of_groups(group)) == []
-
-
-def test_rounding_is_no_signal():
-    """Trap 13: 0.1 + 0.2 and 0.3 count as equal rewards."""
-    assert advantages(made_up_group([0.1 + 0.2, 0.3, 0.3])) == {}
 
 
 def test_only_groups_with_a_signal_become_samples():
@@ -106,27 +108,14 @@ def test_only_groups_with_a_signal_become_samples():
     assert [sample.group for sample in samples] == ["1", "1"]
 
 
-def test_a_failed_episode_counts_neither_in_mean_nor_in_deviation():
+def test_a_failed_episode_counts_neither_in_mean_nor_in_deviation_and_is_no_sample():
     """Trap 14: the reward of the failed episode (0 by default, here 99) changes nothing."""
-    with_failure = advantages(made_up_group([1.0, 99.0, 2.0, 4.0], failed=[1]))
+    group = made_up_group([1.0, 99.0, 2.0, 4.0], failed=[1])
+    with_failure = advantages(group)
     without = advantages(made_up_group([1.0, 2.0, 4.0]))
     assert list(with_failure) == [0, 2, 3]
     assert list(with_failure.values()) == list(without.values())
-
-
-@pytest.mark.parametrize("failed", [[0, 1, 2], [1, 2]])
-def test_a_group_below_two_scored_episodes_is_dropped(failed):
-    """Trap 14."""
-    group = made_up_group([1.0, 2.0, 3.0], failed=failed)
-    assert advantages(group) == {}
-    assert build_samples(of_groups(group)) == []
-
-
-def test_a_failed_episode_is_never_a_sample():
-    """Trap 14."""
-    group = made_up_group([1.0, 99.0, 2.0], failed=[1])
-    samples = build_samples(of_groups(group))
-    assert len(samples) == 2
+    assert [sample.member for sample in build_samples(of_groups(group))] == [0, 2, 3]
 
 
 def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
@@ -140,27 +129,27 @@ def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
     )
 
 
-def test_per_turn_rewards_are_compared_with_the_same_turn_of_the_others():
-    """Discount 0, no scale: turn 0 has mean 2, turn 1 has mean 5."""
-    values = advantages(turns_group([1.0, 4.0], [3.0, 6.0]), scale="none", discount=0.0)
-    assert values == {0: [-1.0, -1.0], 1: [1.0, 1.0]}
+BOTH_TURNS = [[1.0, 4.0], [3.0, 6.0]]
 
 
-def test_later_per_turn_rewards_are_discounted():
-    """Returns with discount 0.5: [1 + 0.5 * 4, 4] and [3 + 0.5 * 6, 6]."""
-    values = advantages(turns_group([1.0, 4.0], [3.0, 6.0]), scale="none", discount=0.5)
-    assert values == {0: [-1.5, -1.0], 1: [1.5, 1.0]}
-
-
-def test_a_turn_that_one_member_alone_reached_has_no_baseline_and_no_advantage():
-    values = advantages(turns_group([1.0], [3.0, 9.0]), scale="none", discount=0.0)
-    assert values == {0: [-1.0], 1: [1.0, 0.0]}
-
-
-def test_the_part_of_the_whole_episode_is_added_to_every_turn():
-    group = turns_group([1.0, 4.0], [3.0, 6.0], wholes=[0.0, 10.0])
-    values = advantages(group, scale="none", discount=0.0)
-    assert values == {0: [-6.0, -6.0], 1: [6.0, 6.0]}
+@pytest.mark.parametrize(
+    ("turn_rewards", "wholes", "discount", "expected"),
+    [
+        # The means are 2 in turn 0 and 5 in turn 1.
+        (BOTH_TURNS, None, 0.0, {0: [-1.0, -1.0], 1: [1.0, 1.0]}),
+        # The returns are [1 + 0.5 * 4, 4] and [3 + 0.5 * 6, 6].
+        (BOTH_TURNS, None, 0.5, {0: [-1.5, -1.0], 1: [1.5, 1.0]}),
+        # A turn that one member alone reached has no baseline.
+        ([[1.0], [3.0, 9.0]], None, 0.0, {0: [-1.0], 1: [1.0, 0.0]}),
+        # The part of the whole episode is added to every turn.
+        (BOTH_TURNS, [0.0, 10.0], 0.0, {0: [-6.0, -6.0], 1: [6.0, 6.0]}),
+    ],
+)
+def test_per_turn_rewards_are_compared_with_the_same_turn_of_the_others(
+    turn_rewards, wholes, discount, expected
+):
+    group = turns_group(*turn_rewards, wholes=wholes)
+    assert advantages(group, scale="none", discount=discount) == expected
 
 
 def test_an_episode_without_a_trained_turn_counts_nowhere():
