@@ -22,52 +22,38 @@ def play(*calls):
     return turns
 
 
-def parents_of(turns):
-    return [turn.parent for turn in turns]
-
-
-def test_a_conversation_that_grows_is_one_branch():
-    turns = play(([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6, 7], [8]))
-    assert parents_of(turns) == [None, 0, 1]
-    assert [turn.prompt_ids for turn in turns] == [[1, 2], [4], [7]]
-
-
-def test_a_changed_history_begins_a_root():
-    """A compaction keeps the system prompt [1, 2] and replaces what follows."""
-    turns = play(([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 9, 9], [7]))
-    assert parents_of(turns) == [None, 0, None]
-    assert turns[2].prompt_ids == [1, 2, 9, 9]
-
-
-def test_a_dropped_thought_continues_what_came_before_it():
-    """The template drops the thought 50 of the second reply when the third prompt comes."""
-    turns = play(([1], [2]), ([1, 2, 3], [50, 4]), ([1, 2, 3, 4, 5], [51, 6]))
-    assert parents_of(turns) == [None, 0, 0]
-    assert turns[2].prompt_ids == [3, 4, 5]
-
-
-def test_a_prompt_that_ends_in_a_completion_does_not_continue_it():
-    turns = play(([1], [2, 3]), ([1, 2], [4]), ([1, 2, 3], [5]))
-    assert parents_of(turns) == [None, None, 0]
-    assert turns[2].prompt_ids == []
-
-
-def test_the_longest_of_several_contexts_is_continued():
-    """The second call repeats the first with a longer completion."""
-    turns = play(([1], [2]), ([1], [2, 3]), ([1, 2, 3, 4], [5]), ([1, 2, 9], [6]))
-    assert parents_of(turns) == [None, None, 1, 0]
-    assert parents_of(play(([1], [2]), ([1], [2]), ([1, 2, 3], [4]))) == [None, None, 1]
-
-
-def test_parallel_calls_and_sub_agents_are_told_apart():
-    turns = play(
-        ([1, 2], [3]),  # the agent starts two sub-agents
-        ([8, 1], [4]),
-        ([8, 2], [5]),
-        ([8, 1, 4, 6], [7]),  # the first of them goes on
-        ([1, 2, 3, 4, 5], [6]),  # and the agent with their results
-    )
-    assert parents_of(turns) == [None, None, None, 1, 0]
+@pytest.mark.parametrize(
+    ("calls", "parents", "last_prompt"),
+    [
+        ([([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6, 7], [8])], [None, 0, 1], [7]),
+        # A compaction keeps the system prompt [1, 2] and replaces what follows.
+        ([([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 9], [7])], [None, 0, None], [1, 2, 9]),
+        # The template drops the thought 50 of the second reply when the third prompt comes.
+        ([([1], [2]), ([1, 2, 3], [50, 4]), ([1, 2, 3, 4, 5], [6])], [None, 0, 0], [3, 4, 5]),
+        # The second prompt ends in a completion, and does not continue it.
+        ([([1], [2, 3]), ([1, 2], [4]), ([1, 2, 3], [5])], [None, None, 0], []),
+        # The second call repeats the first with a longer completion, and the longest is continued.
+        (
+            [([1], [2]), ([1], [2, 3]), ([1, 2, 3, 4], [5]), ([1, 2, 9], [6])],
+            [None, None, 1, 0],
+            [9],
+        ),
+        ([([1], [2]), ([1], [2]), ([1, 2, 3], [4])], [None, None, 1], [3]),
+        # The agent starts two sub-agents, the first of them goes on, and the agent with its result.
+        (
+            [([1], [3]), ([8, 1], [4]), ([8, 2], [5]), ([8, 1, 4, 6], [7]), ([1, 3, 4, 5], [6])],
+            [None, None, None, 1, 0],
+            [4, 5],
+        ),
+    ],
+    ids=["grows", "compaction", "dropped thought", "ends", "longest", "newest", "sub-agents"],
+)
+def test_a_call_continues_the_longest_context_that_its_prompt_begins_with(
+    calls, parents, last_prompt
+):
+    turns = play(*calls)
+    assert [turn.parent for turn in turns] == parents
+    assert turns[-1].prompt_ids == last_prompt
 
 
 def test_the_order_in_which_calls_are_recorded_has_no_effect():
@@ -123,18 +109,17 @@ def test_a_call_that_was_repeated_and_never_continued_is_a_retry(repeated):
     assert roles_of(play(*calls))[-3:] == [RETRY, AGENT, AGENT]
 
 
-def test_of_calls_that_all_ended_none_is_a_retry():
-    assert roles_of(play(([1], [2]), ([1], [3]))) == [AGENT, AGENT]
-
-
-def test_roots_with_other_prompts_are_no_retries():
-    """A sub-agent that answers at once has no children either."""
-    assert roles_of(play(([1], [2]), ([1, 2, 3], [4]), ([8], [5]))) == [AGENT] * 3
-
-
-def test_a_turn_whose_thought_the_template_dropped_later_is_no_retry():
-    calls = [([1], [2]), ([1, 2, 3], [50, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7], [8])]
-    assert roles_of(play(*calls)) == [AGENT] * 4
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [([1], [2]), ([1], [3])],  # all of them ended
+        [([1], [2]), ([1, 2, 3], [4]), ([8], [5])],  # a sub-agent that answers at once
+        # The template dropped the thought 50 later.
+        [([1], [2]), ([1, 2, 3], [50, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7], [8])],
+    ],
+)
+def test_what_is_no_retry(calls):
+    assert roles_of(play(*calls)) == [AGENT] * len(calls)
 
 
 def test_calls_without_tools_are_auxiliary_where_others_have_tools():
