@@ -21,28 +21,23 @@ OLD, SAMPLED = RATIOS.log(), torch.zeros(4)
 ROWS = torch.tensor([0, 0, 1, 1])  # geometric means 0.5 and 2
 
 
-def test_truncated_by_hand():
-    seen = truncated_weights(OLD, SAMPLED, high=2.0)
-    assert seen.weight.tolist() == pytest.approx([0.25, 1.0, 2.0, 1.0])
-    assert seen.bounded.tolist() == [False, False, True, False]
-
-
-def test_masked_by_hand():
-    seen = masked_weights(OLD, SAMPLED, low=0.5, high=5.0)
-    assert seen.weight.tolist() == pytest.approx([0.0, 1.0, 4.0, 1.0])
-    assert seen.bounded.tolist() == [True, False, False, False]
-
-
-def test_geometric_by_hand():
-    seen = geometric_weights(OLD, SAMPLED, ROWS, high=1.5)
-    assert seen.weight.tolist() == pytest.approx([0.5, 0.5, 1.5, 1.5])
-    assert seen.bounded.tolist() == [False, False, True, True]
-
-
-def test_geometric_masks_by_hand():
-    seen = geometric_masks(OLD, SAMPLED, ROWS, low=0.6, high=2.5)
-    assert seen.weight.tolist() == pytest.approx([0.0, 0.0, 2.0, 2.0])
-    assert seen.bounded.tolist() == [True, True, False, False]
+@pytest.mark.parametrize(
+    ("seen", "weight", "bounded"),
+    [
+        (truncated_weights(OLD, SAMPLED, high=2.0), [0.25, 1.0, 2.0, 1.0], [0, 0, 1, 0]),
+        (masked_weights(OLD, SAMPLED, low=0.5, high=5.0), [0.0, 1.0, 4.0, 1.0], [1, 0, 0, 0]),
+        (geometric_weights(OLD, SAMPLED, ROWS, high=1.5), [0.5, 0.5, 1.5, 1.5], [0, 0, 1, 1]),
+        (
+            geometric_masks(OLD, SAMPLED, ROWS, low=0.6, high=2.5),
+            [0.0, 0.0, 2.0, 2.0],
+            [1, 1, 0, 0],
+        ),
+    ],
+    ids=["truncated", "masked", "geometric", "geometric masks"],
+)
+def test_weights_by_hand(seen, weight, bounded):
+    assert seen.weight.tolist() == pytest.approx(weight)
+    assert seen.bounded.tolist() == list(map(bool, bounded))
 
 
 def test_the_off_policy_mask_leaves_out_what_has_become_unlikely_and_is_pushed_down():
