@@ -49,8 +49,8 @@ REQUIRED = {
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }
 OPTIONS = [f"{group}={name}" for group in group_names() for name in group_options(group)]
-# Experiments have a test of their own, and only `train -m` accepts sweeps.
-OPTIONS = [each for each in OPTIONS if not each.startswith(("sweep=", "conf="))]
+# Experiments and trainers have tests of their own, and only `train -m` accepts sweeps.
+OPTIONS = [each for each in OPTIONS if not each.startswith(("sweep=", "conf=", "trainer="))]
 
 
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
@@ -108,7 +108,9 @@ def test_a_trainer_means_the_same_in_every_experiment(trainer):
     plain = compose(["conf=echo", choice]).config.trainer
     assert plain.loss.correction.type == "none"
     for more in (["conf=wordle", "reward=[wordle,overlong]"], ["conf=catch", "engine=vllm"]):
-        config = compose([*more, choice]).config.trainer
+        composed = compose([*more, choice]).config
+        assert RunConfig.model_validate_json(composed.model_dump_json()) == composed
+        config = composed.trainer
         correction = "truncate" if "engine=vllm" in more else "none"
         assert config.loss.correction.type == correction
         assert config.loss.model_copy(update={"correction": plain.loss.correction}) == plain.loss
