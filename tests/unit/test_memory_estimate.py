@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,11 @@ LARGER = [
 ]
 
 
+def sizes_of(*overrides: str, in_one_memory: bool = True) -> dict[str, int]:
+    config = compose(overrides).config
+    return memory_bytes(tiny_shape(config.model), config, in_one_memory=in_one_memory)
+
+
 def needed(*overrides: str) -> int:
     config = compose(["conf=wordle", *overrides]).config
     return disk_bytes(tiny_shape(config.model), config)
@@ -50,12 +56,10 @@ def needed(*overrides: str) -> int:
 
 def test_the_engine_samples_the_episodes_of_all_servers():
     """Servers of one session each: their number decides how many rows the engine's cache has."""
+    servers = ["host.sessions_per_server=1"]
     one, three = (
-        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["cache of the engine"]
-        for config in (
-            compose([*LARGER, "host.sessions_per_server=1", f"host.num_servers={count}"]).config
-            for count in (1, 3)
-        )
+        sizes_of(*LARGER, *servers, f"host.num_servers={count}")["cache of the engine"]
+        for count in (1, 3)
     )
     assert three == 3 * one
 
@@ -82,16 +86,13 @@ def test_a_frozen_opponent_samples_from_a_copy_of_its_own():
     league = "env.players.league={every: 1, size: 3, share: 0.5}"
     scripted = "eval.opponent=random"
     plain, *others = (
-        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["weights of the engine"]
-        for config in (
-            compose([*game, *changes]).config
-            for changes in (
-                ["env.players.league=null", scripted],
-                ["env.players.league=null", "eval.opponent=a/b"],
-                [league, scripted],
-                [league, "eval.opponent=a/b"],
-                [league, scripted, "beside.second.conf=tic_tac_toe", f"beside.second.{league}"],
-            )
+        sizes_of(*game, *changes)["weights of the engine"]
+        for changes in (
+            ["env.players.league=null", scripted],
+            ["env.players.league=null", "eval.opponent=a/b"],
+            [league, scripted],
+            [league, "eval.opponent=a/b"],
+            [league, scripted, "beside.second.conf=tic_tac_toe", f"beside.second.{league}"],
         )
     )
     assert others == [2 * plain, 2 * plain, 2 * plain, 3 * plain]
@@ -99,10 +100,8 @@ def test_a_frozen_opponent_samples_from_a_copy_of_its_own():
 
 def test_a_batch_has_at_least_one_episode():
     low, high = (
-        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["activations"]
-        for config in (
-            compose([*LARGER, f"trainer.tokens_per_batch={tokens}"]).config for tokens in (64, 256)
-        )
+        sizes_of(*LARGER, f"trainer.tokens_per_batch={tokens}")["activations"]
+        for tokens in (64, 256)
     )
     assert low == high
 
@@ -119,15 +118,14 @@ def test_the_episodes_of_evaluations_are_counted():
 
 
 def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
+    adam = ("conf=wordle", "trainer.optimizer.type=adamw")
     held = {}
-    for devices in (1, 2, 4):
-        for parallel in ("data", "fsdp"):
-            changes = (f"trainer.devices={devices}", f"trainer.parallel={parallel}")
-            config = compose(["conf=wordle", "trainer.optimizer.type=adamw", *changes]).config
-            shape = tiny_shape(config.model)
-            for in_one_memory in (True, False):
-                needed = memory_bytes(shape, config, in_one_memory=in_one_memory)
-                held[devices, parallel, in_one_memory] = needed
+    for devices, parallel in product((1, 2, 4), ("data", "fsdp")):
+        changes = (f"trainer.devices={devices}", f"trainer.parallel={parallel}")
+        config = compose([*adam, *changes]).config
+        for in_one_memory in (True, False):
+            needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=in_one_memory)
+            held[devices, parallel, in_one_memory] = needed
     kind, one = "optimizer", held[1, "data", True]
     assert held[1, "fsdp", True] == one
     of_a_cpu = {"weights of the engine", "activations"}
@@ -140,8 +138,7 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
     weights = [held[n, "fsdp", False]["weights"] for n in (2, 4)]
     assert weights[0] - weights[1] == pytest.approx(one["weights"] / 4, rel=1e-3)
     replicas = ["trainer.devices=4", "trainer.parallel=fsdp", "trainer.replicas=2"]
-    config = compose(["conf=wordle", "trainer.optimizer.type=adamw", *replicas]).config
-    needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=False)
+    needed = sizes_of(*adam, *replicas, in_one_memory=False)
     assert needed[kind] == held[2, "fsdp", False][kind]
 
 
