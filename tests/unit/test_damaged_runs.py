@@ -98,6 +98,14 @@ def sound(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def run(sound, tmp_path) -> Path:
+    """A copy of the sound run."""
+    path = tmp_path / "smoke" / "0001"
+    shutil.copytree(sound, path, symlinks=True)
+    return path
+
+
+@pytest.fixture
 def _quick(monkeypatch):
     """Check no requirements, start no run, and draw no images, each of which takes long."""
     monkeypatch.setattr(start, "check_requirements", lambda *_, **__: None)
@@ -264,10 +272,8 @@ ACTIONS = {
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("seed", range(NUM_CASES))
-def test_a_damaged_run_is_read_or_rejected_by_name(seed, sound, tmp_path, capsys):
+def test_a_damaged_run_is_read_or_rejected_by_name(seed, run, capsys):
     random = Random(seed)
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
     for _ in range(random.choice((1, 1, 1, 3))):
         damage(run, random)
     for name, act in ACTIONS.items():
@@ -285,9 +291,7 @@ def test_a_damaged_run_is_read_or_rejected_by_name(seed, sound, tmp_path, capsys
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_sound_run_passes_all_of_it(sound, tmp_path):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_a_sound_run_passes_all_of_it(run):
     for act in ACTIONS.values():
         act(run)
     assert first_mismatches(run, run) == []
@@ -295,9 +299,7 @@ def test_a_sound_run_passes_all_of_it(sound, tmp_path):
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("line", ["null", "[]", "{", '{"step": "1", "stage": "grpo"}', '{"a": 1}'])
-def test_a_line_of_metrics_that_is_no_record_is_named_and_set_aside(sound, tmp_path, line):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_a_line_of_metrics_that_is_no_record_is_named_and_set_aside(run, line):
     metrics = run / "metrics.jsonl"
     first, second = metrics.read_text().splitlines(keepends=True)
     metrics.write_text(f"{first}{line}\n{second}")
@@ -311,9 +313,7 @@ def test_a_line_of_metrics_that_is_no_record_is_named_and_set_aside(sound, tmp_p
     assert (run / "logs/attempt_2/set_aside/metrics.jsonl").read_text() == f"{line}\n"
 
 
-def test_half_a_last_line_of_metrics_is_left_out_of_a_recording(sound, tmp_path):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_half_a_last_line_of_metrics_is_left_out_of_a_recording(sound, run, tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "sta')
     record(str(run), tmp_path / "recording", steps=None, runs_dir=tmp_path)
@@ -323,9 +323,7 @@ def test_half_a_last_line_of_metrics_is_left_out_of_a_recording(sound, tmp_path)
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_truncated_evaluation_blocks_nothing_and_is_played_again(sound, tmp_path, caplog):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_a_truncated_evaluation_blocks_nothing_and_is_played_again(run, caplog):
     path = run / "eval" / "trained.json"
     path.write_text(path.read_text()[:100])
     carded(run)
@@ -338,9 +336,7 @@ def test_a_truncated_evaluation_blocks_nothing_and_is_played_again(sound, tmp_pa
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_run_with_weights_alone_begins_again_and_says_why(sound, tmp_path):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_a_run_with_weights_alone_begins_again_and_says_why(run):
     for state in run.glob("checkpoints/step_*/resume"):
         shutil.rmtree(state)
     told: list[str] = []
@@ -350,9 +346,7 @@ def test_a_run_with_weights_alone_begins_again_and_says_why(sound, tmp_path):
 
 
 @pytest.mark.usefixtures("_quick")
-def test_folders_that_are_gone_are_made_again(sound, tmp_path):
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
+def test_folders_that_are_gone_are_made_again(run):
     for name in ("logs", "plots"):
         shutil.rmtree(run / name)
     carded(run)
@@ -362,10 +356,8 @@ def test_folders_that_are_gone_are_made_again(sound, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_odd_numbers_are_drawn(seed, sound, tmp_path):
+def test_odd_numbers_are_drawn(seed, run):
     random = Random(seed)
-    run = tmp_path / "smoke" / "0001"
-    shutil.copytree(sound, run, symlinks=True)
     lines = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
