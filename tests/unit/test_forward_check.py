@@ -72,15 +72,23 @@ def test_a_decoder_whose_cache_is_inexact_is_sampled_without_one():
         assert "differs from the model's own by" in policy.left_out[skipped]
 
 
-def test_a_decoder_that_no_sampler_agrees_with_is_rejected(monkeypatch):
+def change_masks(monkeypatch, change):
+    """Let `change(mask, positions)` change the masks of attention in the ragged cache."""
     write_at = RaggedCache.write_at
 
-    def forget(cache, positions):
+    def changed(cache, positions):
         mask = write_at(cache, positions)
-        mask[..., 0] &= positions[:, None] == 0
+        change(mask, positions)
         return mask
 
-    monkeypatch.setattr(RaggedCache, "write_at", forget)
+    monkeypatch.setattr(RaggedCache, "write_at", changed)
+
+
+def test_a_decoder_that_no_sampler_agrees_with_is_rejected(monkeypatch):
+    def forget(mask, positions):
+        mask[..., 0] &= positions[:, None] == 0
+
+    change_masks(monkeypatch, forget)
     policy = tiny_policy()
     policy.sampler = Sampler.RAGGED
     policy.samplers = (Sampler.RAGGED,)
@@ -102,14 +110,11 @@ def test_in_bfloat16_one_hidden_token_is_no_rounding(tmp_path, monkeypatch):
     policy = policy_in_bfloat16(tmp_path, "LlamaConfig")
     check_forward(policy)
     assert policy.sampler is Sampler.RAGGED
-    write_at = RaggedCache.write_at
 
-    def hide_the_fifth(cache, positions):
-        mask = write_at(cache, positions)
+    def hide_the_fifth(mask, positions):
         mask[..., 4:5] &= positions[:, None, :, None] <= 4
-        return mask
 
-    monkeypatch.setattr(RaggedCache, "write_at", hide_the_fifth)
+    change_masks(monkeypatch, hide_the_fifth)
     check_forward(policy)
     assert policy.sampler is Sampler.PLAIN
     assert "differs from the model's own by" in policy.left_out[Sampler.RAGGED]
@@ -135,15 +140,12 @@ def test_in_bfloat16_a_model_is_trained_that_rounds_by_nats(tmp_path, name, opti
 
 def test_in_bfloat16_one_row_of_a_mixture_with_a_hidden_token_is_no_rounding(tmp_path, monkeypatch):
     policy = policy_in_bfloat16(tmp_path, "DeepseekV3Config", **DEEPSEEK)
-    write_at = RaggedCache.write_at
 
-    def hide_the_second_turn(cache, positions):
-        mask = write_at(cache, positions)
+    def hide_the_second_turn(mask, positions):
         if positions.shape[1] > 1 and positions.min() > 0:
             mask[..., :5] = False
-        return mask
 
-    monkeypatch.setattr(RaggedCache, "write_at", hide_the_second_turn)
+    change_masks(monkeypatch, hide_the_second_turn)
     check_forward(policy)
     assert policy.sampler is Sampler.PLAIN
     assert "by a median of" in policy.left_out[Sampler.RAGGED]
@@ -293,26 +295,28 @@ def test_an_error_in_every_forward_pass_names_it():
         check_forward(policy_whose_decoder(with_a_bug))
 
 
-def load_on_one_device(notify):
-    config = run_config()
-    load_checked(config, devices.Devices(config, torch.device("cpu")), None, notify)
+@pytest.mark.parametrize(
+    ("reason", "unprobed", "told"),
+    [
+        (
+            "its attention has softcap=30.0",
+            None,
+            "model tiny does not support packed rows (its attention has softcap=30.0)",
+        ),
+        (None, "windows of 9,000 tokens", "not compared in longer rows: windows of 9,000 tokens"),
+    ],
+)
+def test_a_run_tells_that_its_samples_are_padded_or_that_rows_are_not_compared(
+    reason, unprobed, told, monkeypatch
+):
+    def check(policy, max_tokens):
+        if unprobed:
+            policy.left_out[UNPROBED] = unprobed
+        return reason
 
-
-def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
-    reason = "its attention has softcap=30.0"
-    monkeypatch.setattr(devices, "check_forward", lambda policy, max_tokens: reason)
-    notes = []
-    load_on_one_device(notes.append)
+    monkeypatch.setattr(devices, "check_forward", check)
+    config, notes = run_config(), []
+    one_device = devices.Devices(config, torch.device("cpu"))
+    load_checked(config, one_device, None, notes.append)
     (note,) = notes
-    assert "model tiny does not support packed rows (its attention has softcap=30.0)" in note
-
-
-def test_a_run_tells_which_rows_are_not_compared(monkeypatch):
-    def without_long_rows(policy, max_tokens):
-        policy.left_out[UNPROBED] = "windows or chunks have 9,000 tokens"
-
-    monkeypatch.setattr(devices, "check_forward", without_long_rows)
-    notes = []
-    load_on_one_device(notes.append)
-    (note,) = notes
-    assert "not compared in longer rows: windows or chunks have 9,000 tokens" in note
+    assert told in note
