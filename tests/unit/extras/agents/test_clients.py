@@ -19,6 +19,8 @@ from openenv_pipe.client import (
     RolloutEndedError,
     TrainingEndedError,
 )
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.errors import SessionClosedError
 from openenv_pipe.extras.agents.clients import player as client_player
 from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
@@ -54,6 +56,14 @@ async def report(client, reward, task=None):
         await rollout.chat([USER])
         await rollout.finish(reward)
     return rollout
+
+
+async def play_group(server, client):
+    """Play the two episodes of a step."""
+    collecting = server.collect()
+    for _ in range(2):
+        assert (await play(client)).status == "done"
+    await collecting
 
 
 async def test_episodes_of_a_client_have_the_engines_ids_and_the_environments_rewards():
@@ -202,10 +212,8 @@ async def test_a_block_goes_on_after_the_end_of_its_server():
 
 
 async def test_the_time_of_a_group_begins_with_its_first_episode():
-    async with (
-        training_server(group_timeout_s=0.01, capacity=1) as server,
-        server.client() as client,
-    ):
+    limits = {"group_timeout_s": 0.01, "capacity": 1}
+    async with training_server(**limits) as server, server.client() as client:
         collecting = server.collect(group_size=3)
         async with client.rollout():
             (group,) = await collecting
@@ -284,9 +292,8 @@ async def test_an_episode_without_a_reward_is_judged(tmp_path):
     assert [client_metrics(episode) for episode in group.episodes] == [{"moves": 3.0}] * 2
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
+async def test_a_report_that_means_nothing_is_rejected_and_can_be_sent_again():
+    reports = (
         ({"reward": "high"}, "reward is 'high'"),
         ({"reward": 1e30}, "a number of at most"),
         ({"reward": True}, "reward is True"),
@@ -294,40 +301,32 @@ async def test_an_episode_without_a_reward_is_judged(tmp_path):
         ({"error": 3}, "error is 3"),
         ([], "expected a JSON object"),
         ({}, "report a reward: no step was taken"),
-    ],
-)
-async def test_a_report_that_means_nothing_is_rejected_and_can_be_sent_again(body, said):
+    )
     async with training_server() as server, server.client() as client:
         collecting = server.collect()
         async with client.rollout() as rollout, httpx.AsyncClient(base_url=server.url) as http:
             await rollout.chat([USER])
-            answer = await http.post(f"/rollouts/{rollout.api_key}/end", json=body)
-            assert (answer.status_code, said in answer.text) == (422, True), answer.text
+            for body, said in reports:
+                answer = await http.post(f"/rollouts/{rollout.api_key}/end", json=body)
+                assert (answer.status_code, said in answer.text) == (422, True), answer.text
             assert await rollout.finish(1.0) == "answered"
         await report(client, 0.0)
         await collecting
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"task": "x"}, "task is 'x'"),
-        *(
-            ({"task": {"board": 7, "seed": seed}}, f"task has seed={seed!r}; expected")
-            for seed in (-1, "7", 7.0, True, None)
-        ),
-        ({"wait_s": -1}, "wait_s is -1"),
-        ({"wait_s": "long"}, "wait_s is 'long'"),
-        ([1], "expected a JSON object"),
-    ],
-)
-async def test_a_request_that_means_nothing_opens_nothing(body, said):
+async def test_a_request_that_means_nothing_opens_nothing():
+    bodies = [({"task": "x"}, "task is 'x'"), ([1], "expected a JSON object")]
+    bodies += [({"wait_s": -1}, "wait_s is -1"), ({"wait_s": "long"}, "wait_s is 'long'")]
+    for seed in (-1, "7", 7.0, True, None):
+        said = f"task has seed={seed!r}; expected"
+        bodies.append(({"task": {"board": 7, "seed": seed}}, said))
     async with (
         training_server() as server,
         httpx.AsyncClient(base_url=server.url, headers=ALLOWED) as http,
     ):
-        answer = await http.post("/rollouts", json=body)
-        assert (answer.status_code, said in answer.text) == (422, True), answer.text
+        for body, said in bodies:
+            answer = await http.post("/rollouts", json=body)
+            assert (answer.status_code, said in answer.text) == (422, True), answer.text
         assert (await http.post("/rollouts", content=b"{")).status_code == 400
 
 
@@ -341,10 +340,7 @@ async def test_only_those_with_the_token_open_episodes():
                     async with client.rollout():
                         pass
         async with server.client("a-long-token") as client:
-            collecting = server.collect()
-            for _ in range(2):
-                assert (await play(client)).status == "done"
-            await collecting
+            await play_group(server, client)
 
 
 async def test_web_pages_open_nothing():
@@ -364,19 +360,13 @@ async def test_the_server_makes_a_token_that_clients_find_in_their_environment(m
         (token,) = re.findall(r"token of this server, for clients: (\S+) ", "\n".join(told))
         monkeypatch.setenv("OPENENV_PIPE_TOKEN", token)
         async with server.client(None) as client:
-            collecting = server.collect()
-            for _ in range(2):
-                assert (await play(client)).status == "done"
-            await collecting
+            await play_group(server, client)
 
 
 async def test_a_lost_environment_is_no_fault_of_the_client():
     """The episode fails, and the client gets another one."""
 
     def play_then_fail(seed, number, action):
-        from openenv_pipe.environments.client.protocol import StepResult
-        from openenv_pipe.errors import SessionClosedError
-
         resets.append(number)
         if len(resets) == 1:
             raise SessionClosedError("the server has died")
@@ -426,15 +416,8 @@ def test_the_client_needs_no_torch():
     script = "import sys, json, openenv_pipe.client; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
-    assert not loaded & {
-        "torch",
-        "transformers",
-        "numpy",
-        "pydantic",
-        "openenv",
-        "hydra",
-        "aiohttp",
-    }
+    large = ("torch", "transformers", "numpy", "pydantic", "openenv", "hydra", "aiohttp")
+    assert loaded.isdisjoint(large)
 
 
 async def test_a_server_that_ends_before_it_gives_an_episode_is_asked_again():

@@ -35,20 +35,22 @@ def function(name: str, **fields: Any) -> dict[str, Any]:
     return {"source": source, **fields}
 
 
-def score(fields: dict[str, Any], folder: Path, *groups: Group, accept: bool = True) -> None:
-    """Score groups by a verifier with these fields, and by the environment's reward."""
+def reward_of(fields: dict[str, Any]) -> RewardConfig:
+    """Return a verifier with these fields, beside the environment's reward."""
     given = {"weights": None, "gates": [], "timeout_s": 20.0, "max_concurrent": 4}
     term = {"type": "verifier", "weight": 1.0, "per_turn": False, "max_failed_share": 0.5}
     terms = {"checked": {**term, **given, **fields}, "env": ENV}
-    reward = RewardConfig.model_validate({"terms": terms, "transforms": {}})
-    config = run_config().model_copy(update={"reward": reward})
+    return RewardConfig.model_validate({"terms": terms, "transforms": {}})
+
+
+def score(fields: dict[str, Any], folder: Path, *groups: Group) -> None:
+    config = run_config().model_copy(update={"reward": reward_of(fields)})
 
     async def main() -> None:
         async with open_scorer(config, folder) as scorer:
             assert scorer.reads_messages
             await asyncio.gather(*map(scorer.score, groups))
-            if accept:
-                scorer.accept(groups)
+            scorer.accept(groups)
 
     asyncio.run(main())
 
@@ -196,21 +198,19 @@ def test_a_header_sets_answers_apart_unless_it_is_a_key(server, tmp_path):
     assert found == [1.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path, weight):
-    server.faults = [(400, "too long", {})] * 2
+@pytest.mark.parametrize(
+    ("weight", "faults", "cause"),
+    [
+        (1.0, [(400, "too long", {})] * 2, r"2 of 3 .*checked\.max_failed_share=0\.5.*too l"),
+        (0.0, [(400, "too long", {})] * 2, r"2 of 3 .*checked\.max_failed_share=0\.5.*too l"),
+        (1.0, [(200, '"yes"', {})] * 3, r"3 of 3 episodes.*yes"),
+    ],
+    ids=["rejections", "of a metric", "answers that cannot be read"],
+)
+def test_above_the_limit_the_run_ends_and_asks_again_later(server, tmp_path, weight, faults, cause):
+    server.faults = list(faults)
     fields = http(server, max_concurrent=1, weight=weight)
-    with pytest.raises(JudgeError, match=r"2 of 3 episodes.*checked\.max_failed_share=0\.5.*too l"):
-        score(fields, tmp_path, three())
-    judged = three()
-    score(fields, tmp_path, judged)
-    assert values(judged) == [1.0, 0.5, 0.0]
-
-
-def test_answers_that_cannot_be_read_and_end_the_run_are_asked_for_again(server, tmp_path):
-    server.faults = [(200, '"yes"', {})] * 3
-    fields = http(server, max_concurrent=1)
-    with pytest.raises(JudgeError, match=r"3 of 3 episodes.*yes"):
+    with pytest.raises(JudgeError, match=cause):
         score(fields, tmp_path, three())
     judged = three()
     score(fields, tmp_path, judged)
@@ -248,38 +248,24 @@ def number_or_nothing(episode):
     return None if episode.member else 2.0
 
 
-async def hangs(episode):
-    if episode.member == 1:
-        await asyncio.sleep(3600)
-    return 1.0
-
-
-def raises(episode):
-    if episode.member == 1:
-        raise LookupError("no such episode")
-    return 1.0
-
-
 def right(episode):
     return episode.member == 1
 
 
-async def gives_up(episode):
+def fails(episode, *, how):
+    """Block the thread, as a synchronous request to a server that does not answer, or raise."""
+    if episode.member == 1 and how == "blocks":
+        threading.Event().wait(3600)
+    if episode.member == 1:
+        raise {"raises": LookupError("no such episode"), "exits": SystemExit(0)}[how]
+    return 1.0
+
+
+async def fails_later(episode, *, how):
+    if episode.member == 1 and how == "hangs":
+        await asyncio.sleep(3600)
     if episode.member == 1:
         raise asyncio.CancelledError
-    return 1.0
-
-
-def exits(episode):
-    if episode.member == 1:
-        raise SystemExit(0)
-    return 1.0
-
-
-def sleeps(episode):
-    """Block the thread, as a synchronous request to a server that does not answer."""
-    if episode.member == 1:
-        threading.Event().wait(3600)
     return 1.0
 
 
@@ -287,17 +273,20 @@ def without_episode():
     return 1.0
 
 
+FAILED = [1.0, None, 1.0]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         (function("slow_share", options={"letter": "b"}), [1.0, 0.5, 0.0]),
         (function("number_or_nothing", max_failed_share=1.0), [2.0, None, None]),
-        (function("hangs", timeout_s=0.2), [1.0, None, 1.0]),
-        (function("raises"), [1.0, None, 1.0]),
+        (function("fails_later", options={"how": "hangs"}, timeout_s=0.2), FAILED),
+        (function("fails", options={"how": "raises"}), FAILED),
         (function("right"), [0.0, 1.0, 0.0]),
-        (function("gives_up"), [1.0, None, 1.0]),
-        (function("exits"), [1.0, None, 1.0]),
-        (function("sleeps", timeout_s=0.2), [1.0, None, 1.0]),
+        (function("fails_later", options={"how": "gives up"}), FAILED),
+        (function("fails", options={"how": "exits"}), FAILED),
+        (function("fails", options={"how": "blocks"}, timeout_s=0.2), FAILED),
     ],
     ids=[
         *("asynchronous", "None", "hangs", "raises", "a bool", "CancelledError", "SystemExit"),
@@ -312,25 +301,15 @@ def test_a_function_gets_the_episode_and_its_failure_is_no_0(tmp_path, fields, e
 
 
 def test_a_function_that_takes_no_episode_is_rejected_at_the_start():
-    term = {"type": "verifier", "weight": 1.0, "per_turn": False, "max_failed_share": 0.5}
-    term |= {"weights": None, "gates": [], "timeout_s": 20.0, "max_concurrent": 4}
-    terms = {"checked": term | function("without_episode")}
-    reward = RewardConfig.model_validate({"terms": terms, "transforms": {}})
     with pytest.raises(ConfigError, match=r"reward\.terms\.checked\.source\.target"):
-        Scorer(reward, 1.0)
+        Scorer(reward_of(function("without_episode")), 1.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"source": {"url": "http://verifier.example/x"}}, "without encryption"),
-        ({"source": {"url": "ftp://127.0.0.1/x"}}, "url"),
-    ],
+    ("url", "expected"),
+    [("http://verifier.example/x", "without encryption"), ("ftp://127.0.0.1/x", "url")],
 )
-def test_a_term_that_cannot_work_is_rejected(fields, expected):
-    source = {"type": "http", "url": "https://verifier.example/x", "headers": {}, "max_retries": 1}
-    term = {"type": "verifier", "weight": 1.0, "per_turn": False, "max_failed_share": 0.5}
-    term |= {"weights": None, "gates": [], "timeout_s": 20.0, "max_concurrent": 4}
-    term |= {**fields, "source": source | fields.get("source", {})}
+def test_a_term_that_cannot_work_is_rejected(url, expected):
+    source = {"type": "http", "url": url, "headers": {}, "max_retries": 1}
     with pytest.raises(ValidationError, match=expected):
-        RewardConfig.model_validate({"terms": {"checked": term}, "transforms": {}})
+        reward_of({"source": source})
