@@ -57,7 +57,7 @@ def test_runs_and_caches_stay_out_of_git(folder):
     assert (folder / ".gitignore").read_text() == "mine"
 
 
-def test_the_readme_names_every_file_to_make_ones_own(folder):
+def test_the_readme_names_every_file_to_make_ones_own_and_what_a_wheel_leaves_out(folder):
     create_environment("odd_one", folder)
     readme = (folder / "envs/odd_one/README.md").read_text()
     listed = readme.partition("Make it your own")[2]
@@ -67,14 +67,11 @@ def test_the_readme_names_every_file_to_make_ones_own(folder):
     assert "delete `discount`" in listed
     (first, *_) = (folder / "envs/odd_one/tests/test_odd_one.py").read_text().splitlines()
     assert "rewrite these tests" in first
-
-
-def test_the_readme_says_what_a_wheel_leaves_out(folder):
-    create_environment("odd_one", folder)
-    readme = (folder / "envs/odd_one/README.md").read_text()
     assert "neither `openenv.yaml` nor `conf/`" in readme.partition("## For others")[2]
     setuptools = tomllib.loads((folder / "envs/odd_one/pyproject.toml").read_text())["tool"]
     assert setuptools["setuptools"].keys() == {"packages", "package-dir"}, "no files of data"
+    written = yaml.safe_load((folder / "conf/conf/odd_one.yaml").read_text())
+    assert written["eval"]["num_tasks"] == 50
 
 
 def test_the_warm_start_in_the_comment_is_one(folder, monkeypatch):
@@ -86,12 +83,6 @@ def test_the_warm_start_in_the_comment_is_one(folder, monkeypatch):
     trainer = compose(["conf=odd_one"]).config.trainer
     assert trainer.warm_start.steps == 60
     assert trainer.warm_start.source.scripted_policy == "odd_one.policies:perfect"
-
-
-def test_the_experiment_says_how_many_tasks_its_evaluation_has(folder):
-    create_environment("odd_one", folder)
-    written = yaml.safe_load((folder / "conf/conf/odd_one.yaml").read_text())
-    assert written["eval"]["num_tasks"] == 50
 
 
 def test_the_next_steps_play_what_the_trained_model_sees(folder):
