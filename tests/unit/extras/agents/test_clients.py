@@ -21,7 +21,6 @@ from openenv_pipe.client import (
 )
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import SessionClosedError
-from openenv_pipe.extras.agents.clients import player as client_player
 from openenv_pipe.extras.judges.judge import open_judge
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.reported_numbers import client_metrics
@@ -32,11 +31,6 @@ from tests.judged_groups import composed
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
 USER = {"role": "user", "content": "a"}
 OTHER = "192.0.2.1"  # an address for documentation: nobody is there
-
-
-@pytest.fixture(autouse=True)
-def _no_last_word(monkeypatch):
-    monkeypatch.setattr(client_player, "LAST_WORD_S", 0.0)
 
 
 async def play(client, *, reward=None, task=None):

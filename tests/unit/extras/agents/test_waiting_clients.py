@@ -4,25 +4,12 @@ import asyncio
 
 import httpx
 import pytest
-from clients import RUN, TOKEN, training_server
+from clients import RUN, training_server
+from test_clients import ALLOWED, report
 
 from openenv_pipe import client as client_module
 from openenv_pipe.client import ClientError
-from openenv_pipe.extras.agents.clients import player as client_player
 from openenv_pipe.extras.agents.clients import rollout_queue
-
-ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
-
-
-@pytest.fixture(autouse=True)
-def _no_last_word(monkeypatch):
-    monkeypatch.setattr(client_player, "LAST_WORD_S", 0.0)
-
-
-async def report(client, reward, task=None):
-    async with client.rollout(task) as rollout:
-        await rollout.chat([{"role": "user", "content": "a"}])
-        await rollout.finish(reward)
 
 
 async def test_groups_that_nobody_plays_to_the_end_are_named(monkeypatch):
