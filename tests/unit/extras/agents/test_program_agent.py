@@ -39,13 +39,12 @@ while True:
 
 
 async def play_script(script, tmp_path, *replies, options=None, **agent):
-    """Play one episode with a program and an engine that gives `replies`."""
+    """Play one episode with a program and, without another, an engine that gives `replies`."""
     engine = RepliesEngine(CHAT, *(replies or ("yes",)))
-    config = agent_config(script, **agent)
-    context = programs_context(config, tmp_path, chat=CHAT, engine=engine, **(options or {}))
-    async with context as rollout:
+    parts = {"chat": CHAT, "engine": engine, **(options or {})}
+    async with programs_context(agent_config(script, **agent), tmp_path, **parts) as rollout:
         (episode,) = await play_episodes(rollout)
-    return episode, engine
+    return episode, parts["engine"]
 
 
 async def test_a_program_that_plays_as_the_loop_gives_the_loops_episodes(tmp_path):
@@ -71,17 +70,11 @@ async def test_a_program_that_plays_as_the_loop_gives_the_loops_episodes(tmp_pat
 async def test_a_reply_that_its_own_request_cuts_off_is_noted_shown_and_counted(tmp_path):
     """One that a limit of the run cuts off is only shown."""
     policy, counts = tiny_policy(), list[object]()
-    for options in ("max_tokens=3", "max_tokens=1000", ""):
-        context = programs_context(
-            agent_config(f"ask([user('a')], {options})"),
-            tmp_path,
-            chat=policy.chat,
-            engine=local_engine(policy),
-            changes={"env.max_reply_tokens": 6},
-        )
-        async with context as rollout:
-            (episode,) = await play_episodes(rollout)
-        num_tokens = 3 if options == "max_tokens=3" else 6
+    for limit in ("max_tokens=3", "max_tokens=1000", ""):
+        options = {"chat": policy.chat, "changes": {"env.max_reply_tokens": 6}}
+        options["engine"] = local_engine(policy)
+        episode, _ = await play_script(f"ask([user('a')], {limit})", tmp_path, options=options)
+        num_tokens = 3 if limit == "max_tokens=3" else 6
         assert f"       cut off after {num_tokens} tokens" in transcript(episode).splitlines()
         group = Group(id="1", task=episode.task, episodes=[episode])
         counts.append((episode.notes, summarise_groups([group]).get("episodes/cut_by_request")))
@@ -116,6 +109,7 @@ TWO_CALLS = (
 
 
 async def test_the_calls_of_a_program_are_linked_and_have_roles(tmp_path):
+    """Each has the engine's ids and logprobs."""
     replies = (TWO_CALLS, "draft", "better", "part", "rest", "title", "end", "compacted")
     episode, engine = await play_script(MANY_CALLS, tmp_path, *replies)
     assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
@@ -136,28 +130,16 @@ async def test_the_calls_of_a_program_are_linked_and_have_roles(tmp_path):
     lengths = [len(each.token_ids) for each in engine.completions]
     assert ends == [lengths[0] + lengths[2] + lengths[6], lengths[3] + lengths[4], lengths[7]]
     assert len(samples) == 3
+    for index, (turn, completion) in enumerate(zip(episode.turns, engine.completions, strict=True)):
+        *before, _ = (episode.turns[place] for place in path_to(index, episode.parents))
+        ids = [token for each in before for token in each.prompt_ids + each.completion_ids]
+        assert ids + turn.prompt_ids == engine.prompts[index]
+        assert (turn.completion_ids, turn.logprobs) == (completion.token_ids, completion.logprobs)
+        assert turn.policy_versions == [3]
 
 
 def ends_with(sample, completion):
     return sample.token_ids[-len(completion.token_ids) :] == completion.token_ids
-
-
-async def test_every_call_has_the_engines_ids_and_logprobs(tmp_path):
-    replies = (TWO_CALLS, "draft", "better", "part", "rest", "title", "end", "compacted")
-    episode, engine = await play_script(MANY_CALLS, tmp_path, *replies)
-    parents = episode.parents
-    for index, turn in enumerate(episode.turns):
-        path = path_to(index, parents)
-        prompt = [
-            token
-            for place in path
-            for token in episode.turns[place].prompt_ids
-            + (episode.turns[place].completion_ids if place != index else [])
-        ]
-        assert prompt == engine.prompts[index]
-        completion = engine.completions[index]
-        assert (turn.completion_ids, turn.logprobs) == (completion.token_ids, completion.logprobs)
-        assert turn.policy_versions == [3]
 
 
 # --- the environment ----------------------------------------------------------------------------
@@ -276,6 +258,7 @@ async def test_a_program_gets_no_credential_and_no_open_file(tmp_path, monkeypat
     assert episode.status is Status.ANSWERED, episode.output
     assert "pass-word" not in episode.output and "'MOOD': 'merry'" in episode.output
     assert "'DSN': '<hidden: DSN>'" in episode.output
+    assert "'OPENAI_API_KEY': '<hidden: OPENAI_API_KEY>'" in episode.output
     assert episode.output.rstrip().endswith("['0', '1', '2', '3']")  # 3 is the folder's own
 
 
@@ -375,20 +358,15 @@ async def test_a_reward_reads_the_output_and_the_exit_code_of_a_program(tmp_path
     """Of exit codes that agent.exit_codes names; others are failures, which have no reward."""
     term = {"type": "python", "target": f"{__name__}:printed", "keywords": {}, "use": "sum"}
     term |= {"weight": 1.0, "per_turn": False}
+    parts = {"chat": CHAT, "engine": RepliesEngine(CHAT, "yes")}
+    parts["changes"] = {"reward.terms": {"printed": term}}
     found = []
     for code in 0, 7, 8:
         script = f"ask([user('a')]); print('score 0.8'); sys.exit({code})"
-        context = programs_context(
-            agent_config(script, exit_codes=[0, 7]),
-            tmp_path,
-            chat=CHAT,
-            engine=RepliesEngine(CHAT, "yes"),
-            changes={"reward.terms": {"printed": term}},
-        )
-        async with context as rollout:
+        agent = agent_config(script, exit_codes=[0, 7])
+        async with programs_context(agent, tmp_path, **parts) as rollout:
             (episode,) = await play_episodes(rollout)
-            group = Group(id="g", task=episode.task, episodes=[episode])
-            await rollout.scorer.score(group)
+            await rollout.scorer.score(Group(id="g", task=episode.task, episodes=[episode]))
         found.append((episode.status, episode.reward))
     failed = (Status.PROGRAM_FAILED, 0.0)
     assert found == [(Status.ANSWERED, 0.8), (Status.ANSWERED, 0.4), failed]
@@ -405,13 +383,6 @@ ask([user("a")])
     episode, _ = await play_script(script, tmp_path)
     assert episode.status is Status.ANSWERED
     assert not psutil.pid_exists(int(episode.output))
-
-
-async def test_what_was_asked_for_and_not_given_is_noted_once(tmp_path):
-    script = "for _ in range(2): ask([user('a')], top_p=0.5, temperature=1.0, model='gpt-4o')"
-    episode, _ = await play_script(script, tmp_path)
-    sampling, model = episode.notes
-    assert "top_p=0.5" in sampling and "'gpt-4o'" in model
 
 
 @pytest.mark.parametrize("replies", [("yes", " yes", "no"), (" yes", "yes", "yes")])
@@ -480,16 +451,17 @@ async def test_a_rejected_call_beside_answered_ones_is_noted(tmp_path):
     assert note.startswith("2 calls were rejected with 400: messages has to be")
 
 
-async def test_settings_without_effect_are_noted_once(tmp_path):
+async def test_what_was_asked_for_and_not_given_is_noted_once(tmp_path):
     script = """
 for _ in range(2):
     ask([user("a")], seed=3, reasoning_effort="low", chat_template_kwargs={"enable_thinking": True},
-        parallel_tool_calls=False, logprobs=True)
+        parallel_tool_calls=False, logprobs=True, top_p=0.5, temperature=1.0, model="gpt-4o")
 """
     episode, _ = await play_script(script, tmp_path)
+    sampling, *ignored, model = episode.notes
+    assert "top_p=0.5" in sampling and "'gpt-4o'" in model
     names = ("seed=3", "reasoning_effort='low'", "chat_template_kwargs={'enable_thinking': True}")
-    assert len(episode.notes) == 3
-    for name, note in zip(names, episode.notes, strict=True):
+    for name, note in zip(names, ignored, strict=True):
         assert note == f"the program asked for {name}, which has no effect here"
 
 
@@ -545,11 +517,8 @@ step(text="left")
 ask([user("b")])
 """
     )
-    context = programs_context(
-        agent_config(script), tmp_path, chat=CHAT, engine=Engine(CHAT, "yes"), play=play
-    )
-    async with context as rollout:
-        (episode,) = await play_episodes(rollout)
+    options = {"engine": Engine(CHAT, "yes"), "play": play}
+    episode, _ = await play_script(script, tmp_path, options=options)
     assert [turn.role for turn in episode.turns] == [TurnRole.RETRY, TurnRole.AGENT]
 
 
@@ -628,19 +597,8 @@ async def test_the_failure_of_the_engine_ends_the_run(tmp_path):
         async def generate(self, request):
             raise EngineError("no server")
 
-    context = programs_context(
-        agent_config("ask([user('a')])"), tmp_path, chat=CHAT, engine=Engine(CHAT, "")
-    )
-    async with context as rollout:
-        with pytest.raises(EngineError, match="no server"):
-            await play_episodes(rollout)
-
-
-async def test_the_key_is_not_in_the_output(tmp_path):
-    episode, _ = await play_script(
-        "print(os.environ['OPENAI_API_KEY']); ask([user('a')])", tmp_path
-    )
-    assert episode.output == "<hidden: OPENAI_API_KEY>\n"
+    with pytest.raises(EngineError, match="no server"):
+        await play_script("ask([user('a')])", tmp_path, options={"engine": Engine(CHAT, "")})
 
 
 async def test_episodes_of_programs_are_stored_whole(tmp_path):
@@ -687,10 +645,8 @@ async def play_hosted(script, tmp_path, *answers):
     settings = ("engine=openai", "engine.model=hosted", "engine.api_key=null")
     config = compose(["conf=echo", *settings]).config.engine
     client = HostedModel(*answers)
-    engine = OpenAIEngine(config, client)
-    options = {"chat": None, "engine": engine, "level": "text"}
-    async with programs_context(agent_config(script), tmp_path, **options) as rollout:
-        (episode,) = await play_episodes(rollout)
+    options = {"chat": None, "engine": OpenAIEngine(config, client), "level": "text"}
+    episode, _ = await play_script(script, tmp_path, options=options)
     return episode, client
 
 
