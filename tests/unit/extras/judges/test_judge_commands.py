@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,19 @@ from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.judges.check import find_recorded
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
+from openenv_pipe.types import Episode, Group, Task
 from tests.judge_server import JudgeServer, said
+from tests.judged_groups import episode
 
 pytestmark = pytest.mark.slow
 
 
-def episode(task: Task, member: int, letters: str) -> Episode:
-    """An episode of echo at the letter b; each letter of `letters` is a reply."""
-    turns = [
-        Turn(
-            prompt_ids=[1],
-            completion_ids=[2] * 3,
-            logprobs=[0.0] * 3,
-            finish=Finish.STOP,
-            policy_versions=[0],
-            reply=letter,
-            messages=[{"role": "user", "content": "b"}],
-            steps=[Step(action={}, observation={"letter": "b"}, reward=float(letter == "b"))],
-        )
-        for letter in letters
-    ]
-    return Episode(task=task, member=member, seed=member, turns=turns, status=Status.TURN_LIMIT)
+def played(task: Task, member: int, letters: list[str]) -> Episode:
+    """An episode of echo at the letter b; each of `letters` is a reply."""
+    made = replace(episode(member, *letters), task=task)
+    for turn in made.turns:
+        turn.steps = [replace(turn.steps[0], reward=float(turn.reply == "b"))]
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +39,7 @@ def run(tmp_path_factory) -> Path:
         groups = []
         for place in range(4):
             task = Task(id=f"train/{place}", split="train", index=place, seed=place)
-            replies = ["".join(source.choices("bcx", k=4)) for _ in range(6)]
-            members = [episode(task, n, each) for n, each in enumerate(replies)]
+            members = [played(task, n, source.choices("bcx", k=4)) for n in range(6)]
             groups.append(Group(id=f"step {step}/{place}", task=task, episodes=members))
         write_episodes(episodes_path(folder, step), groups)
     return folder

@@ -236,15 +236,16 @@ def test_content_cannot_give_orders(server, tmp_path):
 
 
 def test_the_budget_ends_the_run_or_leaves_the_term_out(server, tmp_path):
-    groups = [group(episode(0, "b", reward=1.0), episode(1, name)) for name in "xyz"]
-    for number, each in enumerate(groups):
-        each.id = f"step 1/{number}"
+    def three() -> list[Group]:
+        groups = [group(episode(0, "b", reward=1.0), episode(1, name)) for name in "xyz"]
+        for number, each in enumerate(groups):
+            each.id = f"step 1/{number}"
+        return groups
+
     with pytest.raises(JudgeError, match=r"judge\.max_calls=2"):
-        score(server, tmp_path, groups[:3], "judge.max_calls=2", "judge.max_concurrent=1")
+        score(server, tmp_path, three(), "judge.max_calls=2", "judge.max_concurrent=1")
     assert len(server.prompts) == 2
-    groups = [group(episode(0, "b", reward=1.0), episode(1, name)) for name in "xyz"]
-    for number, each in enumerate(groups):
-        each.id = f"step 1/{number}"
+    groups = three()
     more = ["judge.max_calls=2", "judge.when_spent=continue", "reward.terms.env.weight=0.5"]
     score(server, tmp_path, groups, *more)  # what was paid for before counts
     assert len(server.prompts) == 2
