@@ -80,6 +80,12 @@ async def open_raw():
 
 
 @pytest.fixture
+async def url():
+    async with served(Replies("yes"), key=KEY) as (url, _):
+        yield url
+
+
+@pytest.fixture
 def waits(monkeypatch):
     """Return a queue of the connections that have waited for their client as long as they may."""
     ended = asyncio.Queue()
@@ -110,11 +116,10 @@ def waits(monkeypatch):
         (head(content_encoding="gzip"), 415, "gzip"),
     ],
 )
-async def test_a_request_is_rejected_before_its_body_is_there(open_raw, sent, status, reason):
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        raw = await open_raw(url, sent)
-        answer = await raw.answer()
-        assert (answer[0], reason in answer[1]) == (status, True), answer
+async def test_a_request_is_rejected_before_its_body_is_there(url, open_raw, sent, status, reason):
+    raw = await open_raw(url, sent)
+    answer = await raw.answer()
+    assert (answer[0], reason in answer[1]) == (status, True), answer
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/sessions", "/health"])
@@ -178,36 +183,33 @@ async def test_a_malformed_frame_gets_an_error_frame(frame):
         collecting.cancel()
 
 
-async def test_a_connection_that_sends_no_whole_headers_is_closed(open_raw, monkeypatch):
+async def test_a_connection_that_sends_no_whole_headers_is_closed(url, open_raw, monkeypatch):
     monkeypatch.setattr(limits, "WAIT_S", 0.05)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        for begun in (b"", b"GET", head(length=2)[:-2], head(length=2) + b"{}" + head()[:-2]):
-            raw = await open_raw(url, begun)
-            await raw.end()
+    for begun in (b"", b"GET", head(length=2)[:-2], head(length=2) + b"{}" + head()[:-2]):
+        raw = await open_raw(url, begun)
+        await raw.end()
 
 
-async def test_the_oldest_unknown_connection_makes_room(open_raw, monkeypatch):
+async def test_the_oldest_unknown_connection_makes_room(url, open_raw, monkeypatch):
     monkeypatch.setattr(limits, "MAX_WAITING", 3)
     monkeypatch.setattr(limits, "ROOM_S", 0.01)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        known = await open_raw(url, head("/v1/models", method="GET", length=0))
-        assert (await known.answer())[0] == 200
-        others = [await open_raw(url, b"GET") for _ in range(4)]
-        for each in others[:2]:
-            await each.end()
-        listing = head("/v1/models", method="GET", length=0)
-        for each, rest in ((known, listing), (others[-1], listing.removeprefix(b"GET"))):
-            each.writer.write(rest)
-            assert (await each.answer())[0] == 200
+    known = await open_raw(url, head("/v1/models", method="GET", length=0))
+    assert (await known.answer())[0] == 200
+    others = [await open_raw(url, b"GET") for _ in range(4)]
+    for each in others[:2]:
+        await each.end()
+    listing = head("/v1/models", method="GET", length=0)
+    for each, rest in ((known, listing), (others[-1], listing.removeprefix(b"GET"))):
+        each.writer.write(rest)
+        assert (await each.answer())[0] == 200
 
 
-async def test_what_is_left_of_a_rejected_body_is_limited(open_raw, monkeypatch):
+async def test_what_is_left_of_a_rejected_body_is_limited(url, open_raw, monkeypatch):
     monkeypatch.setattr(limits, "MAX_LEFT_BYTES", 1000)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        raw = await open_raw(url, head(authorization=None))
-        assert (await raw.answer())[0] == 401
-        raw.writer.write(b"a" * 2000)
-        await raw.end()
+    raw = await open_raw(url, head(authorization=None))
+    assert (await raw.answer())[0] == 401
+    raw.writer.write(b"a" * 2000)
+    await raw.end()
 
 
 async def test_what_is_no_http_behind_a_rejected_request_is_no_error_of_the_server(open_raw):
@@ -224,13 +226,14 @@ async def test_what_is_no_http_behind_a_rejected_request_is_no_error_of_the_serv
     assert errors == []
 
 
-async def test_a_websocket_that_is_never_accepted_nor_rejected_is_closed(open_raw, monkeypatch):
+async def test_a_websocket_that_is_never_accepted_nor_rejected_is_closed(
+    url, open_raw, monkeypatch
+):
     """The library of WebSockets rejects long headers without a word."""
     monkeypatch.setattr(limits, "WAIT_S", 0.05)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        begun = head(method="GET", length=0, authorization=None, **UPGRADE)
-        raw = await open_raw(url, begun[:-2] + b"x: " + b"a" * 12_000 + b"\r\n\r\n")
-        await raw.end()
+    begun = head(method="GET", length=0, authorization=None, **UPGRADE)
+    raw = await open_raw(url, begun[:-2] + b"x: " + b"a" * 12_000 + b"\r\n\r\n")
+    await raw.end()
 
 
 async def test_a_rejected_request_leaves_its_connection_usable():
@@ -241,13 +244,12 @@ async def test_a_rejected_request_leaves_its_connection_usable():
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 401
 
 
-async def test_a_body_has_a_time_limit(open_raw, monkeypatch):
+async def test_a_body_has_a_time_limit(url, open_raw, monkeypatch):
     monkeypatch.setattr(limits, "BODY_S", 0.05)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        for begun in (b"", b'{"messages":'):
-            raw = await open_raw(url, head(length=100) + begun)
-            assert (await raw.answer())[0] == 408
-            await raw.end()
+    for begun in (b"", b'{"messages":'):
+        raw = await open_raw(url, head(length=100) + begun)
+        assert (await raw.answer())[0] == 408
+        await raw.end()
 
 
 async def test_a_client_does_not_pay_for_the_time_of_an_application(open_raw, waits, monkeypatch):
@@ -306,27 +308,25 @@ async def test_a_client_without_a_key_that_takes_no_answers_is_closed(
     assert answers.count(b" 401 ") < number
 
 
-async def test_a_body_in_parts_is_limited(open_raw, monkeypatch):
+async def test_a_body_in_parts_is_limited(url, open_raw, monkeypatch):
     monkeypatch.setattr("openenv_pipe.extras.agents.http.endpoint.MAX_CALL_BYTES", 1000)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        raw = await open_raw(url, head(length=None, transfer_encoding="chunked"))
-        for _ in range(20):
-            raw.writer.write(b"64\r\n" + b" " * 100 + b"\r\n")
-        assert (await raw.answer())[0] == 413
+    raw = await open_raw(url, head(length=None, transfer_encoding="chunked"))
+    for _ in range(20):
+        raw.writer.write(b"64\r\n" + b" " * 100 + b"\r\n")
+    assert (await raw.answer())[0] == 413
 
 
 @pytest.mark.parametrize(("name", "status"), [("MAX_OPEN_BY_CLIENT", 429), ("MAX_OPEN", 503)])
-async def test_requests_at_once_are_limited(open_raw, monkeypatch, name, status):
+async def test_requests_at_once_are_limited(url, open_raw, monkeypatch, name, status):
     monkeypatch.setattr(gate, name, 1)
-    async with served(Replies("yes"), key=KEY) as (url, _):
-        first = await open_raw(url, head(length=2, expect="100-continue"))
-        assert b" 100 " in await first.reader.readuntil(b"\r\n\r\n")  # It is being read.
-        second = await open_raw(url, head(length=2))
-        assert (await second.answer())[0] == status
-        first.writer.write(b"{}")
-        assert (await first.answer())[0] == 400
-        second = await open_raw(url, head(length=2) + b"{}")
-        assert (await second.answer())[0] == 400
+    first = await open_raw(url, head(length=2, expect="100-continue"))
+    assert b" 100 " in await first.reader.readuntil(b"\r\n\r\n")  # It is being read.
+    second = await open_raw(url, head(length=2))
+    assert (await second.answer())[0] == status
+    first.writer.write(b"{}")
+    assert (await first.answer())[0] == 400
+    second = await open_raw(url, head(length=2) + b"{}")
+    assert (await second.answer())[0] == 400
 
 
 @pytest.mark.parametrize(
