@@ -21,9 +21,11 @@ CHAT = tiny_policy().chat
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {}}}}}
 
 
+ASKED = [{"role": "user", "content": "?"}]
+
+
 def own_turn(reply):
-    ids = CHAT.reply_ids(reply)
-    return made_up_turn(CHAT.first_ids([{"role": "user", "content": "?"}]), ids, reply=reply)
+    return made_up_turn(CHAT.first_ids(ASKED), CHAT.reply_ids(reply), reply=reply)
 
 
 def hosted_turn(reply, messages):
@@ -87,7 +89,7 @@ async def test_the_best_and_the_successful_are_chosen(changes, expected, tmp_pat
 
 async def test_episodes_of_a_hosted_model_are_written_in_the_format_of_this_one(tmp_path):
     call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    opening = [{"role": "tools", "content": json.dumps([TOOL])}, {"role": "user", "content": "?"}]
+    opening = [{"role": "tools", "content": json.dumps([TOOL])}, *ASKED]
     result = [{"role": "tool", "name": "add", "content": "2"}]
     turns = [hosted_turn(call, opening), hosted_turn("two", result)]
     (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
@@ -108,35 +110,49 @@ async def test_the_examples_of_a_prompt_are_not_imitated(tmp_path):
     assert found.episodes[0].turns[0].prompt_ids == CHAT.first_ids(shown)
 
 
-async def test_token_ids_of_another_model_are_not_taken(tmp_path):
-    other = made_up_turn([5], [6, 7], reply="hello")
-    own = group("step 2/0", (1.0, True, [own_turn("a")]))
-    notes = []
-    found = await imitated(tmp_path, [group("step 1/0", (1.0, True, [other])), own], notes)
-    assert replies(found) == [["a"]]
-    assert "1 left out: the token ids are of another model" in notes[0]
+def ids_alone(prompt_ids, end):
+    """Return a turn whose reply reads the same as this model's, as far as it can be read."""
+    ids = [*CHAT.encode("a"), end]
+    return made_up_turn(prompt_ids, ids, reply=CHAT.reply_text(ids))
 
 
-async def test_turns_that_branch_are_no_conversation_for_another_model(tmp_path):
-    """A program may ask twice for one reply, or something else beside its task."""
-    asked = [{"role": "user", "content": "?"}]
-    turns = [hosted_turn("a", asked), replace(hosted_turn("b", asked), parent=None)]
-    own = group("step 2/0", (1.0, True, [own_turn("a")]))
-    notes = []
+BRANCH = "the token ids are of another model, and its turns are not one conversation"
+OTHER = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=ASKED)
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        ([made_up_turn([5], [6, 7], reply="hello")], "the token ids are of another model"),
+        # A program may ask twice for one reply, or something else beside its task.
+        ([hosted_turn("a", ASKED), replace(hosted_turn("b", ASKED), parent=None)], BRANCH),
+        ([OTHER, replace(OTHER, parent=None)], BRANCH),
+        *(
+            ([turn], "the token ids are of another model, and the messages are not")
+            for turn in (
+                ids_alone([5, 999], CHAT.ends.usual),
+                ids_alone([5], CHAT.encode("!")[0]),
+            )
+        ),
+        ([own_turn(2000 * "x")], "longer than env.max_episode_tokens="),
+    ],
+    ids=["ids", "branches", "branches of ids", "ids of a prompt", "another end", "too long"],
+)
+async def test_episodes_that_this_model_cannot_imitate_are_left_out(turns, why, tmp_path):
+    own, notes = group("step 2/0", (1.0, True, [own_turn("a")])), []
     found = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns)), own], notes)
     assert replies(found) == [["a"]]
-    assert "its turns are not one conversation" in notes[0]
+    assert f"1 left out: {why}" in notes[0]
 
 
 def rerendered_turns(chat, *replies):
     """Return the turns of an episode whose prompts a template renders anew, as the loop records."""
-    asked = [{"role": "user", "content": "?"}]
-    turns, history = [], HISTORIES["rerender"](chat, asked, [])
+    turns, history = [], HISTORIES["rerender"](chat, ASKED, [])
     for reply in replies:
         ids = chat.reply_ids(reply)
-        values = {"reply": chat.reply_text(ids), "parent": history.parent, "messages": asked}
+        values = {"reply": chat.reply_text(ids), "parent": history.parent, "messages": ASKED}
         turns.append(made_up_turn(history.new_ids, ids, **values))
-        history.add(turns[-1], asked)
+        history.add(turns[-1], ASKED)
     return turns
 
 
@@ -149,18 +165,16 @@ async def test_rerendered_prompts_of_another_template_are_written_anew(dropped, 
     turns = rerendered_turns(ChatFormat(tokenizer, "rerender"), "xa", "xb")
     assert [turn.parent for turn in turns] == [None, None if dropped else 0]
     (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
-    asked = [{"role": "user", "content": "?"}]
     first, second = found.episodes[0].turns
-    assert first.prompt_ids == CHAT.first_ids(asked)
-    assert second.prompt_ids == CHAT.following_ids(asked, end=CHAT.ends.usual)
+    assert first.prompt_ids == CHAT.first_ids(ASKED)
+    assert second.prompt_ids == CHAT.following_ids(ASKED, end=CHAT.ends.usual)
     assert replies([found]) == [["xa", "xb"]]
 
 
 async def test_a_program_whose_history_was_rendered_anew_is_one_conversation(tmp_path):
     """Each of its calls has all messages, and begins a root."""
-    asked = [{"role": "user", "content": "?"}]
-    more = [*asked, {"role": "assistant", "content": "shown"}, {"role": "user", "content": "!"}]
-    turns = [hosted_turn("a", asked), replace(hosted_turn("b", more), parent=None)]
+    more = [*ASKED, {"role": "assistant", "content": "shown"}, {"role": "user", "content": "!"}]
+    turns = [hosted_turn("a", ASKED), replace(hosted_turn("b", more), parent=None)]
     (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, turns))])
     assert replies([found]) == [["a", "b"]]
     assert found.episodes[0].turns[1].prompt_ids == CHAT.following_ids(
@@ -168,44 +182,10 @@ async def test_a_program_whose_history_was_rendered_anew_is_one_conversation(tmp
     )
 
 
-async def test_prompts_of_another_template_are_not_taken_if_the_turns_branch(tmp_path):
-    asked = [{"role": "user", "content": "?"}]
-    turn = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=asked)
-    other = group("step 1/0", (1.0, True, [turn, replace(turn, parent=None)]))
-    own, notes = group("step 2/0", (1.0, True, [own_turn("a")])), []
-    found = await imitated(tmp_path, [other, own], notes)
-    assert len(found) == 1
-    assert "1 left out: the token ids are of another model, and its turns are not one" in notes[0]
-
-
-@pytest.mark.parametrize(
-    ("prompt_ids", "end"), [([5, 999], CHAT.ends.usual), ([5], CHAT.encode("!")[0])]
-)
-async def test_ids_without_messages_are_not_taken_if_they_are_not_of_this_model(
-    prompt_ids, end, tmp_path
-):
-    """Their replies read the same, as far as they can be read."""
-    ids = [*CHAT.encode("a"), end]
-    turn = made_up_turn(prompt_ids, ids, reply=CHAT.reply_text(ids))
-    own, notes = group("step 2/0", (1.0, True, [own_turn("a")])), []
-    found = await imitated(tmp_path, [group("step 1/0", (1.0, True, [turn])), own], notes)
-    assert len(found) == 1
-    assert "1 left out: the token ids are of another model, and the messages are not" in notes[0]
-
-
 async def test_prompts_of_another_chat_template_are_written_anew(tmp_path):
-    asked = [{"role": "user", "content": "?"}]
-    other = made_up_turn([5, 6], CHAT.reply_ids("a"), reply="a", messages=asked)
-    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, [other]))])
-    assert found.episodes[0].turns[0].prompt_ids == CHAT.first_ids(asked)
+    (found,) = await imitated(tmp_path, [group("step 1/0", (1.0, True, [OTHER]))])
+    assert found.episodes[0].turns[0].prompt_ids == CHAT.first_ids(ASKED)
     assert found.episodes[0].turns[0].completion_ids == CHAT.reply_ids("a")
-
-
-async def test_episodes_that_are_too_long_are_left_out(tmp_path):
-    long = group("step 1/0", (1.0, True, [own_turn(2000 * "x")]))
-    notes = []
-    await imitated(tmp_path, [long, group("step 2/0", (1.0, True, [own_turn("a")]))], notes)
-    assert "1 left out: longer than env.max_episode_tokens=" in notes[0]
 
 
 @pytest.mark.parametrize(
