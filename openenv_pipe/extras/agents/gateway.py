@@ -20,7 +20,7 @@ from starlette.types import Scope
 from openenv_pipe.extras.agents.calls import MODEL, ModelCalls
 from openenv_pipe.extras.agents.http.capture import Session as CaptureSession
 from openenv_pipe.extras.agents.http.capture import Upstream, extract_api_key
-from openenv_pipe.extras.agents.http.endpoint import Endpoint, admit_call
+from openenv_pipe.extras.agents.http.endpoint import Endpoint, admit_call, listen
 from openenv_pipe.extras.agents.http.gate import (
     MAX_MESSAGE_BYTES,
     Admitted,
@@ -82,8 +82,7 @@ class Gateway(Endpoint):
         self._token = token
         self._host = host if path is None else None
         if path is None:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family, backlog=QUEUE)
+            listener = listen(host, port)
             name = f"[{host}]" if ":" in host else host
             self.url = f"http://{name}:{listener.getsockname()[1]}"
         else:

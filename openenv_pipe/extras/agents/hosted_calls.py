@@ -14,7 +14,7 @@ from openenv_pipe.engines.base import (
 )
 from openenv_pipe.errors import RequestRejectedError
 from openenv_pipe.extras.agents.calls import MODEL, Call, ModelCalls, RejectedCallError, WaitingCall
-from openenv_pipe.extras.agents.http.chat_completions import ChatRequest, message_key
+from openenv_pipe.extras.agents.http.chat_completions import ChatRequest, answer_body, message_key
 from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.conversation import UNTRAINED_VERSION
 from openenv_pipe.rollout.episode import FILTERED
@@ -125,24 +125,9 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
-    num_prompt, num_reply = usage.num_prompt_tokens, usage.num_completion_tokens
     ended = "tool_calls" if reply.message.get("tool_calls") else "stop"
-    is_whole = reply.finish is Finish.STOP
-    return {
-        "id": f"chatcmpl-{number}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": MODEL,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", **reply.message},
-                "finish_reason": ended if is_whole else str(reply.finish),
-            }
-        ],
-        "usage": {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_reply,
-            "total_tokens": num_prompt + num_reply,
-        },
+    choice = {
+        "message": {"role": "assistant", **reply.message},
+        "finish_reason": ended if reply.finish is Finish.STOP else str(reply.finish),
     }
+    return answer_body(number, MODEL, choice, usage.num_prompt_tokens, usage.num_completion_tokens)

@@ -131,28 +131,33 @@ def completion_body(
     if names_tokens:  # The proxy needs their logprobs alone.
         for entry, token_id in zip(content, ids, strict=True):
             entry |= {"token": f"token_id:{token_id}", "bytes": None, "top_logprobs": []}
+    choice = {
+        "message": dict(message),
+        "finish_reason": finish,
+        "logprobs": {"content": content, "refusal": None},
+        "token_ids": list(ids),
+    }
+    # The proxy checks and links each id that it gets. It gets only the last one, because
+    # `player.py` links the turns of an episode.
+    last_id = {"prompt_token_ids": list(prompt_ids[-1:])}
+    return answer_body(number, model, choice, len(prompt_ids), len(ids)) | last_id
+
+
+def answer_body(
+    number: int, model: str, choice: Mapping[str, Any], num_prompt: int, num_reply: int
+) -> dict[str, Any]:
+    """Return the JSON of an answer of one choice, with the tokens of its prompt and reply."""
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": dict(message),
-                "finish_reason": finish,
-                "logprobs": {"content": content, "refusal": None},
-                "token_ids": list(ids),
-            }
-        ],
+        "choices": [{"index": 0, **choice}],
         "usage": {
-            "prompt_tokens": len(prompt_ids),
-            "completion_tokens": len(ids),
-            "total_tokens": len(prompt_ids) + len(ids),
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_reply,
+            "total_tokens": num_prompt + num_reply,
         },
-        # The proxy checks and links each id that it gets. It gets only the last one, because
-        # `player.py` links the turns of an episode.
-        "prompt_token_ids": list(prompt_ids[-1:]),
     }
 
 

@@ -41,7 +41,7 @@ from openenv_pipe.extras.agents.http.gate import (
     error_response,
     error_text,
 )
-from openenv_pipe.system.http_server import BoundedServer
+from openenv_pipe.system.http_server import QUEUE, BoundedServer
 
 CONVERSATIONS = ("messages", "input", "contents")
 SYSTEM = ("system", "systemInstruction", "system_instruction", "instructions")
@@ -100,6 +100,12 @@ def _problems(value: Any, path: str) -> Iterator[str]:
                 yield f"{path}.{name} is {inner!r:.40}; expected a list"
             elif name in NESTED:
                 yield from _problems(inner, f"{path}.{name}")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at an address of IPv4 or IPv6. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=QUEUE)
 
 
 class Answers(Protocol):

@@ -48,7 +48,7 @@ MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
-    reward: float | None  # None: there is none
+    reward: float | None = None  # None: there is none
     numbers: Mapping[str, float] = field(default_factory=dict)  # all of them, by name
     problem: str = ""  # why there is no reward
 
@@ -58,15 +58,11 @@ def take_verdict(results: Path) -> TrialResult:
     try:
         found = list(results.glob(RESULTS))
         if len(found) != 1:
-            return TrialResult(
-                reward=None, problem=f"Harbor left {len(found)} results of trials, expected 1"
-            )
+            return TrialResult(problem=f"Harbor left {len(found)} results of trials, expected 1")
         with found[0].open("rb") as file:
             return read_verdict(file.read(MAX_BYTES))
     except OSError as error:
-        return TrialResult(
-            reward=None, problem=f"the result of Harbor's trial cannot be read: {error}"
-        )
+        return TrialResult(problem=f"the result of Harbor's trial cannot be read: {error}")
     finally:
         shutil.rmtree(results, ignore_errors=True)
 
@@ -75,9 +71,7 @@ def read_verdict(data: bytes) -> TrialResult:
     try:
         result = parse_untrusted(data)
     except ValueError as error:
-        return TrialResult(
-            reward=None, problem=f"the result of Harbor's trial is not JSON: {error}"
-        )
+        return TrialResult(problem=f"the result of Harbor's trial is not JSON: {error}")
     numbers = _member(_member(result, "verifier_result"), "rewards")
     usable = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
     if REWARD in usable:
@@ -85,10 +79,9 @@ def read_verdict(data: bytes) -> TrialResult:
     exception = _member(result, "exception_info")
     if exception:
         said = f"{exception.get('exception_type')}: {exception.get('exception_message')}"
-        return TrialResult(reward=None, problem=shortened(said, MAX_LENGTH))
+        return TrialResult(problem=shortened(said, MAX_LENGTH))
     seen = shortened(json.dumps(numbers), MAX_LENGTH)
     return TrialResult(
-        reward=None,
         problem=f"the verifier wrote {seen}, expected a number named {REWARD}, "
         f"of at most {MAX_REWARD:g} in absolute value",
     )

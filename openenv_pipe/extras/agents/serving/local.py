@@ -13,7 +13,6 @@ from openenv_pipe.learner.seeding import prepare_thread
 from openenv_pipe.models.chat.probes import TemplateProbe
 from openenv_pipe.models.chat.served_template import reject_other_prompts
 from openenv_pipe.models.load import load_policy, select_device
-from openenv_pipe.models.policy import Policy
 from openenv_pipe.runs.find import SelectedModel
 from openenv_pipe.system.process import usable_cores
 
@@ -47,35 +46,28 @@ def serve_locally(
             f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
             f"tokens; set --max-model-len {policy.max_length} or less"
         )
-    asyncio.run(_serve(subject, policy, title, host, port, key, max_tokens, notify))
+    name = subject.folder.record.id.replace("/", "-")
+    prepare = partial(prepare_thread, config.num_threads or len(usable_cores()))
+
+    async def serve() -> None:
+        with ThreadPoolExecutor(1, "sampler", prepare) as executor:
+            engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
+            model = ServedModel(
+                engine, policy.chat, name=name, max_tokens=max_tokens, notify=notify
+            )
+            reject_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
+            try:
+                endpoint = ModelEndpoint(model, host=host, port=port, key=key)
+            except OSError as error:
+                raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
+            async with endpoint.serving():
+                where = f"http://{host}:{port}/v1"
+                notify(f"serving {title} as the model {name} at {where} until Ctrl-C")
+                await asyncio.Event().wait()
+
+    asyncio.run(serve())
 
 
 def _prompt_ids(model: ServedModel, probe: TemplateProbe) -> list[int]:
     body = {"messages": [*probe.messages], "tools": [*probe.tools]}
     return model.prompt_ids(read_request(body))
-
-
-async def _serve(
-    subject: SelectedModel,
-    policy: Policy,
-    title: str,
-    host: str,
-    port: int,
-    key: str,
-    max_tokens: int,
-    notify: Callable[[str], None],
-) -> None:
-    num_threads = subject.config.num_threads or len(usable_cores())
-    prepare = partial(prepare_thread, num_threads)
-    with ThreadPoolExecutor(1, "sampler", prepare) as executor:
-        engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
-        name = subject.folder.record.id.replace("/", "-")
-        model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, notify=notify)
-        reject_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
-        try:
-            endpoint = ModelEndpoint(model, host=host, port=port, key=key)
-        except OSError as error:
-            raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
-        async with endpoint.serving():
-            notify(f"serving {title} as the model {name} at http://{host}:{port}/v1 until Ctrl-C")
-            await asyncio.Event().wait()

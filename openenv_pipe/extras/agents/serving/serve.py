@@ -181,8 +181,7 @@ async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -
     found: dict[str, list[int] | EngineError] = {}
     for probe in probes(chat):
         try:
-            ids = await client.chat_ids(served.name, probe.messages, probe.tools)
-            found[probe.name] = ids
+            found[probe.name] = await client.chat_ids(served.name, probe.messages, probe.tools)
         except EngineError as error:
             found[probe.name] = error
 

@@ -2,7 +2,6 @@
 
 import hmac
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,12 +21,11 @@ from openenv_pipe.extras.agents.http.chat_completions import (
     read_request,
     reply_message,
 )
-from openenv_pipe.extras.agents.http.endpoint import Endpoint, admit_call
+from openenv_pipe.extras.agents.http.endpoint import Endpoint, admit_call, listen
 from openenv_pipe.extras.agents.http.gate import Admitted, RejectedError, reject_other_sites
 from openenv_pipe.extras.agents.http.request_fields import IGNORED
 from openenv_pipe.models.chat.messages import calls_in_text
 from openenv_pipe.rollout.context import Chat
-from openenv_pipe.system.http_server import QUEUE
 
 TEMPERATURE = 1.0  # of requests that name none
 MAX_TEMPERATURE = 2.0
@@ -127,11 +125,7 @@ class ModelEndpoint(Endpoint):
         self._host = host
         self._key = key
         super().__init__(
-            socket.create_server(
-                (host, port),
-                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                backlog=QUEUE,
-            ),
+            listen(host, port),
             model=model.name,
             answers_any_name=False,
             find=lambda _: model,
