@@ -12,7 +12,7 @@ from openenv_pipe.algorithms.agreement import agreement_of, environment_reward, 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.recorded_groups import recorded_groups, recorded_steps, without_rewards
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
+from openenv_pipe.config.schema import RewardConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.extras.judges.schema import RulerTerm
 from openenv_pipe.registry import block_types, load
@@ -81,12 +81,7 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
 
 
 async def score_again(
-    recorded: Recorded,
-    groups: Sequence[Group],
-    *,
-    judge: JudgeConfig,
-    reward: RewardConfig,
-    repeat: int = 0,
+    recorded: Recorded, groups: Sequence[Group], reward: RewardConfig, repeat: int = 0
 ) -> list[Group]:
     """Return copies of the groups with the rewards that the judge gives now.
 
@@ -97,6 +92,7 @@ async def score_again(
     scored = [without_rewards(group) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
     log = recorded.output / "judge.log"
+    judge = recorded.config.judge
     open_judge = load(block_types("judge")[judge.type].build)
     again = {"repeat": repeat} if repeat else {}
     async with open_judge(judge, *folders, log=log, **again) as opened:
@@ -108,11 +104,6 @@ async def score_again(
             )
         await run_all(scorer.score(group) for group in scored)
     return scored
-
-
-def judged_terms(groups: Sequence[Group]) -> list[str]:
-    names = [name for group in groups for each in group.episodes for name in each.judgements]
-    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,17 +135,16 @@ async def check_judge(
     Raises RunFolderError, JudgeError and ConfigError.
     """
     groups = _choose(recorded, step, num_groups)
-    judge, reward = recorded.config.judge, recorded.config.reward
-    first = await score_again(
-        recorded, groups, judge=judge, reward=_with_orders(reward, num_orders)
-    )
+    reward = recorded.config.reward
+    first = await score_again(recorded, groups, _with_orders(reward, num_orders))
     once = _with_orders(reward, 1)
     repeats = [
-        await score_again(recorded, groups, judge=judge, reward=once, repeat=number)
+        await score_again(recorded, groups, once, repeat=number)
         for number in range(1, num_repeats + 1)
     ]
     lines = [_failures(first, limits)]
-    for term in judged_terms(first):
+    judged = [name for group in first for each in group.episodes for name in each.judgements]
+    for term in dict.fromkeys(judged):
         lines += _agreement(first, term, limits)
         lines += _with_itself(first, repeats, term, limits)
         lines.append(_cost(first, term))
@@ -230,22 +220,20 @@ def _agreement(groups: Sequence[Group], term: str, limits: Limits) -> list[Line]
     else:
         text = "could not be measured: no group whose rewards differ"
         lines.append(Line(f"{term}: agreement", Result.WARN, text))
-    if bias := found.get("position_bias"):
-        text = (
-            f"showing an episode last instead of first changes its score by {bias:+.3f}, "
-            f"{over['position_bias']}"
-        )
-        is_bad = abs(bias.mean) > limits.max_position_bias
-        numbers = _numbers("position_bias", bias)
-        lines.append(_line(f"{term}: position bias", is_bad, text, numbers))
-    if bias := found.get("length_bias"):
-        text = (
-            f"rank correlation with the length of what the model wrote, beyond that of the "
-            f"environment's reward: {bias:+.3f}, {over['length_bias']}"
-        )
-        is_bad = abs(bias.mean) > limits.max_length_bias
-        numbers = _numbers("length_bias", bias)
-        lines.append(_line(f"{term}: length bias", is_bad, text, numbers))
+    last = "showing an episode last instead of first changes its score by"
+    long = (
+        "rank correlation with the length of what the model wrote, beyond that of the "
+        "environment's reward:"
+    )
+    for kind, what, limit in (
+        ("position", last, limits.max_position_bias),
+        ("length", long, limits.max_length_bias),
+    ):
+        name = f"{kind}_bias"
+        if bias := found.get(name):
+            text = f"{what} {bias:+.3f}, {over[name]}"
+            is_bad = abs(bias.mean) > limit
+            lines.append(_line(f"{term}: {kind} bias", is_bad, text, _numbers(name, bias)))
     return lines
 
 

@@ -20,6 +20,7 @@ from openenv_pipe.extras.judges.judge import (
     Verdict,
     json_object,
     number_of,
+    object_schema,
     require_judge,
     score_of,
 )
@@ -136,9 +137,9 @@ class CriteriaTerm:
     def _schema(self) -> dict[str, Any]:
         answers = {each.name: _answer_schema(each) for each in self._term.criteria}
         if not self._term.per_turn:
-            return _object(answers)
-        turn = _object({"turn": {"type": "integer"}, **answers})
-        return _object({"turns": {"type": "array", "items": turn}})
+            return object_schema(answers)
+        turn = object_schema({"turn": {"type": "integer"}, **answers})
+        return object_schema({"turns": {"type": "array", "items": turn}})
 
     def _value(
         self, episode: Episode, verdict: Verdict[list[Answer]], *, is_first: bool
@@ -237,16 +238,7 @@ def _described(criterion: Criterion) -> str:
 def _answer_schema(criterion: Criterion) -> dict[str, Any]:
     choices = {"type": "string", "enum": criterion.choices}
     score = choices if criterion.choices else {"type": "number"}
-    return _object({"explanation": {"type": "string"}, "score": score})
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return object_schema({"explanation": {"type": "string"}, "score": score})
 
 
 def _numbered(conversation: Conversation) -> Conversation:

@@ -262,6 +262,16 @@ def _text(answer: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return the last JSON object in a text that is not inside another one.
 
