@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
@@ -118,12 +119,18 @@ def record(step: int) -> dict:
     }
 
 
+def append(folder: RunFolder, *records: Mapping[str, Any]) -> None:
+    """Write lines of metrics."""
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        for each in records:
+            metrics.append(each)
+
+
 def train(folder: RunFolder, num_steps: int = 2) -> None:
     """Write what a run without a warm start leaves behind after some steps."""
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for step in range(1, num_steps + 1):
-            metrics.append(record(step))
-            write_episodes(episodes_path(folder.path, step), groups(seed=step))
+    for step in range(1, num_steps + 1):
+        append(folder, record(step))
+        write_episodes(episodes_path(folder.path, step), groups(seed=step))
 
 
 def evaluation(

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import subprocess
-from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -22,12 +21,8 @@ from openenv_pipe.extras.report.sections import signal_text
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.reports.unscored import METRIC
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.runs.evals import (
-    read_report,
-    save_evaluation,
-)
+from openenv_pipe.runs.evals import read_report, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.record import Lineage
 from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.types import Status
@@ -52,9 +47,7 @@ def test_the_report_says_what_a_run_cost(tmp_path, monkeypatch):
     config = amend(run_samples.config(tmp_path), [*JUDGED, *prices])
     folder = run_samples.create(tmp_path, config.model_copy(update={"price_per_hour": 7.2}))
     judged = {"judge/calls": 3, "judge/tokens": 1200, "judge/cost": 0.25, "tokens/sampled": 4000}
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for step in (1, 2):
-            metrics.append({**run_samples.record(step), **judged})
+    run_samples.append(folder, *({**run_samples.record(step), **judged} for step in (1, 2)))
     monkeypatch.setattr(RunFolder, "duration_s", 1800.0)
     text = write_report(folder).read_text()
     assert "| grpo | 2 | 4.0 s | 3.0 s | 1.0 s | 8,000 | 200 |" in text
@@ -80,9 +73,8 @@ def test_the_report_says_how_many_episodes_have_no_reward(folder):
     for episode in played:
         episode.unscored = silent
     write_episodes(episodes_path(folder.path, 2), groups)
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        counts = {"episodes/count": 9, "episodes/failed": 1, METRIC: 8}
-        metrics.append({"stage": "grpo", "step": 2, **counts})
+    counts = {"episodes/count": 9, "episodes/failed": 1, METRIC: 8}
+    run_samples.append(folder, {"stage": "grpo", "step": 2, **counts})
     save_evaluation(folder.path, run_samples.evaluation(folder, "trained", played, step=2))
     text = write_report(folder).read_text()
     assert "8 of 8 in training, 8 of 8 in the evaluation `trained`, because a judge" in text
@@ -108,10 +100,7 @@ def test_the_report_says_what_a_signal_costs():
 
 
 def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
-    episodes = [
-        *eval_episodes(num_tasks=3, samples=1),
-        *eval_episodes(num_tasks=1, success=False),
-    ]
+    episodes = [*eval_episodes(num_tasks=3, samples=1), *eval_episodes(num_tasks=1, success=False)]
     episodes[-1].status, episodes[-1].error = Status.ERROR, "SessionClosedError: gone"
     episodes[0].reward = 9.0
     path, report = save(folder, "trained", episodes)
@@ -262,10 +251,9 @@ def test_the_report_of_clients_speaks_of_their_rewards_and_not_of_evaluations(tm
     assert "There is no result, because clients play no evaluations" in text
     assert f"openenv-pipe serve {folder.path}@start" in text and "openenv-pipe eval" not in text
     lost = {"clients/lost": 0, "clients/late": 0, "clients/failed": 0, "groups/dropped": 0}
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for step in range(1, 11):
-            reward = {"reward/mean": 0.25 if step <= 5 else 0.75}
-            metrics.append({**run_samples.record(step), **lost, **reward})
+    for step in range(1, 11):
+        reward = {"reward/mean": 0.25 if step <= 5 else 0.75}
+        run_samples.append(folder, {**run_samples.record(step), **lost, **reward})
     text = write_report(folder).read_text()
     assert "**0.250 → 0.750**, from the first 5 steps to the last 5" in text
     assert "| tasks | those that clients bring |" in text and "at most" not in text

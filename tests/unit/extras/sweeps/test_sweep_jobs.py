@@ -1,6 +1,7 @@
 """Sweeps without real runs: the folder, jobs, shared servers, and the search."""
 
 import asyncio
+import dataclasses
 import functools
 import io
 import json
@@ -12,6 +13,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
+from run_samples import append
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
@@ -35,7 +37,6 @@ from openenv_pipe.extras.sweeps.multirun import Parameter, read_request
 from openenv_pipe.extras.sweeps.watch import Watch
 from openenv_pipe.extras.sweeps.worker import Worker
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.files import write_json
 from openenv_pipe.system.process_id import ProcessId
 
@@ -174,8 +175,7 @@ def test_a_job_of_a_stopped_sweep_does_not_begin(sweep, mark):
 
 def test_a_job_does_not_outlive_its_sweep(sweep):
     dead = ProcessId(host=ProcessId.of_this_process().host, pid=2**22 + 1, started_s=0.0)
-    orders = orders_of(sweep, "conf=echo")
-    Orders(sweep=orders.sweep, attempt=1, owner=dead, jobs=orders.jobs)(0)
+    dataclasses.replace(orders_of(sweep, "conf=echo"), owner=dead)(0)
     assert sweep.refresh(0).status == "waiting"
 
 
@@ -369,17 +369,12 @@ def test_what_says_nothing_of_servers_is_not_in_the_key():
     assert len({server_key(request_of(**each)) for each in changes}) == 1
 
 
-async def test_servers_that_cannot_be_cleared_are_ended(shared):
+@pytest.mark.parametrize("fault", [{"unclean": True}, {"failure": HostError("used up")}])
+async def test_servers_that_have_failed_or_cannot_be_cleared_are_ended(shared, fault):
     await lease_once(shared)
-    FakeServers.made[0].unclean = True
+    vars(FakeServers.made[0]).update(fault)
     assert await lease_once(shared) == "http://server/1"
     assert FakeServers.made[0].closed
-
-
-async def test_servers_that_have_failed_are_not_leased_again(shared):
-    await lease_once(shared)
-    FakeServers.made[0].failure = HostError("host.max_restarts=2 are used up")
-    assert await lease_once(shared) == "http://server/1"
 
 
 async def test_a_job_that_is_stopped_while_it_waits_leaves_the_servers_to_the_next(shared):
@@ -495,10 +490,7 @@ def records(*rewards: float) -> list[dict]:
 def play(search, sweep: SweepFolder, job, *rewards: float) -> None:
     """Do what a job's run and the sweep's watch do together."""
     run = begin_run(sweep, job.index)
-    metrics = MetricsFile(run.metrics_path)
-    for record in records(*rewards):
-        metrics.append(record)
-    metrics.close()
+    append(run, *records(*rewards))
     search.see(sweep.refresh(job.index), records(*rewards))
     stopped = stop_mark(sweep.path, job.index).exists()
     run.finish("interrupted" if stopped else "finished")
@@ -565,10 +557,7 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
     search = search_of(sweep, at_a_time=3, num_jobs=3)
     finished, failed, _ = search.propose(["conf=echo", f"runs_dir={tmp_path}"])
     run = begin_run(sweep, finished.index)
-    metrics = MetricsFile(run.metrics_path)
-    for record in records(0.3, 0.5):
-        metrics.append(record)
-    metrics.close()
+    append(run, *records(0.3, 0.5))
     run.finish("finished")
     begin_run(sweep, failed.index).finish("failed", cause="it broke")
     begin_run(sweep, 2).finish("interrupted")
@@ -597,9 +586,7 @@ def test_the_watch_tells_each_change_once(sweep):
     watch.look()
     run = begin_run(sweep, 0)
     watch.look()
-    metrics = MetricsFile(run.metrics_path)
-    metrics.append({"stage": "grpo", "step": 3, "reward/mean": 0.25})
-    metrics.close()
+    append(run, {"stage": "grpo", "step": 3, "reward/mean": 0.25})
     watch.look()
     run.finish("finished")
     watch.look()
@@ -614,9 +601,7 @@ def test_the_watch_tells_each_change_once(sweep):
 
 def test_the_table_has_the_last_step_of_jobs_that_ended_before(sweep):
     run = begin_run(sweep, 0)
-    metrics = MetricsFile(run.metrics_path)
-    metrics.append({"stage": "grpo", "step": 3, "reward/mean": 0.25})
-    metrics.close()
+    append(run, {"stage": "grpo", "step": 3, "reward/mean": 0.25})
     run.finish("finished")
     sweep.refresh(0)
     shown = [[str(cell) for cell in row] for row in Watch(sweep, SweepTable()).table().rows]

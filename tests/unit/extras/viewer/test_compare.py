@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import shutil
-from contextlib import closing
 
 import pytest
 import run_samples
@@ -19,7 +18,6 @@ from openenv_pipe.extras.viewer import cli
 from openenv_pipe.extras.viewer.compare.grouping import compare_settings
 from openenv_pipe.extras.viewer.compare.load import find_runs
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile
 
 pytestmark = pytest.mark.slow
 
@@ -78,10 +76,8 @@ def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_
     runs += [make(tmp_path, 1e-4, seed, rate) for seed, rate in enumerate((0.8, 0.9, 0.7))]
     result = compared(*runs)
     assert result.keys == ["trainer.optimizer.lr"]
-    assert [setting.name for setting in result.settings] == [
-        "optimizer.lr=0.0001",
-        "optimizer.lr=1e-05",
-    ]
+    names = [setting.name for setting in result.settings]
+    assert names == ["optimizer.lr=0.0001", "optimizer.lr=1e-05"]
     success = result.settings[0].figures["success"]
     # Student's t with two degrees of freedom; the three values have a standard deviation of 0.1
     half = 4.303 * 0.1 / 3**0.5
@@ -140,8 +136,7 @@ def test_the_evaluation_before_a_run_was_extended_is_not_its_result(tmp_path, st
     run_samples.evaluate(folder, "trained", 0.2, step=2)
     (run,) = find_runs([str(folder.path)]).runs
     assert run.final.success.mean == pytest.approx(0.2)
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        metrics.append(run_samples.record(3))
+    run_samples.append(folder, run_samples.record(3))
     if status != "running":
         folder.finish(status)
     (run,) = find_runs([str(folder.path)]).runs
@@ -176,20 +171,15 @@ def test_runs_of_unlike_length_are_not_seeds_of_one_setting(tmp_path):
     short, whole = reproduction(trained, 1), reproduction(trained)
     result = compared(short, whole)
     assert result.keys == ["trainer.steps"]
-    assert sorted(setting.name for setting in result.settings) == [
-        "trainer.steps=1",
-        "trainer.steps=2",
-    ]
+    names = sorted(setting.name for setting in result.settings)
+    assert names == ["trainer.steps=1", "trainer.steps=2"]
 
 
 def test_two_single_runs_are_told_apart_by_their_tasks(tmp_path):
     best, near, far = (make(tmp_path, lr, 0, r) for lr, r in ((1, 0.9), (2, 0.8), (3, 0.1)))
     result = compared(far, near, best)
-    assert [setting.runs[0].id for setting in result.settings] == [
-        best.record.id,
-        near.record.id,
-        far.record.id,
-    ]
+    found = [setting.runs[0].id for setting in result.settings]
+    assert found == [each.record.id for each in (best, near, far)]
     assert [setting.runs[0].id for setting in result.not_told_apart] == [near.record.id]
 
 
@@ -265,26 +255,18 @@ def test_nothing_is_best_while_nothing_is_measured(tmp_path, capsys):
     assert "best" not in out and "smoke/0002 running" in out
 
 
-def test_runs_of_different_tasks_have_no_best(tmp_path):
-    first, second = make(tmp_path, 1, 0, 0.5), make(tmp_path, 2, 0, 0.9)
-    path = second.path / "eval" / "trained.json"
+def test_runs_of_equal_results_or_of_different_tasks_or_scoring_have_no_best(tmp_path):
+    first, elsewhere = make(tmp_path, 1, 0, 0.5), make(tmp_path, 2, 0, 0.9)
+    path = elsewhere.path / "eval" / "trained.json"
     path.write_text(path.read_text().replace('"task_seed": 10', '"task_seed": 20'))
-    result = compared(first, second)
-    assert (result.best, result.best_run) == (None, None)
-    assert "different tasks" in result.notes[0]
-
-
-def test_settings_of_equal_results_have_no_best(tmp_path):
-    result = compared(*(make(tmp_path, lr, success=0.5) for lr in (1, 2)))
-    assert (result.best, result.best_run) == (None, None)
-    assert "equal success and reward" in result.notes[0]
-
-
-def test_runs_of_different_scoring_have_no_best(tmp_path):
-    first = make(tmp_path, 1, 0, 0.5)
-    result = compared(first, make(tmp_path, 2, 0, 0.9, success_reward=0.5))
-    assert (result.best, result.best_run) == (None, None)
-    assert "differ in env.success_reward" in result.notes[0]
+    for other, why in (
+        (elsewhere, "different tasks"),
+        (make(tmp_path, 2, success=0.5), "equal success and reward"),
+        (make(tmp_path, 2, 0, 0.9, success_reward=0.5), "differ in env.success_reward"),
+    ):
+        result = compared(first, other)
+        assert (result.best, result.best_run) == (None, None)
+        assert why in result.notes[0]
 
 
 def test_runs_of_one_setting_and_different_code_are_named(tmp_path):
@@ -357,33 +339,20 @@ def test_what_is_no_run_and_no_sweep_is_rejected(tmp_path, names, expected):
 # --- forms -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two(tmp_path):
-    return make(tmp_path, 1e-5, 0, 0.2), make(tmp_path, 1e-4, 0, 0.9)
-
-
-def test_the_table_has_the_best_first(two, capsys):
+def test_each_form_has_the_best_first(tmp_path, capsys):
+    two = make(tmp_path, 1e-5, 0, 0.2), make(tmp_path, 1e-4, 0, 0.9)
     lines = shown(capsys, "table", *two).splitlines()
     assert lines[1].startswith("*smoke/0002") and lines[2].startswith("smoke/0001")
     assert "best: smoke/0002, of optimizer.lr=0.0001: success 90%" in "\n".join(lines)
-
-
-def test_json_says_it_all(two, capsys):
     values = json.loads(shown(capsys, "json", *two))
     assert (values["best"], values["keys"]) == ("smoke/0002", ["trainer.optimizer.lr"])
     best = values["settings"][0]
     assert best["values"] == {"trainer.optimizer.lr": 1e-4}
     assert best["figures"]["success"]["mean"] == 0.9
     assert best["runs"][0]["status"] == "finished"
-
-
-def test_csv_has_a_row_a_setting_and_numbers(two, capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, "csv", *two))))
     assert [row["trainer.optimizer.lr"] for row in rows] == ["0.0001", "1e-05"]
     assert float(rows[0]["success low"]) < float(rows[0]["success"]) == 0.9
-
-
-def test_markdown_is_a_table(two, capsys):
     lines = shown(capsys, "md", *two).splitlines()
     assert lines[0].startswith("|  | optimizer.lr | runs | seeds | success |")
     assert lines[2].startswith("| smoke/0002 | 0.0001 | 1 finished | 1 | 90% [")

@@ -1,7 +1,6 @@
 """`episodes` and `watch`: which episodes are shown, hostile ones too, and how a run is followed."""
 
 import json
-from contextlib import closing
 
 import pytest
 import run_samples
@@ -11,11 +10,9 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.run_state import RunState
 from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
-from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.secrets import remember_secrets
 from openenv_pipe.types import Group, Step
-from tests.fakes import made_up_episode, made_up_turn
+from tests.fakes import all_episodes, made_up_episode, made_up_turn
 
 SIZE = 5_000_000
 HOSTILE = "<script>alert(1)</script> \x1b[31m\x9b2J [bold red]x[/] ```\n# x \ud800\u202e "
@@ -102,20 +99,14 @@ def test_episodes_are_filtered(run, shown, capsys):
     )
     assert len(found("--text", "slate")) == 18
     assert found("--text", "nowhere in it") == []
-    assert "no such episodes (--task nothing); it has 18 of training" in _error(run, capsys)
-
-
-def _error(run, capsys):
     with pytest.raises(SystemExit):
         cli.main(["episodes", str(run.path), "--task", "nothing"])
-    return capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no such episodes (--task nothing); it has 18 of training" in said
 
 
 def test_an_evaluation_is_shown_by_its_label(run, shown):
-    episodes = [each for group in run_samples.groups() for each in group.episodes]
-    from openenv_pipe.runs.evals import save_evaluation
-
-    save_evaluation(run.path, run_samples.evaluation(run, "trained", episodes))
+    run_samples.save(run, "trained", all_episodes(run_samples.groups()))
     text = shown("episodes", run.path, "--eval", "trained", "--format", "md", "--limit", 2)
     assert text.count("### eval/trained, group") == 2
     assert "llm crane" in text
@@ -163,8 +154,7 @@ def test_new_steps_are_told_once_and_the_end_ends_it(tmp_path):
     folder = run_samples.create(tmp_path)
     state = RunState(folder.path)
     assert state.new_lines() == ["smoke/0001 running"]
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        metrics.append(run_samples.record(1))
+    run_samples.append(folder, run_samples.record(1))
     (line,) = state.new_lines()
     assert line.startswith("grpo 1/2 reward")
     assert state.new_lines() == []
@@ -177,9 +167,8 @@ def test_new_steps_are_told_once_and_the_end_ends_it(tmp_path):
 
 def test_the_image_has_progress_numbers_curves_and_alarms(tmp_path):
     folder = run_samples.create(tmp_path)
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for step in (1, 2):
-            metrics.append(run_samples.record(step) | {"replies/unusable": 1.0})
+    unusable = {"replies/unusable": 1.0}
+    run_samples.append(folder, *(run_samples.record(step) | unusable for step in (1, 2)))
     lines = RunState(folder.path).image()
     assert lines[0] == "smoke/0001 running"
     assert lines[1].startswith("grpo 2/2 · left 0:00 · last step ")
@@ -188,23 +177,10 @@ def test_the_image_has_progress_numbers_curves_and_alarms(tmp_path):
     assert any(line.startswith("! ") for line in lines)
 
 
-def evaluation_only(runs_dir):
-    """The folder of `eval conf=smoke`: an evaluation of a model that no run has trained."""
-    folder = RunFolder.create(
-        run_samples.config(runs_dir), overrides=[], command=[], purpose="evaluation"
-    )
-    run_samples.evaluate(folder, "start", 0.5)
-    folder.finish("finished")
-    return folder
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["episodes", "RUN"],
-            "no such episodes (of training); it has those of the evaluations s",
-        ),
+        (["episodes", "RUN"], "such episodes (of training); it has those of the evaluations s"),
         (["episodes", "export", "RUN", "--format", "jsonl"], "those of the evaluations start"),
         (["export", "RUN"], "has no checkpoint: it has evaluations only, and trained nothing"),
         (["eval", "RUN@best"], "has no checkpoint: it has evaluations only, and trained nothing"),
@@ -213,7 +189,10 @@ def evaluation_only(runs_dir):
     ],
 )
 def test_a_run_of_evaluations_only_is_named_as_such(words, said, tmp_path, capsys):
-    folder = evaluation_only(tmp_path)
+    """As `eval conf=smoke` makes it, of a model that no run has trained."""
+    folder = run_samples.create(tmp_path, purpose="evaluation")
+    run_samples.evaluate(folder, "start", 0.5)
+    folder.finish("finished")
     with pytest.raises(SystemExit) as ended:
         cli.main([word.replace("RUN", str(folder.path)) for word in words])
     assert ended.value.code == (0 if words == ["episodes", "RUN"] else 2)

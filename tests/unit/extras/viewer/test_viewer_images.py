@@ -1,7 +1,6 @@
 """Images of observations in the viewer, from the run's own folder only, and in recordings."""
 
 import io
-from contextlib import closing
 
 import PIL.Image
 import pytest
@@ -14,7 +13,6 @@ from openenv_pipe.extras.viewer.web import server
 from openenv_pipe.extras.viewer.web.bundle import write_bundle
 from openenv_pipe.extras.viewer.web.run_store import RunStore
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.runs.metrics import MetricsFile
 
 ROWS = [[[250, column, row] for column in range(40)] for row in range(32)]
 
@@ -85,8 +83,7 @@ def test_a_bundle_has_its_images_as_files(folder, tmp_path):
 
 def test_a_recording_has_the_images_of_its_episodes(folder, tmp_path):
     to = tmp_path / "recording"
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        metrics.append(run_samples.record(1))
+    run_samples.append(folder, run_samples.record(1))
     record(str(folder.path), to, steps=None, runs_dir=folder.path.parents[1])
     (own,) = (folder.path / "images").iterdir()
     assert (to / "images" / own.name).read_bytes() == own.read_bytes()
