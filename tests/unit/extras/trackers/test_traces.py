@@ -121,10 +121,15 @@ def send(tmp_path, url, groups, *overrides, steps=(1,), notify=pytest.fail):
     send_to(tmp_path, groups, *settings, steps=steps, notify=notify)
 
 
-def send_to(tmp_path, groups, *overrides, steps=(1,), notify=pytest.fail):
+def tracking(tmp_path, *overrides, notify=pytest.fail):
+    """The trackers of a run with these overrides, and its folder."""
     config = compose(["conf=smoke", f"runs_dir={tmp_path}", *overrides]).config
     folder = RunFolder.create(config, overrides=[], command=[])
-    trackers = Trackers(config, folder, notify)
+    return Trackers(config, folder, notify), folder
+
+
+def send_to(tmp_path, groups, *overrides, steps=(1,), notify=pytest.fail):
+    trackers, _ = tracking(tmp_path, *overrides, notify=notify)
     for step in steps:
         trackers.log({"step": step, "stage": "grpo", "reward/mean": 1.0}, groups)
     trackers.close("finished", {})
@@ -237,10 +242,8 @@ def test_of_a_step_a_sample_up_to_the_cap_is_sent_and_always_the_same(tmp_path, 
 
 def test_episodes_of_evaluations_are_traced_as_such(tmp_path, collector):
     overrides = ["tracker=otlp", f"tracker.otlp.endpoint={collector.url}"]
-    overrides += ["tracker.otlp.max_per_step=3", f"runs_dir={tmp_path}"]
-    config = compose(["conf=smoke", *overrides]).config
-    folder = RunFolder.create(config, overrides=[], command=[])
-    trackers = Trackers(config, folder, pytest.fail)
+    trackers, folder = tracking(tmp_path, *overrides, "tracker.otlp.max_per_step=3")
+    config = folder.written_config
     groups = [group_of(*(played(reward) for reward in range(5)))]
     trackers.log({"step": 4, "stage": "grpo", "reward/mean": 1.0}, groups)
     for label, step, model in (
@@ -271,11 +274,9 @@ def test_a_rejected_request_is_told_and_sent_again(tmp_path, collector, monkeypa
     monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.001)
     collector.statuses += [400]
     told = []
-    folder_steps = (1, 2)
-    settings = [f"runs_dir={tmp_path}", "tracker=otlp", f"tracker.otlp.endpoint={collector.url}"]
-    config = compose(["conf=smoke", *settings]).config
-    trackers = Trackers(config, RunFolder.create(config, overrides=[], command=[]), told.append)
-    for step in folder_steps:
+    settings = ["tracker=otlp", f"tracker.otlp.endpoint={collector.url}"]
+    trackers, _ = tracking(tmp_path, *settings, notify=told.append)
+    for step in (1, 2):
         trackers.log({"step": step, "stage": "grpo"}, [group_of(played())])
     for _ in range(6000):
         if len({each.trace_id for each in collector.spans}) == 2:
@@ -298,14 +299,13 @@ def test_a_scheme_has_its_number_of_variables(scheme, variables):
 def test_presets_take_credentials_from_the_environment_alone(tmp_path, collector, monkeypatch):
     monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk-public")
     monkeypatch.delenv("LANGFUSE_SECRET_KEY", raising=False)
-    endpoint = [f"tracker.langfuse.endpoint={collector.url}", f"runs_dir={tmp_path}"]
-    config = compose(["conf=smoke", "tracker=langfuse", *endpoint]).config
+    settings = ["tracker=langfuse", f"tracker.langfuse.endpoint={collector.url}"]
+    config = compose(["conf=smoke", *settings]).config
     with pytest.raises(ConfigError, match=r"tracker\.langfuse: .*LANGFUSE_SECRET_KEY is not set"):
         check_tracker("langfuse", config.tracker["langfuse"])
     monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-very-secret")
     check_tracker("langfuse", config.tracker["langfuse"])
-    folder = RunFolder.create(config, overrides=[], command=[])
-    trackers = Trackers(config, folder, pytest.fail)
+    trackers, folder = tracking(tmp_path, *settings)
     trackers.log({"step": 1, "stage": "grpo"}, [group_of(played())])
     trackers.close("finished", {})
     (headers,) = collector.headers

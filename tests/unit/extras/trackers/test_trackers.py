@@ -73,37 +73,31 @@ def twice(folder, name):
 # TensorBoard
 
 
-def test_tensorboard_reads_scalars_texts_and_the_end(tmp_path):
+def test_tensorboard_reads_each_scalar_once_texts_and_the_end_also_after_a_resumption(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tracked(tmp_path, "tensorboard")
-    attempt(folder, [1, 2, 3])
-    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    scalars = [(each.step, each.value) for each in events.Scalars("grpo/reward/mean")]
-    assert scalars == [(step, pytest.approx(step / 10)) for step in (1, 2, 3)]
-    points = [(each.step, each.value) for each in events.Scalars("eval/during/reward")]
-    assert points == [(2, pytest.approx(0.2))]
-    assert events.Scalars("summary/eval/trained/success")[0].value == 0.75
-    tensors = {tag: events.Tensors(tag)[0].tensor_proto for tag in events.Tags()["tensors"]}
-    texts = {tag: each.string_val[0] for tag, each in tensors.items()}
-    assert texts["status/text_summary"] == b"finished"
-    assert b'"max_episode_tokens"' in texts["config/text_summary"]
-    assert read_state(folder.path, "tensorboard") is None  # a resumed run writes it all again
 
+    def check(num_steps):
+        events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+        scalars = [(each.step, each.value) for each in events.Scalars("grpo/reward/mean")]
+        assert scalars == [(step, pytest.approx(step / 10)) for step in range(1, num_steps + 1)]
+        points = [(each.step, each.value) for each in events.Scalars("eval/during/reward")]
+        evaluated = [step for step in EVALUATED if step <= num_steps]
+        assert points == [(step, pytest.approx(step / 10)) for step in evaluated]
+        assert events.Scalars("summary/eval/trained/success")[-1].value == 0.75
+        last = {tag: events.Tensors(tag)[-1].tensor_proto for tag in events.Tags()["tensors"]}
+        texts = {tag: each.string_val[0] for tag, each in last.items()}
+        assert b'"max_episode_tokens"' in texts["config/text_summary"]
+        assert read_state(folder.path, "tensorboard") is None  # a resumed run writes it all again
+        return texts["status/text_summary"]
 
-def test_tensorboard_reads_each_step_once_after_a_resumption(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = tracked(tmp_path, "tensorboard")
     attempt(folder, [1, 2, 3], "interrupted")
+    assert check(3) == b"interrupted"
     rewind(folder, StageStep("grpo", 2))
     attempt(RunFolder.open(folder.path), [1, 2, 3, 4, 5])
-    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
-    scalars = [(each.step, each.value) for each in events.Scalars("grpo/reward/mean")]
-    assert scalars == [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4, 5)]
-    assert events.Tensors("status/text_summary")[-1].tensor_proto.string_val[0] == b"finished"
+    assert check(5) == b"finished"
 
 
 # Weights & Biases
