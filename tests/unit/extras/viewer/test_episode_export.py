@@ -81,23 +81,26 @@ def test_trl_takes_the_conversations_for_supervised_training(run, tmp_path):
     ]
 
 
-def test_tools_are_a_column_for_the_chat_template_and_no_message(tmp_path):
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    told = with_tools([{"role": "user", "content": "begin"}], tools)
-    folder = run_shown(tmp_path, told)
-    exported(folder, "trl", tmp_path / "all.jsonl")
-    (row,) = lines_of(tmp_path / "all.jsonl")
-    assert [each["role"] for each in row["messages"]] == ["user", "assistant"]
-    assert json.loads(row["tools"]) == tools
+BEGIN = {"role": "user", "content": "begin"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 
-@pytest.mark.parametrize("content", ["not JSON", "{}"])
-def test_a_message_of_a_client_with_the_role_of_tools_is_a_message(tmp_path, content):
-    told = [{"role": "tools", "content": content}]
-    folder = run_shown(tmp_path, told)
-    exported(folder, "trl", tmp_path / "all.jsonl")
+@pytest.mark.parametrize(
+    ("told", "expected", "tools"),
+    [
+        (with_tools([BEGIN], TOOLS), [BEGIN], TOOLS),
+        *(([{"role": "tools", "content": text}], None, None) for text in ("not JSON", "{}")),
+        ([{"role": "system", "content": SYSTEM}, BEGIN], None, None),
+    ],
+    ids=["tools", "of a client, with the role of tools", "the same, as JSON", "as they are"],
+)
+def test_messages_are_as_recorded_and_tools_are_a_column_for_the_chat_template(
+    tmp_path, told, expected, tools
+):
+    exported(run_shown(tmp_path, told), "trl", tmp_path / "all.jsonl")
     (row,) = lines_of(tmp_path / "all.jsonl")
-    assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
+    assert row["messages"] == [*(expected or told), {"role": "assistant", "content": "go"}]
+    assert tools is None or json.loads(row["tools"]) == tools
 
 
 def test_parquet_and_json_lines_have_everything_with_tokens(run, tmp_path):
@@ -296,18 +299,9 @@ def test_atif_files_follow_the_format(run, tmp_path):
     assert won.extra["reward"] == 1.0
 
 
-def test_recorded_messages_are_taken_as_they_are(tmp_path):
-    told = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "begin"}]
-    folder = run_shown(tmp_path, told)
-    exported(folder, "trl", tmp_path / "all.jsonl")
-    (row,) = lines_of(tmp_path / "all.jsonl")
-    assert row["messages"] == [*told, {"role": "assistant", "content": "go"}]
-
-
 def test_an_example_with_the_words_of_a_reply_has_none_of_its_tokens(tmp_path):
     example = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "go"}]
-    told = [*example, {"role": "user", "content": "begin"}]
-    folder = run_shown(tmp_path, told)
+    folder = run_shown(tmp_path, [*example, BEGIN])
     exported(folder, "verifiers", tmp_path / "verifiers")
     (row,) = lines_of(tmp_path / "verifiers" / "traces.jsonl")
     nodes = row["traces"][0]["nodes"]

@@ -37,7 +37,7 @@ def read_data(path) -> dict:
     return found
 
 
-def test_a_bundle_has_what_the_pages_ask_for(folder, tmp_path):
+def test_a_bundle_has_what_the_pages_ask_for_and_loads_only_that(folder, tmp_path):
     index = view.bundle(str(folder.path), tmp_path / "out" / "made", trust=False)
     assert index == tmp_path / "out" / "made" / "index.html"
     data = read_data(index.parent)
@@ -62,10 +62,6 @@ def test_a_bundle_has_what_the_pages_ask_for(folder, tmp_path):
     assert start == 'bundle.start = "#/run/smoke/0001";'
     assert set(json.loads(files.removeprefix("bundle.files = ").removesuffix(";"))) == set(data)
     assert [path.name for path in index.parent.parent.iterdir()] == ["made"], "no other file stays"
-
-
-def test_the_page_of_a_bundle_loads_files_of_it_only(folder, tmp_path):
-    index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
     text = index.read_text()
     assert 'type="module"' not in text
     for name in re.findall(r'(?:src|href)="([^"]*)"', text):

@@ -54,11 +54,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+def open_client(runs_dir: Path) -> TestClient:
+    return TestClient(server.build_app(RunStore(runs_dir)), base_url="http://127.0.0.1")
+
+
 @pytest.fixture(scope="module")
 def client(folder):
-    return TestClient(
-        server.build_app(RunStore(folder.path.parents[1])), base_url="http://127.0.0.1"
-    )
+    return open_client(folder.path.parents[1])
 
 
 def ask(client, what: str, **query) -> dict:
@@ -162,8 +164,8 @@ def test_a_group_of_episodes_that_were_cut_off_says_so_if_these_have_no_loss(
     advantages = step_advantages(groups, baseline="group", scale="none", discount=1.0)
     masked = [each.without_truncated() for each in advantages]
     write_episodes(episodes_path(folder.path, 1), groups, masked)
-    client = TestClient(server.build_app(RunStore(tmp_path)), base_url="http://127.0.0.1")
-    assert ask(client, "episode", step=1, line=1)["skipped"].startswith(reason)
+    found = ask(open_client(tmp_path), "episode", step=1, line=1)
+    assert found["skipped"].startswith(reason)
 
 
 def test_why_a_group_was_skipped(client):
