@@ -147,10 +147,7 @@ gate = false
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("my.toml", TOML),
-        ("my.json", json.dumps({"criteria": [criterion("right")]})),
-    ],
+    [("my.toml", TOML), ("my.json", json.dumps({"criteria": [criterion("right")]}))],
 )
 def test_criteria_are_read_from_a_file_into_the_configuration(tmp_path, name, text):
     (tmp_path / name).write_text(text)

@@ -64,11 +64,7 @@ def prompts_of(*plays, fields=TEXT, seed_start=1000, takes_tools=False):
     tasks = CONFIG.env.tasks.eval.model_copy(update=numbered)
     found = description(fields)
     return ChatPrompts.of(
-        tried(*plays),
-        CONFIG.env,
-        found.action,
-        RangeTasks("eval", tasks),
-        takes_tools=takes_tools,
+        tried(*plays), CONFIG.env, found.action, RangeTasks("eval", tasks), takes_tools=takes_tools
     )
 
 

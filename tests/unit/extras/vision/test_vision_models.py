@@ -21,14 +21,7 @@ from fakes import (
 from test_safetensors_only import hub_model
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from vision_models import (
-    ADAPTER,
-    image,
-    play,
-    samples_of,
-    trained_logprobs,
-    write_vision_model,
-)
+from vision_models import ADAPTER, image, play, samples_of, trained_logprobs, write_vision_model
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.engines.scripted import ScriptedEngine
@@ -37,12 +30,7 @@ from openenv_pipe.extras.vision.policy import VisionForward, VisionPolicy
 from openenv_pipe.learner.checkpoint import load_weights, save_weights
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.forward.forward_check import check_forward
-from openenv_pipe.models.load import (
-    build_empty,
-    check_architecture,
-    load_chat,
-    load_policy,
-)
+from openenv_pipe.models.load import build_empty, check_architecture, load_chat, load_policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import IMAGE_IDS
