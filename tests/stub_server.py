@@ -5,10 +5,12 @@ Each is a program for `env.command`, made of the code that answers a message.
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 SOURCE = """
 import asyncio, json, os, sys
@@ -75,3 +77,19 @@ async def started(host: Any) -> AsyncIterator[Any]:
         yield host
     finally:
         await host.close()
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], path: str = "/{path:.*}"
+) -> AsyncIterator[str]:
+    """Yield the URL of an HTTP server that answers requests of a path, or of all paths."""
+    application = web.Application()
+    application.router.add_route("*", path, answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from stub_server import answering
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.base import MessageRequest, TextReply
@@ -62,38 +63,42 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
     async def main() -> Any:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", endpoint.answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        config = OpenAIEngineConfig(
-            **{
-                "type": "openai",
-                "base_url": f"http://127.0.0.1:{port}/v1",
-                "model": "big",
-                "api_key": "a-secret-key",
-                "max_concurrent": 4,
-                "requests_per_minute": None,
-                "tokens_per_minute": None,
-                "max_tokens_key": "max_tokens",
-                "parameters": {},
-                "images": False,
-                "timeout_s": 60.0,
-                "max_retries": 2,
-                "cache_dir": None,
-                **changes,
-            }
-        )
-        try:
+        async with answering(endpoint.answer, "/v1/chat/completions") as url:
+            config = OpenAIEngineConfig(
+                **{
+                    "type": "openai",
+                    "base_url": f"{url}/v1",
+                    "model": "big",
+                    "api_key": "a-secret-key",
+                    "max_concurrent": 4,
+                    "requests_per_minute": None,
+                    "tokens_per_minute": None,
+                    "max_tokens_key": "max_tokens",
+                    "parameters": {},
+                    "images": False,
+                    "timeout_s": 60.0,
+                    "max_retries": 2,
+                    "cache_dir": None,
+                    **changes,
+                }
+            )
             async with ChatClient(config, cache_dir=config.cache_dir) as client:
                 return await story(OpenAIEngine(config, client))
-        finally:
-            await runner.cleanup()
 
     return asyncio.run(main())
+
+
+async def hello(engine: OpenAIEngine) -> str:
+    return (await engine.generate(request(user("hello")))).text
+
+
+def replies_of(endpoint: Endpoint, *turns: int, **changes: Any) -> list[TextReply]:
+    """Return the replies to the same question at these turns."""
+
+    async def story(engine: OpenAIEngine) -> list[TextReply]:
+        return [await engine.generate(request(user("hello"), turn=turn)) for turn in turns]
+
+    return run(endpoint, story, **changes)
 
 
 def request(*messages: dict[str, str], turn: int = 0, **changes: Any) -> MessageRequest:
@@ -119,6 +124,20 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
+AIR = {"role": "tool", "name": "look", "content": "air"}
+
+
+def answered(endpoint: Endpoint, *messages: dict[str, str], tools: Any = (TOOL,)) -> TextReply:
+    """Return the first reply, after a second turn that these messages have begun."""
+
+    async def story(engine: OpenAIEngine) -> TextReply:
+        first = await engine.generate(request(user("look"), tools=[*tools]))
+        await engine.generate(after(first, *messages, tools=[*tools]))
+        return first
+
+    return run(endpoint, story)
+
+
 def test_a_conversation_is_told_as_a_whole_each_time() -> None:
     endpoint = Endpoint(said("cräne"), said("sheet", "length"))
 
@@ -139,37 +158,28 @@ def test_a_conversation_is_told_as_a_whole_each_time() -> None:
 
 def test_a_reply_that_a_filter_withholds_is_told_from_an_empty_one(tmp_path: Any) -> None:
     endpoint = Endpoint(said(None, "content_filter"), said(None))
-
-    async def story(engine: OpenAIEngine) -> list[tuple[str, Finish]]:
-        asked = [request(user("hello"), turn=turn) for turn in (0, 0, 1)]  # the second is cached
-        replies = [await engine.generate(each) for each in asked]
-        return [(reply.text, reply.finish) for reply in replies]
-
     filtered = ("", Finish.FILTERED)
-    found = run(endpoint, story, cache_dir=str(tmp_path))
+    replies = replies_of(endpoint, 0, 0, 1, cache_dir=str(tmp_path))  # the second is cached
+    found = [(reply.text, reply.finish) for reply in replies]
     assert found == [filtered, filtered, ("", Finish.STOP)]
 
 
-def test_tokens_are_those_that_the_endpoint_reports() -> None:
+IMPOSSIBLE = [{"prompt_tokens": 10**400}, {"prompt_tokens": True}, {"prompt_tokens": -1}, [1]]
+
+
+def test_tokens_are_those_that_the_endpoint_reports_if_they_can_be() -> None:
     status, answer, headers = said("fine")
     usages = [{"prompt_tokens": 12, "completion_tokens": 3}, {"prompt_tokens": 0}, None, "many"]
+    usages += IMPOSSIBLE
     endpoint = Endpoint(*((status, {**answer, "usage": usage}, headers) for usage in usages))
-
-    async def story(engine: OpenAIEngine) -> list[tuple[int | None, int | None]]:
-        replies = [await engine.generate(request(user("hello"), turn=turn)) for turn in range(4)]
-        return [(reply.num_prompt_tokens, reply.num_completion_tokens) for reply in replies]
-
-    assert run(endpoint, story) == [(12, 3), (None, None), (None, None), (None, None)]
+    replies = replies_of(endpoint, *range(8))
+    found = [(reply.num_prompt_tokens, reply.num_completion_tokens) for reply in replies]
+    assert found == [(12, 3)] + [(None, None)] * 7
 
 
 def test_seeds_are_those_that_answers_are_kept_under_and_fit_any_endpoint() -> None:
     endpoint = Endpoint(said("fine"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        for turn in range(20):
-            await engine.generate(request(user("hello"), turn=turn))
-
-    run(endpoint, story)
+    replies_of(endpoint, *range(20))
     seeds = [body["seed"] for body in endpoint.bodies]
     assert seeds[3] == 849297907
     assert len(set(seeds)) == 20 and max(seeds) < 2**31
@@ -177,15 +187,8 @@ def test_seeds_are_those_that_answers_are_kept_under_and_fit_any_endpoint() -> N
 
 def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() -> None:
     endpoint = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(user("look"), tools=[TOOL]))
-        (made,) = PLAIN_READER.read(first.text).made_calls
-        assert (made.name, made.arguments) == ("look", {"at": "sky"})
-        result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(after(first, result, tools=[TOOL]))
-
-    run(endpoint, story)
+    (made,) = PLAIN_READER.read(answered(endpoint, AIR).text).made_calls
+    assert (made.name, made.arguments) == ("look", {"at": "sky"})
     assert endpoint.bodies[0]["tools"] == endpoint.bodies[1]["tools"] == [TOOL]
     *_, reply, answer = endpoint.bodies[1]["messages"]
     assert reply["tool_calls"] == [CALL]
@@ -195,14 +198,8 @@ def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() 
 def test_a_result_answers_the_call_that_was_made_not_a_broken_one_before_it() -> None:
     broken = {**CALL, "id": "c0", "function": {"name": "look", "arguments": '{"at": '}}
     endpoint = Endpoint(said(None, tool_calls=[broken, CALL]), said("blue"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(user("look"), tools=[TOOL]))
-        assert [call.is_made for call in PLAIN_READER.read(first.text).calls] == [False, True]
-        result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(after(first, result, tools=[TOOL]))
-
-    run(endpoint, story)
+    first = answered(endpoint, AIR)
+    assert [call.is_made for call in PLAIN_READER.read(first.text).calls] == [False, True]
     answers = {
         message["tool_call_id"]: message["content"]
         for message in endpoint.bodies[1]["messages"]
@@ -214,8 +211,7 @@ def test_a_result_answers_the_call_that_was_made_not_a_broken_one_before_it() ->
 def test_a_result_that_names_its_call_answers_no_earlier_one() -> None:
     reply = {"role": "assistant", "content": None}
     reply |= {"tool_calls": [{**CALL, "id": call_id} for call_id in ("c0", "c1")]}
-    result = {"role": "tool", "name": "look", "content": "air", "call": 1}
-    _, *answers = endpoint_messages([reply, result])
+    _, *answers = endpoint_messages([reply, {**AIR, "call": 1}])
     assert [(each["tool_call_id"], each["content"]) for each in answers] == [
         ("c1", "air"),
         ("c0", "This call was not made."),
@@ -224,25 +220,14 @@ def test_a_result_that_names_its_call_answers_no_earlier_one() -> None:
 
 def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:
     endpoint = Endpoint(said(None, tool_calls=[CALL]), said("sorry"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(user("look"), tools=[TOOL]))
-        await engine.generate(after(first, user("that was no call"), tools=[TOOL]))
-
-    run(endpoint, story)
+    answered(endpoint, user("that was no call"))
     roles = [message["role"] for message in endpoint.bodies[1]["messages"]]
     assert roles == ["user", "assistant", "tool", "user"]
 
 
 def test_a_result_without_a_call_is_a_user_message() -> None:
     endpoint = Endpoint(said("a call in words"), said("done"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(user("look")))
-        result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(after(first, result))
-
-    run(endpoint, story)
+    answered(endpoint, AIR, tools=())
     assert endpoint.bodies[1]["messages"][-1] == user("air")
 
 
@@ -251,24 +236,16 @@ def test_what_passes_is_tried_again_and_a_wait_that_is_asked_for_is_kept(
 ) -> None:
     busy = (429, {"error": "slow down"}, {"Retry-After": "3"})
     endpoint = Endpoint(busy, (500, {}, {}), said("late"))
-
-    async def story(engine: OpenAIEngine) -> str:
-        return (await engine.generate(request(user("hello")))).text
-
     with no_waiting(monkeypatch) as waits:
-        assert run(endpoint, story) == "late"
+        assert run(endpoint, hello) == "late"
     assert waits[0] == 3.0
     assert 0 < waits[1] <= 1.0
 
 
 def test_after_the_last_try_the_error_says_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Endpoint((503, {"error": "overloaded"}, {}))
-
-    async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(user("hello")))
-
     with no_waiting(monkeypatch), pytest.raises(EngineError, match=r"in 3 tries.*503.*overloaded"):
-        run(endpoint, story)
+        run(endpoint, hello)
     assert len(endpoint.bodies) == 3
 
 
@@ -310,42 +287,23 @@ def test_an_answer_of_another_form_is_asked_again_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     body, message = UNUSABLE[name]
-
-    async def story(engine: OpenAIEngine) -> str:
-        return (await engine.generate(request(user("hello")))).text
-
     with no_waiting(monkeypatch):
-        assert run(Endpoint((200, body, {}), said("late")), story) == "late"
+        assert run(Endpoint((200, body, {}), said("late")), hello) == "late"
     with no_waiting(monkeypatch), pytest.raises(EngineError, match=f"in 3 tries.*{message}"):
-        run(Endpoint((200, body, {})), story)
+        run(Endpoint((200, body, {})), hello)
 
 
 def test_a_cached_answer_that_was_damaged_is_asked_for_again(tmp_path: Any) -> None:
-    async def story(engine: OpenAIEngine) -> str:
-        return (await engine.generate(request(user("hello")))).text
-
     # The address is a part of the cache's key, and has to stay the same.
     async def twice(engine: OpenAIEngine) -> list[str]:
-        first = await story(engine)
+        first = await hello(engine)
         (path,) = tmp_path.rglob("*.json")
         path.write_text('{"choices": [null]}')
         engine.begin_rollouts(1, 1)
-        return [first, await story(engine)]
+        return [first, await hello(engine)]
 
     endpoint = Endpoint(said("one"), said("two"))
     assert run(endpoint, twice, cache_dir=str(tmp_path)) == ["one", "two"]
-
-
-def test_a_usage_that_cannot_be_is_none() -> None:
-    status, answer, headers = said("fine")
-    usages = [{"prompt_tokens": 10**400}, {"prompt_tokens": True}, {"prompt_tokens": -1}, [1]]
-    endpoint = Endpoint(*((status, {**answer, "usage": usage}, headers) for usage in usages))
-
-    async def story(engine: OpenAIEngine) -> list[int | None]:
-        replies = [await engine.generate(request(user("hello"), turn=turn)) for turn in range(4)]
-        return [reply.num_prompt_tokens for reply in replies]
-
-    assert run(endpoint, story) == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -353,12 +311,8 @@ def test_a_usage_that_cannot_be_is_none() -> None:
 )
 def test_what_never_will_do_is_rejected_at_once(status: int, key: str) -> None:
     endpoint = Endpoint((status, {"error": "no"}, {"Location": "http://127.0.0.1:1/elsewhere"}))
-
-    async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(user("hello")))
-
     with pytest.raises(ConfigError, match=f"engine.{key}") as caught:
-        run(endpoint, story)
+        run(endpoint, hello)
     assert len(endpoint.bodies) == 1
     assert "a-secret-key" not in str(caught.value)
 
@@ -381,12 +335,8 @@ def test_the_same_request_is_asked_once_and_another_seed_is_another(tmp_path: An
 
 def test_parameters_stand_over_ours_and_null_leaves_one_out() -> None:
     endpoint = Endpoint(said("fine"))
-
-    async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(user("hello")))
-
     changes = {"temperature": None, "reasoning_effort": "low"}
-    run(endpoint, story, parameters=changes, api_key=None)
+    run(endpoint, hello, parameters=changes, api_key=None)
     assert "temperature" not in endpoint.bodies[0]
     assert endpoint.bodies[0]["reasoning_effort"] == "low"
     assert "Authorization" not in endpoint.headers[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 from fakes import loss_and_gradients, random_samples, run_config, tiny_policy
+from stub_server import answering
 
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.models.tiny import build_tokenizer
@@ -41,15 +42,8 @@ def asked(story, models=MODELS, completion=None, text=None, status=200):
         return web.json_response({"choices": [{"prompt_logprobs": completion(body["prompt"])}]})
 
     async def main():
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            return await story(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
-        finally:
-            await runner.cleanup()
+        async with answering(answer) as url:
+            return await story(f"{url}/v1")
 
     return asyncio.run(main()), requests
 

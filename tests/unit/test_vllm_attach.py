@@ -14,6 +14,7 @@ from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.extras.vllm_setup.command import server_command
 from openenv_pipe.system.process import free_port
 from tests.small_vllm import SmallServer
+from tests.stub_server import answering
 
 HUB = ("conf=wordle_qwen3", "model.path=Some/Model")
 
@@ -59,14 +60,13 @@ async def test_a_server_that_does_not_exist_is_said_and_not_waited_for(monkeypat
 
 async def test_a_server_that_is_no_vllm_is_said(monkeypatch):
     monkeypatch.setattr(launch, "FIND_LIMIT_S", 0.0)
-    runner = web.AppRunner(web.Application())
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
+
+    async def nothing(request):
+        raise web.HTTPNotFound
+
+    async with answering(nothing) as url:
         with pytest.raises(EngineError, match="answers /health with status 404"):
-            await attached(f"http://127.0.0.1:{runner.addresses[0][1]}").start()
-    finally:
-        await runner.cleanup()
+            await attached(url).start()
 
 
 async def test_a_server_that_comes_back_later_is_waited_for(tmp_path):
