@@ -42,9 +42,11 @@ def test_next_is_what_the_newest_training_run_needs(status, command, tmp_path, m
     assert first.split("#")[0].strip() == command
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_is_only_looked_at(tmp_path, monkeypatch):
+@pytest.mark.parametrize("status", ["failed", "running"])
+def test_a_run_without_a_checkpoint_or_one_that_goes_on_is_looked_at(status, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path, "echo/0001", status="failed")
+    process = ProcessId.of_this_process().model_dump() if status == "running" else None
+    write_run(tmp_path, "echo/0001", status=status, process=process)
     assert "view runs/echo/0001" in next_commands()
     assert "--resume" not in next_commands()
 
@@ -53,14 +55,6 @@ def test_a_folder_of_runs_that_cannot_be_read_has_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").symlink_to("runs")
     assert "openenv-pipe demo" in next_commands()
-
-
-def test_next_of_a_run_that_goes_on_is_to_look_at_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    process = ProcessId.of_this_process().model_dump()
-    write_run(tmp_path, "echo/0001", status="running", process=process)
-    assert "view runs/echo/0001" in next_commands()
-    assert "--resume" not in next_commands()
 
 
 def test_demo_trains_sums_and_then_names_the_next_commands(tmp_path, monkeypatch, capsys):
