@@ -59,15 +59,11 @@ def test_processes_that_start_together_never_share_a_folder(tmp_path):
     assert not list((tmp_path / "smoke").glob(".*"))
 
 
-def test_numbers_go_on_after_the_highest(tmp_path):
+def test_numbers_go_on_after_the_highest_and_latest_points_to_the_newest(tmp_path):
     run_samples.create(tmp_path)
     (tmp_path / "smoke" / "0041").mkdir()
-    assert run_samples.create(tmp_path).record.id == "smoke/0042"
-
-
-def test_latest_points_to_the_newest_run(tmp_path):
-    run_samples.create(tmp_path)
     second = run_samples.create(tmp_path)
+    assert second.record.id == "smoke/0042"
     assert RunFolder.open(tmp_path / "smoke" / "latest").path == second.path
 
 
@@ -208,9 +204,8 @@ with new_checkpoint(folder.path, StageStep("grpo", 2)) as path:
 """
 
 
-@pytest.fixture
-def killed(tmp_path):
-    """The folder of a run that was killed while it wrote metrics and a checkpoint."""
+def test_a_killed_run_has_died_and_its_half_checkpoint_is_made_anew(tmp_path):
+    """It was killed while it wrote metrics and a checkpoint."""
     roots = [str(Path(__file__).parent), str(Path(files.__file__).parents[2])]
     process = subprocess.Popen(
         [sys.executable, "-c", RUN_UNTIL_KILLED, *roots, str(tmp_path)],
@@ -222,17 +217,11 @@ def killed(tmp_path):
         alive = RunFolder.open(tmp_path / "smoke" / "latest")
         assert alive.status == "running"
         process.send_signal(signal.SIGKILL)
-    return RunFolder.open(tmp_path / "smoke" / "latest")
-
-
-def test_a_killed_run_has_died_and_shows_whole_checkpoints_only(killed):
+    killed = RunFolder.open(tmp_path / "smoke" / "latest")
     assert killed.status == "died"
     assert killed.record.status == "running"
     assert [StageStep.of(path).step for path in killed.checkpoints()] == [1]
     assert killed.duration_s < 60
-
-
-def test_the_half_checkpoint_of_a_killed_run_is_made_anew(killed):
     with new_checkpoint(killed.path, StageStep("grpo", 2)) as path:
         assert not list(path.iterdir())  # nothing is left of the partial checkpoint
         (path / "weights").write_text("whole")
