@@ -42,14 +42,23 @@ def private(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("to_folder", [True, False])
-@pytest.mark.parametrize("place", PLACES)
-def test_no_output_has_anything_behind_a_link(place, to_folder, private, tmp_path, capsys):
-    runs_dir = tmp_path / "runs"
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A folder of runs with one that has a step and an evaluation."""
+    runs_dir = tmp_path_factory.mktemp("evaluated")
     folder = run_samples.create(runs_dir)
     run_samples.train(folder, num_steps=1)
     run_samples.evaluate(folder, "start", 0.5)
-    path = folder.path / place
+    return runs_dir
+
+
+@pytest.mark.parametrize("to_folder", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_output_has_anything_behind_a_link(
+    place, to_folder, evaluated, private, tmp_path, capsys
+):
+    runs_dir = shutil.copytree(evaluated, tmp_path / "runs", symlinks=True)
+    path = runs_dir / "smoke/0001" / place
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
