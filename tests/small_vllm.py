@@ -6,19 +6,26 @@ folder of an adapter, or of all weights, holds x. A completion is always the sam
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from aiohttp import web
 
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.inside.openenv_pipe_claims import Claims
+from openenv_pipe.engines.vllm.ownership import Owner
+from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.types import NO_IMAGES
 
 VOCABULARY = 32
 VALUE = "value"
 TOKENS = [7, 8]
+LIMIT_S = 120.0  # of every test, so that none waits forever
 
 
 def next_logprobs(value: float) -> np.ndarray:
@@ -274,3 +281,36 @@ class SmallPolicyWeights:
 
     def next_logprobs(self, prompts, temperature) -> np.ndarray:
         return np.stack([next_logprobs(self.value) for _ in prompts])
+
+
+@asynccontextmanager
+async def run_engine(
+    config: VllmEngineConfig,
+    servers: Sequence[Any],
+    root: Path,
+    way: str = "adapter",
+    *,
+    name: str = "a test",
+    value: float = 0.25,
+    sleep_level: int = 0,
+    notify: Callable[[str], None] | None = None,
+) -> AsyncIterator[tuple[Any, SmallPolicyWeights, list[str]]]:
+    """Run an engine of the run `name` on these servers; yield it, its policy, and what it says."""
+    root.mkdir()
+    source, told = SmallPolicyWeights(), []
+    source.value = value
+    async with asyncio.timeout(LIMIT_S):
+        with ThreadPoolExecutor(1) as executor:
+            transfer = build_transfer(config, way, source, root, executor)
+            async with running(
+                config,
+                source,
+                Versions(transfer, Owner.new(name), root.name),
+                servers,
+                root=root,
+                executor=executor,
+                sleep_level=sleep_level,
+                facts={},
+                notify=notify or told.append,
+            ) as engine:
+                yield engine, source, told

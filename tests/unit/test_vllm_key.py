@@ -25,6 +25,7 @@ from openenv_pipe.extras.judges import vllm_server
 from openenv_pipe.extras.vllm_setup.command import server_command
 from openenv_pipe.system.secrets import SERVER_SIDE, redact
 from openenv_pipe.system.server_side.openenv_pipe_key import OnlyClients, OnlyTheRun
+from tests.stub_server import answering
 
 KEY = "a-key-of-this-test"
 OWN = ("host", "127.0.0.1:8000")
@@ -100,22 +101,11 @@ def test_the_key_comes_in_the_headers_of_the_public_apis(given):
     assert status == 200 and headers[b"authorization"] == f"Bearer {KEY}".encode()
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:8000", 200),
-        ("localhost:1", 200),
-        ("[::1]:8000", 200),
-        ("10.0.0.7:8000", 200),
-        ("evil.example", 403),
-        ("evil.example:8000", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("[::1", 403),
-        ("", 403),
-    ],
-)
-def test_a_name_that_anybody_can_make_mean_this_machine_is_rejected(host, status):
-    assert asked(OnlyTheRun, GIVEN, ("host", host))[0] == status
+def test_a_name_that_anybody_can_make_mean_this_machine_is_rejected():
+    for host in ("127.0.0.1:8000", "localhost:1", "[::1]:8000", "10.0.0.7:8000"):
+        assert asked(OnlyTheRun, GIVEN, ("host", host))[0] == 200, host
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::1", ""):
+        assert asked(OnlyTheRun, GIVEN, ("host", host))[0] == 403, host
 
 
 def test_names_that_the_user_gives_the_server_are_its_own(monkeypatch):
@@ -126,53 +116,29 @@ def test_names_that_the_user_gives_the_server_are_its_own(monkeypatch):
     assert asked(OnlyTheRun, GIVEN, ("host", "evil.example"))[0] == 403
 
 
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        ("http://127.0.0.1:8000", 200),
-        ("http://127.0.0.1:8001", 403),
-        ("http://evil.example", 403),
-        ("null", 403),
-        ("http://[", 403),
-    ],
-)
-def test_pages_of_other_sites_are_rejected(origin, status):
-    assert asked(OnlyTheRun, OWN, GIVEN, ("origin", origin))[0] == status
+def test_pages_of_other_sites_are_rejected():
+    assert asked(OnlyTheRun, OWN, GIVEN, ("origin", "http://127.0.0.1:8000"))[0] == 200
+    for origin in ("http://127.0.0.1:8001", "http://evil.example", "null", "http://["):
+        assert asked(OnlyTheRun, OWN, GIVEN, ("origin", origin))[0] == 403, origin
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/chat/completions"),
-        ("GET", "/collective_rpc"),
-        ("GET", "/openapi.json"),
-        ("GET", "/docs"),
-        ("POST", "/scale_elastic_ep"),
-        ("POST", "/abort_requests"),
-        ("POST", "/inference/v1/abort_requests"),
-        ("GET", "/inference/v1/generate"),
-        ("POST", "//collective_rpc"),
-        ("POST", "/collective_rpc/"),
-    ],
-)
-def test_a_run_s_server_serves_nothing_that_the_run_does_not_use(method, path):
-    assert asked(OnlyTheRun, OWN, GIVEN, method=method, path=path)[0] == 404
+def test_a_run_s_server_serves_nothing_that_the_run_does_not_use():
+    for method, paths in {
+        "GET": "/collective_rpc /openapi.json /docs /inference/v1/generate",
+        "POST": "/v1/chat/completions /scale_elastic_ep /abort_requests //collective_rpc "
+        "/inference/v1/abort_requests /collective_rpc/",
+    }.items():
+        for path in paths.split():
+            assert asked(OnlyTheRun, OWN, GIVEN, method=method, path=path)[0] == 404, path
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/v1/chat/completions", 200),
-        ("/v1/messages", 200),
-        ("/health", 200),
-        ("/v1/load_lora_adapter", 404),
-        ("/collective_rpc", 404),
-        ("/inference/v1/generate", 404),
-        ("/update_weights", 404),
-    ],
-)
-def test_a_served_model_cannot_be_changed(path, status):
-    assert asked(OnlyClients, OWN, GIVEN, path=path)[0] == status
+def test_a_served_model_cannot_be_changed():
+    for status, paths in {
+        200: "/v1/chat/completions /v1/messages /health",
+        404: "/v1/load_lora_adapter /collective_rpc /inference/v1/generate /update_weights",
+    }.items():
+        for path in paths.split():
+            assert asked(OnlyClients, OWN, GIVEN, path=path)[0] == status, path
 
 
 def test_no_server_starts_without_a_key(monkeypatch):
@@ -219,29 +185,22 @@ async def test_whatever_the_client_sends_is_served():
         seen.add((request.method, request.path))
         return web.json_response({})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with VllmClient(url, api_key=KEY, request_timeout_s=5) as client:
-            calls = inspect.getmembers(VllmClient, inspect.iscoroutinefunction)
-            for name, method in calls:
-                if name.startswith("_"):
-                    continue
-                needed = [
-                    ARGUMENTS[each.name]
-                    for each in list(inspect.signature(method).parameters.values())[1:]
-                    if each.default is inspect.Parameter.empty
-                ]
-                with suppress(EngineError):  # the answers are empty
-                    await method(client, *needed)
-            async with client.replacing_weights():
-                pass
-    finally:
-        await runner.cleanup()
+    async with (
+        answering(answer) as url,
+        VllmClient(url, api_key=KEY, request_timeout_s=5) as client,
+    ):
+        for name, method in inspect.getmembers(VllmClient, inspect.iscoroutinefunction):
+            if name.startswith("_"):
+                continue
+            needed = [
+                ARGUMENTS[each.name]
+                for each in list(inspect.signature(method).parameters.values())[1:]
+                if each.default is inspect.Parameter.empty
+            ]
+            with suppress(EngineError):  # the answers are empty
+                await method(client, *needed)
+        async with client.replacing_weights():
+            pass
     assert len(seen) >= 20
     of_a_run, of_serve = OnlyTheRun(None), OnlyClients(None)
     seen.remove(("POST", "/tokenize"))  # `serve` alone asks its server this
@@ -330,27 +289,16 @@ async def test_an_attached_server_that_asks_for_a_key_says_which_setting_it_is(m
         return web.Response(status=200 if given == "Bearer right" else 401)
 
     monkeypatch.setattr(launch, "FIND_LIMIT_S", 0.0)
-    app = web.Application()
-    app.router.add_get("/health", reject)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    def config(*key):
-        given = ("engine.launch=attach", f"engine.url={url}", *key)
-        return compose(["conf=echo", "engine=vllm", *given]).config.engine
-
-    try:
+    async with answering(reject, "/health") as url:
+        given = ["conf=echo", "engine=vllm", "engine.launch=attach", f"engine.url={url}"]
+        without = compose(given).config.engine
+        right = compose([*given, "engine.api_key=right"]).config.engine
         with pytest.raises(EngineError, match=r"401: set engine\.api_key"):
-            await launch.AttachedVllmServer(url, config()).start()
-        await launch.AttachedVllmServer(url, config("engine.api_key=right")).start()
+            await launch.AttachedVllmServer(url, without).start()
+        await launch.AttachedVllmServer(url, right).start()
         with pytest.raises(ConfigError, match=r"401: set engine\.api_key"):
-            await asyncio.to_thread(check_engine, config(), "cpu", 0)
-        checked = await asyncio.to_thread(check_engine, config("engine.api_key=right"), "cpu", 0)
-        assert "answers" in checked
-    finally:
-        await runner.cleanup()
+            await asyncio.to_thread(check_engine, without, "cpu", 0)
+        assert "answers" in await asyncio.to_thread(check_engine, right, "cpu", 0)
 
 
 async def test_a_judge_s_own_server_has_a_key_of_its_own(monkeypatch, tmp_path):

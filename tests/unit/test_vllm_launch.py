@@ -128,19 +128,14 @@ def started(monkeypatch) -> list[dict[str, str]]:
     return environments
 
 
+def served_model(model, **changes):
+    values = {"name": "policy", "model": model, "revision": None, "adapter": None, "lora_rank": 0}
+    return serving.Served(**values, dtype="float32", max_model_len=64, **changes)
+
+
 async def endpoint(folder, host="127.0.0.1", extra=()):
-    served = serving.Served(
-        name="policy",
-        model=str(folder),
-        revision=None,
-        adapter=None,
-        lora_rank=0,
-        dtype="float32",
-        max_model_len=64,
-        chat_template=None,
-    )
     await serve(
-        served,
+        served_model(str(folder), chat_template=None),
         SimpleNamespace(python="python", build="cpu"),
         title="run",
         host=host,
@@ -377,16 +372,7 @@ def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_vllm_has_a_parser_of_the_calls_that_a_served_model_writes(form):
-    served = serving.Served(
-        name="policy",
-        model="/m",
-        revision=None,
-        adapter=None,
-        lora_rank=0,
-        dtype="float32",
-        max_model_len=64,
-        call_format=form,
-    )
+    served = served_model("/m", call_format=form)
     arguments = serving.serving_arguments(served, "cpu", "127.0.0.1", 1, ())
     parser = arguments[arguments.index("--tool-call-parser") + 1]
     if isinstance(installed := installed_vllm(), str):

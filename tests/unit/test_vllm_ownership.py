@@ -1,7 +1,6 @@
 """Several runs at one vLLM server: whose it is, and what each of them may train on."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,17 +8,14 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
 from openenv_pipe.engines.vllm import ownership
-from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.inside.openenv_pipe_claims import Claims
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer
 from openenv_pipe.engines.vllm.ownership import Owner
-from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError
-from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
+from tests.small_vllm import TOKENS, SmallServer, run_engine
 
 pytestmark = pytest.mark.slow
 
-LIMIT_S = 120.0  # of every test, so that none waits forever
 WAYS = ("adapter", "full")
 OTHER = Owner.new("runs/other/0007")
 
@@ -39,34 +35,15 @@ async def server(tmp_path):
 
 
 @asynccontextmanager
-async def run_at(
-    server, folder, way, *, name="runs/ours/0001", sleep_level=0, value=0.25, notify=None
-):
+async def run_at(server, folder, way, *, name="runs/ours/0001", **options):
     """Run an engine that is attached to the server, as the run `name`."""
-    root = folder / name.replace("/", "-")
-    root.mkdir()
     given = ("engine.launch=attach", f"engine.url={server.url}", "engine.max_restarts=1")
     small = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64")
     config = compose([*small, *given]).config.engine
-    source = SmallPolicyWeights()
-    source.value = value
-    async with asyncio.timeout(LIMIT_S):
-        with ThreadPoolExecutor(1) as executor:
-            transfer = build_transfer(config, way, source, root, executor)
-            told = []
-            async with running(
-                config,
-                source,
-                Versions(transfer, Owner.new(name), root.name),
-                [AttachedVllmServer(server.url, config)],
-                root=root,
-                executor=executor,
-                sleep_level=sleep_level,
-                facts={},
-                notify=notify or told.append,
-            ) as engine:
-                engine.told, engine.source = told, source
-                yield engine
+    root, servers = folder / name.replace("/", "-"), [AttachedVllmServer(server.url, config)]
+    async with run_engine(config, servers, root, way, name=name, **options) as (engine, *more):
+        engine.source, engine.told = more
+        yield engine
 
 
 def request(episode=0):

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -10,17 +9,12 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
-from openenv_pipe.engines.vllm.build import build_transfer, running
-from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import placements
-from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
-from tests.small_vllm import TOKENS, SmallPolicyWeights, SmallServer
+from tests.small_vllm import TOKENS, SmallServer, run_engine
 
 pytestmark = pytest.mark.slow
-
-LIMIT_S = 120.0  # of every test, so that none waits forever
 
 
 def configured(*overrides: str):
@@ -110,26 +104,9 @@ def test_one_that_is_down_for_good_ends_it_all():
 async def two_servers(tmp_path, *overrides: str):
     """Run an engine on two servers that have the current policy."""
     servers = [SmallServer(tmp_path / f"engine-{number}.log") for number in range(2)]
-    weights = SmallPolicyWeights()
-    async with asyncio.timeout(LIMIT_S):
-        with ThreadPoolExecutor(1) as executor:
-            root = tmp_path / "weights"
-            root.mkdir()
-            config = configured(*overrides)
-            transfer = build_transfer(config, "adapter", weights, root, executor)
-            told: list[str] = []
-            async with running(
-                config,
-                weights,
-                Versions(transfer, Owner.new("a test"), "run"),
-                servers,
-                root=root,
-                executor=executor,
-                sleep_level=0,
-                facts={},
-                notify=told.append,
-            ) as engine:
-                yield engine, servers, weights, told
+    running = run_engine(configured(*overrides), servers, tmp_path / "weights")
+    async with running as (engine, weights, told):
+        yield engine, servers, weights, told
 
 
 def request(episode: int, turn: int = 0, group: int | None = None, member: int = 0) -> TokenRequest:

@@ -19,11 +19,9 @@ from openenv_pipe.engines.vllm.replica import Replica
 from openenv_pipe.engines.vllm.transfer import PolicyVersion, Transfer, WeightFiles
 from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import EngineError
-from tests.small_vllm import VALUE, VOCABULARY, SmallServer
+from tests.small_vllm import LIMIT_S, VALUE, VOCABULARY, SmallServer
 
 pytestmark = pytest.mark.slow
-
-LIMIT_S = 120.0  # of every test, so that none waits forever
 
 
 class NoVersions(Versions):
@@ -147,15 +145,10 @@ async def replica_of_left_server(tmp_path, **state):
             await replica.close(withdraw=False)
 
 
-async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
-    async with replica_of_left_server(tmp_path, is_paused=True) as replica:
-        await replica.open()
-        assert await ask(replica, 1) == [7, 8]
-
-
-async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
+@pytest.mark.parametrize("state", [{"is_paused": True}, {"resume_status": 404}])
+async def test_a_server_that_a_killed_run_left_paused_is_woken_if_it_can_be_paused(tmp_path, state):
     """A server without vLLM's development mode has no pause, but serves adapters."""
-    async with replica_of_left_server(tmp_path, resume_status=404) as replica:
+    async with replica_of_left_server(tmp_path, **state) as replica:
         await replica.open()
         assert await ask(replica, 1) == [7, 8]
 

@@ -5,7 +5,6 @@ does with these requests.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -15,17 +14,13 @@ from fakes import tiny_policy
 from transformers import GPT2Config
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm.build import build_transfer, running
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
-from openenv_pipe.engines.vllm.versions import Versions
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import engines as assembly
-from tests.small_vllm import SmallPolicyWeights, SmallServer
+from tests.small_vllm import SmallServer, run_engine
 
-LIMIT_S = 120.0  # of every test, so that none waits forever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
 
 
@@ -114,27 +109,12 @@ def test_a_server_that_shall_sleep_is_started_so():
 @asynccontextmanager
 async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     """Run an engine with one server that may sleep, after its first publish."""
-    server, weights = SmallServer(tmp_path / "engine.log"), SmallPolicyWeights()
-    root = tmp_path / "weights"
-    root.mkdir()
-    async with asyncio.timeout(LIMIT_S):
-        with ThreadPoolExecutor(1) as executor:
-            config = configured(*overrides)
-            transfer = build_transfer(config, way, weights, root, executor)
-            async with running(
-                config,
-                weights,
-                Versions(transfer, Owner.new("a test"), "run"),
-                [server],
-                root=root,
-                executor=executor,
-                sleep_level=level,
-                facts={},
-                notify=lambda _: None,
-            ) as engine:
-                server.calls.clear()
-                weights.num_freed = 0
-                yield engine, server, weights
+    server, config = SmallServer(tmp_path / "engine.log"), configured(*overrides)
+    running = run_engine(config, [server], tmp_path / "weights", way, sleep_level=level)
+    async with running as (engine, weights, _):
+        server.calls.clear()
+        weights.num_freed = 0
+        yield engine, server, weights
 
 
 async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
