@@ -48,6 +48,7 @@ def package(tmp_path):
         ("app: server.app:app", "server.app:app"),
         ("app: main:make.app", "main:make.app"),
         ("name: an older manifest", "server.app:app"),
+        ("# nothing\n", "server.app:app"),
         ("app: my_env.server.app:app", "server.app:app"),
         ("app: envs.my_env.server.app:app", "server.app:app"),
     ],
@@ -65,6 +66,7 @@ def test_the_app_is_found_from_inside_the_package(package, manifest, app):
         ("- app", r"{path}: expected keys and values"),
         (b"name: caf\xe9", r"{path}, line 1: not UTF-8"),
         ("version: 2026-13-40", r"{path}: month must be in 1\.\.12.*in quotes"),
+        ("app: 8000", r"{path}: app is 8000, expected a string like 'server\.app:app'"),
         ("app: server.app", r"{path}: app is 'server\.app', expected a string like"),
         ("app: [server]", r"{path}: app is \['server'\], expected a string like"),
         ("app: 'server.app:'", r"{path}: app is 'server\.app:', expected a string like"),
@@ -121,15 +123,13 @@ def test_a_value_that_the_manifest_does_not_list_is_rejected_before_a_run(tmp_pa
         build_host(config, tmp_path)
 
 
-def test_an_empty_manifest_means_the_usual_app(package):
-    (package / "openenv.yaml").write_text("# nothing\n")
-    assert manifest_app(package) == "server.app:app"
-
-
-def test_a_package_without_a_manifest_is_served_if_it_has_the_usual_app(package):
+def test_a_package_without_a_manifest_or_its_key_is_served_if_it_has_the_usual_app(package):
     assert manifest_app(package) == "server.app:app"
     (package / "server" / "app.py").unlink()
     with pytest.raises(ConfigError, match=r"has an openenv\.yaml or a server/app\.py"):
+        manifest_app(package)
+    (package / "openenv.yaml").write_text("name: an older manifest")
+    with pytest.raises(ConfigError, match=r"has no key app, and there is no server/app\.py"):
         manifest_app(package)
 
 
@@ -141,13 +141,3 @@ def test_why_an_environment_cannot_be_created(package):
     why = creation_error(*start, os.environ)
     assert why == "ValueError: no data at /nowhere"
     assert creation_error(*start, {**os.environ, "DATA": "here"}) == ""
-
-
-def test_an_app_that_is_none_is_explained(package):
-    (package / "openenv.yaml").write_text("app: 8000")
-    with pytest.raises(ConfigError, match=r"app is 8000, expected a string like 'server\.app:app'"):
-        manifest_app(package)
-    (package / "server" / "app.py").unlink()
-    (package / "openenv.yaml").write_text("name: an older manifest")
-    with pytest.raises(ConfigError, match=r"has no key app, and there is no server/app\.py"):
-        manifest_app(package)

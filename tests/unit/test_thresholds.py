@@ -48,14 +48,14 @@ def test_means_below_their_thresholds_are_named():
     assert compare_with_thresholds(measured_of(rows, 0.8), {}) == []
 
 
-def partly_scored(tmp_path, num_failed, objection=None):
-    """Two rows of ten tasks, of which some have no score in the second."""
+def two_rows(tmp_path, means=(1.0, 1.0), num_failed=0, **fields):
+    """Two rows of ten tasks with these means, of which some have no score in the second."""
     rows = []
-    for name, failed in (("old", 0), ("new", num_failed)):
+    for name, mean, failed in zip(("old", "new"), means, (0, num_failed), strict=True):
         folder = run_samples.create(tmp_path)
-        run_samples.evaluate(folder, "trained", 1.0, num_failed=failed)
+        run_samples.evaluate(folder, "trained", mean, num_failed=failed)
         report = read_reports(folder.path)["trained"]
-        rows.append(Row(name=name, report=report, folder=folder.path, objection=objection))
+        rows.append(Row(name=name, report=report, folder=folder.path, **fields))
     return rows
 
 
@@ -67,15 +67,12 @@ def partly_scored(tmp_path, num_failed, objection=None):
     ],
 )
 def test_what_decides_nothing_fails_however_high(tmp_path, num_failed, objection, expected):
-    rows = partly_scored(tmp_path, num_failed, objection)
+    rows = two_rows(tmp_path, num_failed=num_failed, objection=objection)
     config = compose(["conf=smoke"]).config.eval
-    lines = [
-        compare_with_thresholds(measured_of(rows[1:], config.min_scored_share), {"success": 0.5})[
-            0
-        ],
-        compare_with_first(rows, {"success": 0.05}, config, 0)[0],
-    ]
-    for line in lines:
+    measured = measured_of(rows[1:], config.min_scored_share)
+    (own,) = compare_with_thresholds(measured, {"success": 0.5})
+    (paired,) = compare_with_first(rows, {"success": 0.05}, config, 0)
+    for line in (own, paired):
         assert all(each in verdict(line) for each in expected)
 
 
@@ -85,7 +82,7 @@ def test_what_decides_nothing_fails_however_high(tmp_path, num_failed, objection
 )
 def test_a_reward_that_few_tasks_have_decides_nothing(tmp_path, num_judged, expected):
     """A judge whose budget is spent (judge.when_spent=continue) leaves the rest without one."""
-    rows = partly_scored(tmp_path, 0)
+    rows = two_rows(tmp_path)
     tasks = [
         task if index < num_judged else task.model_copy(update={"rewards": []})
         for index, task in enumerate(rows[1].report.tasks)
@@ -127,12 +124,8 @@ def test_a_success_in_percent_is_rejected(text):
 def test_a_run_that_is_worse_than_the_first_and_not_by_chance_fails(
     tmp_path, before, after, result, text
 ):
-    folders = [run_samples.create(tmp_path) for _ in range(2)]
-    rows = []
-    for name, folder, mean in zip(("old", "new"), folders, (before, after), strict=True):
-        run_samples.evaluate(folder, "trained", mean)
-        report = read_reports(folder.path)["trained"]
-        rows.append(Row(name=name, report=report, folder=folder.path, duration_s=len(rows)))
+    old, new = two_rows(tmp_path, (before, after))
+    rows = [old, replace(new, duration_s=1)]
     (line,) = compare_with_first(rows, {"success": 0.05}, compose(["conf=smoke"]).config.eval, 0)
     assert (line.name, line.result) == ("new against old: success", result)
     assert line.duration_s == 1
@@ -140,12 +133,7 @@ def test_a_run_that_is_worse_than_the_first_and_not_by_chance_fails(
 
 
 def test_an_allowance_of_nothing_needs_more_tasks_than_can_be_said(tmp_path):
-    folder = run_samples.create(tmp_path)
-    run_samples.evaluate(folder, "trained", 0.5)
-    rows = [
-        Row(name=name, report=read_reports(folder.path)["trained"], folder=folder.path)
-        for name in ("old", "new")
-    ]
+    rows = two_rows(tmp_path, (0.5, 0.5))
     (line,) = compare_with_first(rows, {"success": 0.0}, compose(["conf=smoke"]).config.eval, 0)
     assert line.result is Result.WARN and line.text.endswith("on more tasks (eval.num_tasks)")
 
