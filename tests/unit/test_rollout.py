@@ -282,6 +282,17 @@ async def test_long_observations_are_cut_to_their_beginning_and_end():
 # --- trap 21: errors are recorded as data --------------------------------------------------------
 
 
+def failing(error, *, seed=None, number=None):
+    """Return a host whose environments raise: all, or those of a seed, or at a step."""
+
+    def answer(task_seed, step, action):
+        if seed in (None, task_seed) and number in (None, step):
+            raise error
+        return play(task_seed, step, action)
+
+    return FakeHost(answer)
+
+
 def letters_only():
     values = run_config().env.adapter.model_dump() | {"pattern": "^(?P<text>[a-z]+)$"}
     return run_config({"env.adapter": values, "env.max_episode_tokens": 500})
@@ -314,13 +325,8 @@ async def test_an_action_that_the_environment_finds_invalid_goes_back_too(code):
     """Trap 21: it counts as the model's error, and the session stays usable. An action that no
     server could read has the code INVALID_JSON."""
 
-    def picky(seed, number, action):
-        if number == 1:
-            raise StepRejectedError(code, "text is too short")
-        return play(seed, number, action)
-
-    episodes = await collect_scripted("a", host=FakeHost(picky), num_tasks=3)
-    for episode in episodes:
+    host = failing(StepRejectedError(code, "text is too short"), number=1)
+    for episode in await collect_scripted("a", host=host, num_tasks=3):
         assert episode.status is Status.DONE
         assert "text is too short" in episode.turns[0].unusable
         assert "text is too short" in CHAT.reply_text(episode.turns[1].prompt_ids)
@@ -328,13 +334,9 @@ async def test_an_action_that_the_environment_finds_invalid_goes_back_too(code):
 
 
 async def test_an_exception_of_a_step_may_be_the_models_mistake():
-    def fragile(seed, number, action):
-        if number == 1:
-            raise StepRejectedError("EXECUTION_ERROR", "7 is not a valid Action")
-        return play(seed, number, action)
-
+    host = failing(StepRejectedError("EXECUTION_ERROR", "7 is not a valid Action"), number=1)
     config = run_config({"env.step_exception": "unusable"})
-    for episode in await collect_scripted("a", host=FakeHost(fragile), config=config):
+    for episode in await collect_scripted("a", host=host, config=config):
         assert episode.status is Status.DONE
         assert "7 is not a valid Action" in episode.turns[0].unusable
         assert "7 is not a valid Action" in CHAT.reply_text(episode.turns[1].prompt_ids)
@@ -353,13 +355,8 @@ ERRORS = [
 async def test_a_session_that_fails_ends_its_episode_and_no_other(error, step):
     """Trap 21: the episode has status ERROR and the cause; all others play as usual."""
 
-    def fails(seed, number, action):
-        if (seed, number) == (1, step):
-            raise error
-        return play(seed, number, action)
-
     policy = tiny_policy(ends=True)
-    groups = await collect(policy, host=FakeHost(fails))
+    groups = await collect(policy, host=failing(error, seed=1, number=step))
     healthy = await collect(policy)
     assert [episode.failed for episode in all_episodes(groups)] == [False] * 2 + [True] * 2 + [
         False
@@ -373,14 +370,8 @@ async def test_a_session_that_fails_ends_its_episode_and_no_other(error, step):
 
 async def test_failed_episodes_are_counted_and_left_out_of_the_means():
     """Trap 14."""
-
-    def fails(seed, number, action):
-        if seed == 1:
-            raise SessionClosedError("server died")
-        return play(seed, number, action)
-
-    engine = scripted("abc")
-    groups = await collect(ChatOnly(), engine=engine, host=FakeHost(fails), num_tasks=2)
+    host, engine = failing(SessionClosedError("server died"), seed=1), scripted("abc")
+    groups = await collect(ChatOnly(), engine=engine, host=host, num_tasks=2)
     for episode in groups[0].episodes:
         episode.reward = 3.0
     metrics = summarise_groups(groups)
@@ -389,21 +380,15 @@ async def test_failed_episodes_are_counted_and_left_out_of_the_means():
 
 
 async def test_episodes_without_an_answer_in_time_are_counted():
-    def fails(seed, number, action):
-        if seed == 1:
-            raise SessionTimeoutError("no answer to step within 5 s")
-        return play(seed, number, action)
-
-    groups = await collect(ChatOnly(), engine=scripted("abc"), host=FakeHost(fails), num_tasks=2)
+    host = failing(SessionTimeoutError("no answer to step within 5 s"), seed=1)
+    groups = await collect(ChatOnly(), engine=scripted("abc"), host=host, num_tasks=2)
     assert summarise_groups(groups)["episodes/timed_out"] == 2
     assert "episodes/timed_out" not in summarise_groups(groups[:1])
 
 
 async def test_a_summary_of_nothing_but_failures_has_no_means():
-    def fails(seed, number, action):
-        raise SessionClosedError("server died")
-
-    groups = await collect(ChatOnly(), engine=scripted("a"), host=FakeHost(fails))
+    host = failing(SessionClosedError("server died"))
+    groups = await collect(ChatOnly(), engine=scripted("a"), host=host)
     assert "reward/mean" not in summarise_groups(groups)
 
 

@@ -24,14 +24,11 @@ def assert_uniform(values):
     assert np.abs(share_of_bins - 1 / 20).max() < 4 * (0.05 * 0.95 / len(values)) ** 0.5
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
-def test_uniform_over_the_counters_of_a_seed(seed):
-    assert_uniform(numbers([seed] * COUNT, range(COUNT)))
-
-
-@pytest.mark.parametrize("counter", [0, 1, 500])
-def test_uniform_over_the_seeds_at_a_counter(counter):
-    assert_uniform(numbers(range(COUNT), [counter] * COUNT))
+def test_uniform_over_the_counters_of_a_seed_and_the_seeds_at_a_counter():
+    for seed in (0, 1, 2**63 - 1):
+        assert_uniform(numbers([seed] * COUNT, range(COUNT)))
+    for counter in (0, 1, 500):
+        assert_uniform(numbers(range(COUNT), [counter] * COUNT))
 
 
 def test_neighbours_are_independent():

@@ -181,18 +181,17 @@ def test_secrets_in_parts_of_values(name, text, values):
     assert set(named_secrets([(name, text)])) == values
 
 
-def test_the_value_of_an_option_is_a_secret_and_comes_back(monkeypatch):
-    config = {"command": ["serve", "--token", "abc-defgh", "--url", "https://me:pass-word@h/x"]}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"command": ["serve", "--token", "first-key", "--url", "https://me:second-key@h/x"]},
+        {"a": {"api_key": "first-key"}, "b": {"api_key": "second-key"}},
+    ],
+    ids=["options", "two of one name"],
+)
+def test_secrets_of_a_configuration_are_hidden_and_come_back(monkeypatch, config):
     hidden = hide_in_config(config, known_secrets(config))
-    assert "abc-defgh" not in str(hidden) and "pass-word" not in str(hidden)
-    for name, value in unwritten_secrets(config).items():
-        monkeypatch.setenv(name, value)
-    assert restore_in_config(hidden) == config
-
-
-def test_two_secrets_of_one_name_come_back_as_they_were(monkeypatch):
-    config = {"a": {"api_key": "first-key"}, "b": {"api_key": "second-key"}}
-    hidden = hide_in_config(config, known_secrets(config))
+    assert "first-key" not in str(hidden) and "second-key" not in str(hidden)
     for name, value in unwritten_secrets(config).items():
         monkeypatch.setenv(name, value)
     assert restore_in_config(hidden) == config

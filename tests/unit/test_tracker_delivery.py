@@ -130,6 +130,14 @@ def steps_of(calls):
     return [value.record["step"] for name, value in calls if name == "log"]
 
 
+def deliver(config, folder, *steps, end="finished", notify=pytest.fail):
+    """Give all trackers of a configuration these steps, and the end."""
+    trackers = Trackers(config, folder, notify)
+    for step in steps:
+        trackers.log(record(step))
+    trackers.close(end, {})
+
+
 def test_all_trackers_get_all_steps_in_order_and_the_end(tmp_path):
     calls = {"one": Calls(), "two": Calls()}
     config, folder = tracked(tmp_path, one={"calls": calls["one"]}, two={"calls": calls["two"]})
@@ -157,8 +165,7 @@ def test_the_configuration_has_marks_in_the_place_of_secrets(tmp_path, monkeypat
     folder = RunFolder.create(RunConfig.model_validate(plain), overrides=[], command=[])
     calls = Calls()
     config, _ = tracked(tmp_path, one={"calls": calls})
-    trackers = Trackers(config, folder, pytest.fail)
-    trackers.close("finished", {})
+    deliver(config, folder)
     assert "a secret of the game" not in json.dumps(calls[0][1].config)
     assert calls[0][1].config["env"]["variables"]["GAME_TOKEN"] == "<hidden: GAME_TOKEN>"
 
@@ -190,9 +197,7 @@ def wait_for(condition):
 def test_a_tracker_that_always_fails_ends_with_the_run(tmp_path):
     calls, told = Calls(), Calls()
     config, folder = tracked(tmp_path, bad={"calls": calls, "fail": 10**9})
-    trackers = Trackers(config, folder, told.append)
-    trackers.log(record(1))
-    trackers.close("failed", {})
+    deliver(config, folder, 1, end="failed", notify=told.append)
     assert calls == []
     assert [line.split(" (")[0] for line in told[:1]] == ["tracker bad failed"]
     assert told[-1].startswith("tracker bad has not received 1 steps and the end of the run")
@@ -257,9 +262,7 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatc
     monkeypatch.setattr("openenv_pipe.trackers.build.END_LIMIT_S", 0.05)
     hold, told = threading.Event(), Calls()
     config, folder = tracked(tmp_path, dead={"calls": [], "hold": hold})
-    trackers = Trackers(config, folder, told.append)
-    trackers.log(record(1))
-    trackers.close("finished", {})
+    deliver(config, folder, 1, notify=told.append)
     hold.set()
     assert told[0].startswith("tracker dead did not accept everything within")
 
@@ -267,18 +270,10 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatc
 def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
     first, second = Calls(), Calls()
     config, folder = tracked(tmp_path, kept={"calls": first, "run_id": "its id"})
-    trackers = Trackers(config, folder, pytest.fail)
-    for step in (1, 2, 3):
-        trackers.log(record(step))
-    trackers.close("interrupted", {})
+    deliver(config, folder, 1, 2, 3, end="interrupted")
     assert read_state(folder.path, "kept").num_records == 3
     config.tracker["kept"].options["calls"] = second
-    trackers = Trackers(config, folder, pytest.fail)
-    for step in (1, 2):  # of the earlier attempt, up to its checkpoint
-        trackers.log(record(step))
-    for step in (3, 4):
-        trackers.log(record(step))
-    trackers.close("finished", {})
+    deliver(config, folder, 1, 2, 3, 4)  # the first two are of before its checkpoint
     assert second[0][1].saved_id == "its id"
     assert steps_of(second) == [4]
 
@@ -286,14 +281,9 @@ def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
 def test_a_tool_that_has_lost_the_run_gets_all_of_it_again(tmp_path):
     first, second = Calls(), Calls()
     config, folder = tracked(tmp_path, lost={"calls": first, "run_id": "one"})
-    trackers = Trackers(config, folder, pytest.fail)
-    trackers.log(record(1))
-    trackers.close("interrupted", {})
+    deliver(config, folder, 1, end="interrupted")
     config.tracker["lost"].options.update(calls=second, run_id="another")
-    trackers = Trackers(config, folder, pytest.fail)
-    trackers.log(record(1))
-    trackers.log(record(2))
-    trackers.close("finished", {})
+    deliver(config, folder, 1, 2)
     assert steps_of(second) == [1, 2]
 
 
@@ -394,13 +384,11 @@ def test_an_evaluation_that_fails_is_sent_again(tmp_path):
 def test_a_fork_knows_its_parent_in_the_same_tool(tmp_path):
     calls = Calls()
     config, parent = tracked(tmp_path, it={"calls": calls, "run_id": "of the parent"})
-    trackers = Trackers(config, parent, pytest.fail)
-    trackers.close("finished", {})
+    deliver(config, parent)
     plain = run_samples.config(tmp_path)
     lineage = parent.lineage("fork", "step_000010")
     child = RunFolder.create(plain, overrides=[], command=[], lineage=lineage)
-    trackers = Trackers(config, child, pytest.fail)
-    trackers.close("finished", {})
+    deliver(config, child)
     run = calls[-2][1]
     assert (run.parent.kind, run.parent.id) == ("fork", parent.record.id)
     assert (run.parent.checkpoint, run.parent.tracker_run_id) == ("step_000010", "of the parent")
