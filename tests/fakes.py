@@ -20,7 +20,7 @@ import torch
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import RunConfig, TinyModelConfig, VllmEngineConfig
+from openenv_pipe.config.schema import RunConfig, TinyModelConfig, TrainerConfig, VllmEngineConfig
 from openenv_pipe.engines import Completion, Engine, TokenRequest
 from openenv_pipe.engines.base import StaticEngine
 from openenv_pipe.engines.local import LocalEngine
@@ -94,6 +94,17 @@ def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
         assert name in block, key
         block[name] = value
     return RunConfig.model_validate(values)
+
+
+def kl_term(coef: float, **changes: Any) -> dict[str, Any]:
+    """Return the keys of a KL term to the policy as it was at the start."""
+    keys = {"reference": None, "estimator": "k3", "importance_weights": False}
+    return {"coef": coef, **keys, "refresh_every": None, "hint": None, **changes}
+
+
+def trainer_config(changes: Mapping[str, Any] | None = None) -> TrainerConfig:
+    """Return the trainer of `run_config`, with changes: {"optimizer.lr": 1.0}."""
+    return run_config({f"trainer.{key}": each for key, each in (changes or {}).items()}).trainer
 
 
 # --- environment and host -----------------------------------------------------------------------
@@ -201,6 +212,13 @@ def tiny_policy(
         embeddings[:, 0] = 1.0
         embeddings[policy.chat.ends.usual, 0] = 4.5
     return policy
+
+
+class ChatOnly:
+    """A policy that has only a chat template, for `collect` with an engine of its own."""
+
+    def __init__(self, chat: ChatFormat | None) -> None:
+        self.chat = chat
 
 
 class InlineExecutor(Executor):
@@ -487,10 +505,7 @@ def loss_and_gradients(
     uncomputed: Uncomputed = NOTHING,
 ) -> tuple[float, list[torch.Tensor]]:
     """Return the loss and all gradients of one update, without changing the weights."""
-    trainer = run_config(
-        {f"trainer.{key}": value for key, value in (changes or {}).items()}
-    ).trainer
-    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    learner = Learner(policy, trainer_config(changes), max_episode_tokens=120, seed=0)
     learner.optimizer = keeper = GradientKeeper(policy)
     metrics = learner.update(samples, 1, uncomputed)
     (gradients,) = keeper.updates

@@ -6,7 +6,15 @@ import math
 
 import pytest
 import torch
-from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
+from fakes import (
+    all_episodes,
+    collect,
+    kl_term,
+    plain_sample,
+    run_config,
+    tiny_policy,
+    trainer_config,
+)
 
 from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.config.compose import compose
@@ -25,22 +33,14 @@ REFERENCE = torch.tensor([-1.0, -1.4, -2.0, -3.0])
 ENTROPY = torch.tensor([0.5, 1.0, 1.5, 2.0])
 ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0])
 EVERYTHING = {
-    "kl": {
-        "coef": 0.3,
-        "reference": None,
-        "estimator": "k2",
-        "importance_weights": True,
-        "refresh_every": None,
-        "hint": None,
-    },
+    "kl": kl_term(0.3, estimator="k2", importance_weights=True),
     "entropy_coef": 0.2,
     "correction": {"type": "truncate", "low": 0.5, "high": 1.5},
 }
 
 
 def objective(**changes):
-    config = run_config({f"trainer.loss.{key}": value for key, value in changes.items()})
-    return Objective(config.trainer.loss)
+    return Objective(trainer_config({f"loss.{key}": changes[key] for key in changes}).loss)
 
 
 def tokens(chosen=slice(None)):
@@ -163,8 +163,8 @@ async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
         "optimizer.lr": 1e-2,
         "loss.correction": {"type": kind, "low": 0.5, "high": 2.0},
     }
-    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
-    metrics = Learner(policy, trainer, max_episode_tokens=120, seed=0).update(samples, step=1)
+    learner = Learner(policy, trainer_config(changes), max_episode_tokens=120, seed=0)
+    metrics = learner.update(samples, step=1)
     assert metrics["mismatch/max"] < 1e-5
     assert metrics["mismatch/effective_share"] == pytest.approx(1.0)
     assert metrics["correction/mean"] == pytest.approx(1.0)

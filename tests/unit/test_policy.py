@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
+from fakes import (
+    CPU,
+    kl_term,
+    random_samples,
+    tiny_model,
+    tiny_policy,
+    trained_tensors,
+    trainer_config,
+)
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from openenv_pipe.algorithms.packing import pack
@@ -23,6 +31,10 @@ def logits_of(policy):
 def logprobs_of(policy, temperature=1.0):
     with torch.no_grad():
         return policy.logprobs(BATCH, temperature)[0]
+
+
+def learner_of(policy, **changes):
+    return Learner(policy, trainer_config(changes), max_episode_tokens=120, seed=0)
 
 
 def change(policy):
@@ -100,8 +112,7 @@ def test_the_reference_of_an_adapter_is_the_policy_after_its_warm_start():
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_training_does_not_move_the_reference(lora_rank):
     policy = tiny_policy(lora_rank=lora_rank)
-    trainer = run_config({"trainer.loss.kl.coef": 0.1, "trainer.optimizer.lr": 1e-2}).trainer
-    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    learner = learner_of(policy, **{"loss.kl.coef": 0.1, "optimizer.lr": 1e-2})
     before = policy.reference_logprobs(BATCH, 1.0)
     kls = [learner.update(random_samples(0), step)["loss/kl"] for step in range(1, 5)]
     assert torch.equal(policy.reference_logprobs(BATCH, 1.0), before)
@@ -114,10 +125,9 @@ def test_training_does_not_move_the_reference(lora_rank):
 def test_the_reference_follows_the_policy_every_few_steps(lora_rank, num_updates):
     """Steps 3 and 8 have no samples, and a new learner goes on after step 5, as a resume does."""
     policy = tiny_policy(lora_rank=lora_rank)
-    kl = {"trainer.loss.kl.coef": 0.1, "trainer.loss.kl.refresh_every": 2}
-    changes = kl | {"trainer.optimizer.lr": 1e-2, "trainer.updates_per_step": num_updates}
-    trainer = run_config(changes).trainer
-    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    changes = {"loss.kl.coef": 0.1, "loss.kl.refresh_every": 2}
+    changes |= {"optimizer.lr": 1e-2, "updates_per_step": num_updates}
+    learner = learner_of(policy, **changes)
     after, seen = {0: logprobs_of(policy)}, {}
     for step in range(1, 11):
         if step not in (3, 8):
@@ -126,7 +136,7 @@ def test_the_reference_follows_the_policy_every_few_steps(lora_rank, num_updates
         after[step] = logprobs_of(policy)
         if step == 5:
             reference, taken = policy.reference, learner.optimizer.num_steps_taken
-            learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+            learner = learner_of(policy, **changes)
             policy.keep_reference(reference)
             learner.optimizer.num_steps_taken = taken
     of_step = {1: 0, 2: 0, 4: 2, 5: 4, 6: 4, 7: 6, 9: 8, 10: 8}
@@ -139,16 +149,7 @@ def test_the_pull_of_the_reference_is_towards_it(lora_rank):
     """The gradient of the KL term alone moves the policy back towards the reference."""
     policy = tiny_policy(lora_rank=lora_rank)
     # the samples are made up, so they need no importance weights
-    kl = {
-        "coef": 1.0,
-        "reference": None,
-        "estimator": "k3",
-        "importance_weights": False,
-        "refresh_every": None,
-        "hint": None,
-    }
-    trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
-    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    learner = learner_of(policy, **{"loss.kl": kl_term(1.0), "optimizer.lr": 1e-2})
     change(policy)
     samples = random_samples(0)
     for sample in samples:
@@ -159,7 +160,7 @@ def test_the_pull_of_the_reference_is_towards_it(lora_rank):
 
 def test_without_kl_no_reference_is_kept():
     policy = tiny_policy()
-    Learner(policy, run_config().trainer, max_episode_tokens=120, seed=0)
+    learner_of(policy)
     assert policy._reference is None
 
 

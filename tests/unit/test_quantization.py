@@ -17,6 +17,7 @@ from fakes import (
     run_config,
     tiny_model,
     trained_tensors,
+    trainer_config,
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -68,8 +69,7 @@ def logits_of(policy):
 
 
 def learner_of(policy, changes):
-    changes = {f"trainer.{key}": value for key, value in changes.items()}
-    return Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
+    return Learner(policy, trainer_config(changes), max_episode_tokens=120, seed=0)
 
 
 # --- weights ------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from fakes import (
     made_up_episode,
     made_up_turn,
     random_samples,
-    run_config,
     tiny_policy,
+    trainer_config,
 )
 
 from openenv_pipe.algorithms.advantages import step_advantages
@@ -33,9 +33,8 @@ def config(**changes):
 
 
 def learner_of(policy, **changes):
-    values = {"trainer.replay": config().model_dump(), "trainer.temperature": 0.7}
-    values |= {f"trainer.{key}": value for key, value in changes.items()}
-    return Learner(policy, run_config(values).trainer, max_episode_tokens=120, seed=0)
+    values = {"replay": config().model_dump(), "temperature": 0.7} | changes
+    return Learner(policy, trainer_config(values), max_episode_tokens=120, seed=0)
 
 
 def updates_of(policy, replayed, **changes):
@@ -201,7 +200,7 @@ def test_a_fork_with_a_higher_threshold_or_less_room_keeps_the_rest(tmp_path):
 
 
 def test_a_step_without_a_signal_still_replays():
-    loss = run_config({}).trainer.loss
+    loss = trainer_config().loss
     advantages = advantages_of([group("a", 1, [0.5, 0.5])])
     assert samples_of_step(advantages, loss)[0] == []
     samples, uncomputed = samples_of_step(advantages, loss, is_replaying=True)

@@ -5,7 +5,7 @@ The stock templates are those of `test_rerender`.
 
 import pytest
 from fakes import tiny_policy
-from test_rerender import TOOL, play_scripted, stock_tokenizer
+from test_rerender import TOOL, play_scripted, stock_chat, stock_tokenizer
 
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
@@ -58,15 +58,14 @@ def text_of(chat, reply, tools=()):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_reply_is_written_as_the_stock_template_writes_it(name):
-    chat = ChatFormat(stock_tokenizer(name), "auto")
-    texts = [text_of(chat, reply, [TOOL]) for reply in ("4", THOUGHT, CALL)]
+    texts = [text_of(stock_chat(name, "auto"), reply, [TOOL]) for reply in ("4", THOUGHT, CALL)]
     assert texts == [*WRITTEN[name]]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("reply", ["4", THOUGHT, CALL, f"I add.\n{CALL}", f"{CALL}\n{CALL}"])
 def test_a_written_reply_is_read_as_what_was_to_be_written(name, reply):
-    chat = ChatFormat(stock_tokenizer(name), "auto")
+    chat = stock_chat(name, "auto")
     ids = chat.reply_ids(chat.writer.own_text(reply, [TOOL]))
     assert not chat.ends.ids.intersection(ids[:-1])
     read = chat.reply_reader.read(chat.reply_text(ids), [TOOL])
@@ -107,7 +106,7 @@ def test_a_thought_without_a_place_in_the_template_cannot_be_written():
     ("name", "action"), [("qwen3_5_think", "\n</think>\n\n4"), ("gptoss", "4")]
 )
 async def test_a_scripted_reply_is_played_as_the_model_writes_it(name, action):
-    chat = ChatFormat(stock_tokenizer(name), "rerender")
+    chat = stock_chat(name)
     episode = await play_scripted(chat, "4", num_turns=2)
     texts = [chat.tokenizer.decode(turn.completion_ids) for turn in episode.turns]
     assert texts == [WRITTEN[name][0]] * 2

@@ -7,12 +7,15 @@ models for comparison; the tokenizers are small ones with the templates' special
 import importlib.util
 import pickle
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from fakes import (
+    DROPS_THOUGHTS,
+    ChatOnly,
     FakeHost,
     RecordingEngine,
     all_episodes,
@@ -35,13 +38,6 @@ from openenv_pipe.models.chat.served_template import served_template
 from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
 from openenv_pipe.types import Status
 
-# The thought of a reply is its first character, which the template drops when the next user
-# message comes.
-DROPS_THOUGHTS = CHAT_TEMPLATE.replace(
-    "{{ message.content }}",
-    "{{ message.content[1:] if message.role == 'assistant' and not loop.last else"
-    " message.content }}",
-)
 TOOL = {
     "type": "function",
     "function": {
@@ -117,17 +113,18 @@ def stock_tokenizer(name):
     return wrapped
 
 
+@cache
+def stock_chat(name, history="rerender"):
+    """Return the chat format of a stock template, which tests share and do not change."""
+    return ChatFormat(stock_tokenizer(name), history)
+
+
 def user(text):
     return {"role": "user", "content": text}
 
 
 def counting_host():
     return FakeHost(lambda seed, number, action: StepResult({"text": f"n{number}"}, 0.5, False))
-
-
-class ChatOnly:
-    def __init__(self, chat):
-        self.chat = chat
 
 
 async def play_scripted(chat, reply, *, num_turns=3):
@@ -164,8 +161,8 @@ def contexts_of(episode):
 @pytest.mark.parametrize("name", STOCK)
 async def test_prompts_are_the_stock_templates_own(name):
     """Trap 3: each prompt is the template applied to all messages, thoughts as it takes them."""
-    tokenizer, (_, turn_end, reply) = stock_tokenizer(name), STOCK[name]
-    chat = ChatFormat(tokenizer, "rerender")
+    chat, (_, turn_end, reply) = stock_chat(name), STOCK[name]
+    tokenizer = chat.tokenizer
     assert tokenizer.convert_ids_to_tokens(chat.ends.usual) == turn_end
     episode = await play_scripted(chat, reply)
     messages = [{"role": "system", "content": "Be brief."}, user("n0")]
@@ -180,8 +177,7 @@ async def test_prompts_are_the_stock_templates_own(name):
 
 @pytest.mark.parametrize("name", STOCK)
 async def test_what_a_stock_template_keeps_stays_one_sample(name):
-    chat = ChatFormat(stock_tokenizer(name), "rerender")
-    episode = await play_scripted(chat, STOCK[name][2])
+    episode = await play_scripted(stock_chat(name), STOCK[name][2])
     samples = episode_samples("g", episode, [1.0] * 3)
     drops_thoughts = "why" in STOCK[name][2] and name != "qwen3_8"
     assert len(samples) == (3 if drops_thoughts else 1)
@@ -192,14 +188,13 @@ async def test_what_a_stock_template_keeps_stays_one_sample(name):
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_templates_describe_tools(name):
     """By themselves, or in words where they have no tools."""
-    tokenizer = stock_tokenizer(name)
-    chat = ChatFormat(tokenizer, "rerender")
+    chat = stock_chat(name)
     assert chat.takes_tools == (name not in WITHOUT_TOOLS)
     assert chat.has_fields == (name in IN_FIELDS)
     reply = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     call = chat.reply_message(reply, [TOOL], is_sampled=False)
     result = {"role": "tool", "name": "add", "content": "it is two"}
-    text = tokenizer.decode(chat.rendered_ids([user("sum?"), call, result], [TOOL]))
+    text = chat.tokenizer.decode(chat.rendered_ids([user("sum?"), call, result], [TOOL]))
     shown = text.rindex(NATIVE_CALLS.get(name, "<tool_call>{"))
     assert text.index("A sum.") < shown < text.index("it is two")
 
@@ -207,8 +202,8 @@ def test_stock_templates_describe_tools(name):
 @pytest.mark.parametrize("name", [each for each in STOCK if each not in WITHOUT_TOOLS])
 def test_prompts_with_calls_are_those_of_transformers_at_every_turn(name):
     """Replies are those that the template shows for calls and thoughts in fields of their own."""
-    tokenizer = stock_tokenizer(name)
-    chat = ChatFormat(tokenizer, "rerender")
+    chat = stock_chat(name)
+    tokenizer = chat.tokenizer
     theirs, ours = [user("sum?")], [user("sum?")]
     call = {"id": "call00000", "type": "function", "function": {"name": "add"}}
     call["function"]["arguments"] = {"a": 1}
@@ -249,7 +244,7 @@ def test_prompts_with_calls_are_those_of_transformers_at_every_turn(name):
 
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_templates_can_be_served_with_the_prompts_of_training(name):
-    chat = ChatFormat(stock_tokenizer(name), "rerender")
+    chat = stock_chat(name)
     template = served_template(chat)
     assert template.endswith(chat.renderer.template)
     if name in IN_FIELDS:
@@ -257,7 +252,7 @@ def test_stock_templates_can_be_served_with_the_prompts_of_training(name):
 
 
 def test_results_without_a_call_are_messages_of_the_user_where_a_template_rejects_them():
-    chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
+    chat = stock_chat("gptoss")
     messages = [user("a"), {"role": "assistant", "content": "b"}]
     result = {"role": "tool", "name": "add", "content": "two"}
     text = chat.tokenizer.decode(chat.rendered_ids([*messages, result], [TOOL]))
@@ -305,7 +300,7 @@ def test_users_who_say_two_things_are_merged_where_a_template_rejects_runs():
 )
 def test_replies_with_channels_are_taken_apart(reply, content, thinking):
     """Whatever a model writes, the template does not reject it."""
-    chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
+    chat = stock_chat("gptoss")
     message = chat.reply_message(reply)
     assert (message["content"], message["thinking"]) == (content, thinking)
     assert chat.rendered_ids([user("a"), message, user("b")])

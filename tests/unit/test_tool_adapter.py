@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fakes import TEMPLATES, FakeHost, collect, run_config
+from fakes import TEMPLATES, ChatOnly, FakeHost, collect, run_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -149,12 +149,6 @@ ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 CHAT = ChatFormat(build_tokenizer())
 
 
-class ChatOnly:
-    """A policy that has only a chat template, for `collect` with another engine."""
-
-    chat = CHAT
-
-
 def counter(seed, number, action):
     """Answer each call with the number of calls and a reward of 0.25; the third ends the
     episode."""
@@ -173,7 +167,7 @@ async def played(*replies, plain_reply="unusable", max_tokens=500):
     seen = iter(replies)
     engine = ScriptedEngine(lambda observations, draw: next(seen))
     (group,) = await collect(
-        ChatOnly,
+        ChatOnly(CHAT),
         engine=engine,
         host=FakeHost(counter),
         config=run_config({"env.adapter": adapter} | limits),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import run_samples
 import torch
-from fakes import alike_samples, random_samples, run_config, tiny_policy
+from fakes import alike_samples, random_samples, tiny_policy, trainer_config
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import episode_samples
@@ -27,8 +27,7 @@ from openenv_pipe.types import TrainedTokens
 
 def trained(policy, samples, **changes) -> list[TrainedTokens]:
     """Return what an update records."""
-    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
-    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    learner = Learner(policy, trainer_config(changes), max_episode_tokens=120, seed=0)
     learner.update(samples, step=1)
     return learner.trained_tokens
 
@@ -67,7 +66,7 @@ def test_the_mismatch_is_unknown_where_the_start_of_the_step_was_not_computed():
     unknown = [bool(np.isnan(tokens.mismatch).all()) for tokens in found]
     assert 0 < sum(unknown) < len(samples)
     assert all(np.isfinite(tokens.entropy).all() for tokens in found)
-    correction = run_config().trainer.loss.correction.model_dump() | {"type": "truncate"}
+    correction = trainer_config().loss.correction.model_dump() | {"type": "truncate"}
     again = trained(tiny_policy(), samples, updates_per_step=2, **{"loss.correction": correction})
     assert all(np.isfinite(tokens.mismatch).all() for tokens in again)
 

@@ -16,14 +16,15 @@ import torch
 from fakes import (
     GradientKeeper,
     assert_same_update,
+    kl_term,
     loss_and_gradients,
     made_up_episode,
     made_up_group,
     made_up_turn,
     random_sample,
-    run_config,
     tiny_policy,
     trained_tensors,
+    trainer_config,
 )
 
 from openenv_pipe.algorithms.advantages import gdpo_advantages, step_advantages
@@ -44,7 +45,7 @@ ENTROPY_COEF = 0.2
 CLIP_LOW, CLIP_HIGH = 0.1, 0.4
 
 TAUS = {"tau_positive": 0.7, "tau_negative": 1.4}
-SAPO = run_config().trainer.loss.model_dump(exclude={"clip_low", "clip_high", "max_ratio"})
+SAPO = trainer_config().loss.model_dump(exclude={"clip_low", "clip_high", "max_ratio"})
 SAPO |= {"type": "sapo", **TAUS}
 
 # TRL's names of losses, and our settings for them.
@@ -233,14 +234,7 @@ def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
     policy, samples = moved_policy(2), samples_of_turns()
     reference = policy.reference_logprobs(pack(samples, share=False), 0.7)
     flat = {"ref_per_token_logps": reference}
-    kl = {
-        "coef": KL_COEF,
-        "reference": None,
-        "estimator": "k3",
-        "importance_weights": weighted,
-        "refresh_every": None,
-        "hint": None,
-    }
+    kl = kl_term(KL_COEF, importance_weights=weighted)
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
     extras = {"beta": KL_COEF, "weighted_kl": weighted}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, **extras)
@@ -334,8 +328,7 @@ class Mover(GradientKeeper):
 def test_each_of_two_passes_has_the_gradients_of_trls_iterations(name):
     """With num_iterations=2, TRL takes both ratios to the logprobs of before the first."""
     policy, samples = moved_policy(2), samples_of_turns(one_advantage=True)
-    changes = given_loss(name) | {"passes_per_step": 2, "temperature": 0.7}
-    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
+    trainer = trainer_config(given_loss(name) | {"passes_per_step": 2, "temperature": 0.7})
     theirs = copy.deepcopy(policy)
     learner = Learner(policy, trainer, max_episode_tokens=MAX_TOKENS, seed=0)
     learner.optimizer = ours = Mover(policy)
@@ -375,14 +368,7 @@ def over_all_groups(extra, policy, rows):
     """Return changes of our loss, arguments of TRL's, and its values for the rows."""
     changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
     if extra == "kl":
-        changes["loss.kl"] = {
-            "coef": KL_COEF,
-            "reference": None,
-            "estimator": "k3",
-            "importance_weights": False,
-            "refresh_every": None,
-            "hint": None,
-        }
+        changes["loss.kl"] = kl_term(KL_COEF)
         given["beta"] = KL_COEF
         flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
     if extra == "entropy":
@@ -400,15 +386,13 @@ def test_groups_without_a_signal_count_as_rows_without_an_advantage(name, extra)
     alive = build_samples(advantages)
     assert (len(rows), len(alive)) == (12, 3)
     changes, given, flat = over_all_groups(extra, policy, rows)
-    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
-    samples, uncomputed = samples_of_step(advantages, loss)
+    samples, uncomputed = samples_of_step(advantages, trainer_config(changes).loss)
     assert samples == (alive if extra == "none" else rows)
     ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
     theirs = trl_loss_and_gradients(policy, rows, name, 0.7, flat=flat, **given)
     assert_close(ours, theirs)
     changes["loss.normalise_groups"] = "with_signal"
-    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
-    samples, uncomputed = samples_of_step(advantages, loss)
+    samples, uncomputed = samples_of_step(advantages, trainer_config(changes).loss)
     ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
     if extra == "kl":
         flat["ref_per_token_logps"] = policy.reference_logprobs(pack(alive, share=False), 0.7)
@@ -428,8 +412,7 @@ def test_masked_episodes_count_as_in_trl(name, extra):
     rows = build_samples(advantages, every_group=True)
     cut_off = [(row.group, row.member) in (("0", 0), ("2", 1)) for row in rows]
     changes, given, flat = over_all_groups(extra, policy, rows)
-    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
-    samples, uncomputed = samples_of_step(masked, loss)
+    samples, uncomputed = samples_of_step(masked, trainer_config(changes).loss)
     assert len(samples) == (2 if extra == "none" else 10)
     ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
     theirs = trl_loss_and_gradients(policy, rows, name, 0.7, flat=flat, cut_off=cut_off, **given)
