@@ -87,272 +87,242 @@ class Case:
     form: str = "plain"
 
 
+def case(reply: str, *calls: tuple, **more: object) -> Case:
+    return Case(reply=reply, calls=calls, **more)
+
+
 ADD, STOP = ("add", {"a": 1}), ("stop", {})
 DRAFT = bare("stop")
 MARKS = '</tool_call> </think> <think> <tool_call> " \\ {} é \n'
 CASES = {
     # --- what is read ---
-    "marked": Case(reply=marked("add", a=1), calls=(ADD,)),
-    "lines": Case(
-        reply='I add.\n<tool_call>\n{"name": "add",\n "arguments": {"a": 1}}\n</tool_call>\nDone.',
-        calls=(ADD,),
+    "marked": case(marked("add", a=1), ADD),
+    "lines": case(
+        'I add.\n<tool_call>\n{"name": "add",\n "arguments": {"a": 1}}\n</tool_call>\nDone.', ADD
     ),
-    "parallel": Case(reply=marked("add", a=1) + "\n" + marked("stop"), calls=(ADD, STOP)),
-    "bare": Case(reply="I call " + bare("add", a=1) + " now", calls=(ADD,)),
-    "bare, in a list": Case(reply=f"[{bare('add', a=1)}, {bare('stop')}]", calls=(ADD, STOP)),
-    "parameters": Case(
-        reply='{"name": "add", "parameters": {"a": 1}}',
-        calls=(ADD,),
-        last={"name": "add", "parameters": {"a": 1}},
+    "parallel": case(marked("add", a=1) + "\n" + marked("stop"), ADD, STOP),
+    "bare": case("I call " + bare("add", a=1) + " now", ADD),
+    "bare, in a list": case(f"[{bare('add', a=1)}, {bare('stop')}]", ADD, STOP),
+    "parameters": case(
+        '{"name": "add", "parameters": {"a": 1}}', ADD, last={"name": "add", "parameters": {"a": 1}}
     ),
-    "a fence": Case(reply=f"```json\n{bare('add', a=1)}\n```", calls=(ADD,)),
-    "a fence in marks": Case(
-        reply=f"<tool_call>\n```json\n{bare('add', a=1)}\n```\n</tool_call>", calls=(ADD,)
-    ),
-    "arguments as text": Case(
-        reply='<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
-        calls=(ADD,),
+    "a fence": case(f"```json\n{bare('add', a=1)}\n```", ADD),
+    "a fence in marks": case(f"<tool_call>\n```json\n{bare('add', a=1)}\n```\n</tool_call>", ADD),
+    "arguments as text": case(
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        ADD,
         last={"name": "add", "arguments": '{"a": 1}'},
     ),
-    "bare, arguments as text": Case(
-        reply='{"name": "add", "arguments": " {\\"a\\": 1} "}',
-        calls=(ADD,),
+    "bare, arguments as text": case(
+        '{"name": "add", "arguments": " {\\"a\\": 1} "}',
+        ADD,
         last={"name": "add", "arguments": ' {"a": 1} '},
     ),
-    "a number as text": Case(reply=marked("add", a="1"), calls=(("add", {"a": "1"}),)),
-    "an object beside marked calls": Case(
-        reply=bare("stop") + marked("add", a=1) + '{"name"', calls=(ADD,), last="the"
+    "a number as text": case(marked("add", a="1"), ("add", {"a": "1"})),
+    "an object beside marked calls": case(
+        bare("stop") + marked("add", a=1) + '{"name"', ADD, last="the"
     ),
     # --- strings ---
-    "marks in a string": Case(reply=marked("say", text=MARKS), calls=(("say", {"text": MARKS}),)),
-    "marks in a bare string": Case(
-        reply=bare("say", text=MARKS), calls=(("say", {"text": MARKS}),)
+    "marks in a string": case(marked("say", text=MARKS), ("say", {"text": MARKS})),
+    "marks in a bare string": case(bare("say", text=MARKS), ("say", {"text": MARKS})),
+    "a call in a string": case(
+        marked("say", text=marked("stop")), ("say", {"text": marked("stop")})
     ),
-    "a call in a string": Case(
-        reply=marked("say", text=marked("stop")), calls=(("say", {"text": marked("stop")}),)
+    "a call in a bare string": case(
+        bare("say", text=marked("stop") + DRAFT), ("say", {"text": marked("stop") + DRAFT})
     ),
-    "a call in a bare string": Case(
-        reply=bare("say", text=marked("stop") + DRAFT),
-        calls=(("say", {"text": marked("stop") + DRAFT}),),
-    ),
-    "escapes": Case(
-        reply='<tool_call>{"name": "\\u0061dd", "arguments": {"a": 1, "text": "\\ud83d\\ude00\\/"}}'
+    "escapes": case(
+        '<tool_call>{"name": "\\u0061dd", "arguments": {"a": 1, "text": "\\ud83d\\ude00\\/"}}'
         "</tool_call>",
-        calls=(("add", {"a": 1, "text": "😀/"}),),
+        ("add", {"a": 1, "text": "😀/"}),
     ),
     # --- thoughts ---
-    "a draft in a thought": Case(
-        reply=f"<think>{DRAFT}{marked('stop')}</think>{marked('add', a=1)}", calls=(ADD,)
+    "a draft in a thought": case(
+        f"<think>{DRAFT}{marked('stop')}</think>{marked('add', a=1)}", ADD
     ),
-    "a thought that names its end": Case(
-        reply=f"<think>It ends by </think>. Draft: {marked('stop')} So:</think>{bare('add', a=1)}",
-        calls=(ADD,),
+    "a thought that names its end": case(
+        f"<think>It ends by </think>. Draft: {marked('stop')} So:</think>{bare('add', a=1)}", ADD
     ),
-    "an end mark in a draft": Case(
-        reply=f"<think>{bare('say', text='</think>')}{DRAFT}</think>{bare('add', a=1)}",
-        calls=(ADD,),
+    "an end mark in a draft": case(
+        f"<think>{bare('say', text='</think>')}{DRAFT}</think>{bare('add', a=1)}", ADD
     ),
-    "several thoughts": Case(
-        reply=f"<think>a</think>{marked('add', a=1)}<think>{DRAFT}</think>{marked('stop')}",
-        calls=(ADD, STOP),
+    "several thoughts": case(
+        f"<think>a</think>{marked('add', a=1)}<think>{DRAFT}</think>{marked('stop')}", ADD, STOP
     ),
-    "a thought begun in the prompt": Case(
-        reply=f"perhaps {DRAFT} or {marked('stop')}\n</think>\n\n{bare('add', a=1)}", calls=(ADD,)
+    "a thought begun in the prompt": case(
+        f"perhaps {DRAFT} or {marked('stop')}\n</think>\n\n{bare('add', a=1)}", ADD
     ),
-    "an open thought": Case(
-        reply=f"<think>Perhaps {DRAFT} would do, but", why="inside a thought", last="the"
+    "an open thought": case(
+        f"<think>Perhaps {DRAFT} would do, but", why="inside a thought", last="the"
     ),
-    "an open thought behind a call": Case(
-        reply=f"{marked('add', a=1)}<think>{marked('stop')}", calls=(ADD,)
-    ),
-    "only a thought": Case(reply=f"<think>{DRAFT}</think>", last="there"),
+    "an open thought behind a call": case(f"{marked('add', a=1)}<think>{marked('stop')}", ADD),
+    "only a thought": case(f"<think>{DRAFT}</think>", last="there"),
     # --- truncated ---
-    "cut before the mark": Case(
-        reply=marked("add", a=1).removesuffix("</tool_call>"), why="not closed", last=ADD
+    "cut before the mark": case(
+        marked("add", a=1).removesuffix("</tool_call>"), why="not closed", last=ADD
     ),
-    "cut in the JSON": Case(reply=marked("add", a=1)[:-15], why="broken", last="the"),
-    "cut in a string": Case(reply=marked("say", text="xxxx")[:-18], why="Unterm", last="the"),
-    "cut, bare": Case(reply=bare("add", a=1)[:-1], why="broken", last="the"),
-    "the second is cut": Case(
-        reply=marked("add", a=1) + marked("stop")[:-14], calls=(ADD,), why="call 2", last="the"
+    "cut in the JSON": case(marked("add", a=1)[:-15], why="broken", last="the"),
+    "cut in a string": case(marked("say", text="xxxx")[:-18], why="Unterm", last="the"),
+    "cut, bare": case(bare("add", a=1)[:-1], why="broken", last="the"),
+    "the second is cut": case(
+        marked("add", a=1) + marked("stop")[:-14], ADD, why="call 2", last="the"
     ),
     # --- malformed: the others count ---
-    "no object": Case(
-        reply="<tool_call>add(1)</tool_call>" + marked("stop"), calls=(STOP,), why="call 1"
+    "no object": case("<tool_call>add(1)</tool_call>" + marked("stop"), STOP, why="call 1"),
+    "a comma": case(marked("add", a=1).replace("}}", "},}") + marked("stop"), STOP, why="call 1"),
+    "a missing brace": case(
+        marked("add", a=1).replace("}}", "}") + marked("stop"), STOP, why="call 1"
     ),
-    "a comma": Case(
-        reply=marked("add", a=1).replace("}}", "},}") + marked("stop"), calls=(STOP,), why="call 1"
-    ),
-    "a missing brace": Case(
-        reply=marked("add", a=1).replace("}}", "}") + marked("stop"), calls=(STOP,), why="call 1"
-    ),
-    "a missing quote": Case(
-        reply=marked("add", a=1).replace("add", 'add"').replace('"add', "add") + marked("stop"),
-        calls=(STOP,),
+    "a missing quote": case(
+        marked("add", a=1).replace("add", 'add"').replace('"add', "add") + marked("stop"),
+        STOP,
         why="call 1",
     ),
-    "not closed": Case(
-        reply="<tool_call>" + bare("add", a=1) + marked("stop"), calls=(STOP,), why="not closed"
+    "not closed": case("<tool_call>" + bare("add", a=1) + marked("stop"), STOP, why="not closed"),
+    "two in one": case(
+        f"<tool_call>{DRAFT}{DRAFT}</tool_call>{marked('add', a=1)}", ADD, why="not one object"
     ),
-    "two in one": Case(
-        reply=f"<tool_call>{DRAFT}{DRAFT}</tool_call>{marked('add', a=1)}",
-        calls=(ADD,),
-        why="not one object",
-    ),
-    "no name": Case(
-        reply='<tool_call>{"arguments": {}}</tool_call>' + marked("stop"), calls=(STOP,), why="form"
-    ),
-    "arguments of another type": Case(
-        reply='<tool_call>{"name": "add", "arguments": [1]}</tool_call>' + marked("stop"),
-        calls=(STOP,),
+    "no name": case('<tool_call>{"arguments": {}}</tool_call>' + marked("stop"), STOP, why="form"),
+    "arguments of another type": case(
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>' + marked("stop"),
+        STOP,
         why="form",
     ),
-    "arguments as broken text": Case(
-        reply='<tool_call>{"name": "add", "arguments": "{a: 1}"}</tool_call>' + marked("stop"),
-        calls=(STOP,),
+    "arguments as broken text": case(
+        '<tool_call>{"name": "add", "arguments": "{a: 1}"}</tool_call>' + marked("stop"),
+        STOP,
         why="form",
     ),
-    "a key twice": Case(
-        reply='<tool_call>{"name": "stop", "arguments": {"a": 1, "a": 2}}</tool_call>',
+    "a key twice": case(
+        '<tool_call>{"name": "stop", "arguments": {"a": 1, "a": 2}}</tool_call>',
         why="'a' is there more than once",
         last="the",
     ),
-    "a name twice": Case(
-        reply='{"name": "stop", "name": "add", "arguments": {}}', why="'name'", last="the"
+    "a name twice": case(
+        '{"name": "stop", "name": "add", "arguments": {}}', why="'name'", last="the"
     ),
-    "NaN": Case(reply=bare("add", a=float("nan")), why="NaN", last="the"),
-    "infinite": Case(
-        reply=marked("add", a=1).replace("1", "1e999"), why="1e999 is not a number", last="the"
+    "NaN": case(bare("add", a=float("nan")), why="NaN", last="the"),
+    "infinite": case(
+        marked("add", a=1).replace("1", "1e999"), why="1e999 is not a number", last="the"
     ),
-    "a huge integer": Case(
-        reply=marked("add", a=1).replace("1", "9" * 5000), why="5000 digits", last="the"
+    "a huge integer": case(
+        marked("add", a=1).replace("1", "9" * 5000), why="5000 digits", last="the"
     ),
-    "deep": Case(
-        reply=marked("add", a=1).replace("1", "[" * 70 + "]" * 70), why="nests", last="the"
+    "deep": case(marked("add", a=1).replace("1", "[" * 70 + "]" * 70), why="nests", last="the"),
+    "very deep": case(
+        marked("add", a=1).replace("1", "[" * 9000 + "]" * 9000) + marked("stop"), STOP, why="nests"
     ),
-    "very deep": Case(
-        reply=marked("add", a=1).replace("1", "[" * 9000 + "]" * 9000) + marked("stop"),
-        calls=(STOP,),
-        why="nests",
+    "half a pair": case(marked("say", text="\ud800"), why="not Unicode", last="the"),
+    "the first bare one is broken": case(
+        bare("add", a=1).replace("1", "'1'") + "\n" + DRAFT, STOP, why="call 1"
     ),
-    "half a pair": Case(reply=marked("say", text="\ud800"), why="not Unicode", last="the"),
-    "the first bare one is broken": Case(
-        reply=bare("add", a=1).replace("1", "'1'") + "\n" + DRAFT, calls=(STOP,), why="call 1"
+    "inside of a broken one": case(
+        f'{{"name": "say", "arguments": {{"x": \'1\', "then": {DRAFT}}}}}', why="broken", last="the"
     ),
-    "inside of a broken one": Case(
-        reply=f'{{"name": "say", "arguments": {{"x": \'1\', "then": {DRAFT}}}}}',
-        why="broken",
-        last="the",
-    ),
-    "inside of a broken string": Case(
-        reply=marked("say", text=marked("stop") + DRAFT).replace("}}</", "},}</"),
+    "inside of a broken string": case(
+        marked("say", text=marked("stop") + DRAFT).replace("}}</", "},}</"),
         why="call 1",
         last="the",
     ),
     # --- the tools are known ---
-    "an unknown tool": Case(reply=marked("fly"), calls=(("fly", {}),)),
-    "an object that looks like a call": Case(
-        reply='The answer is {"name": "Bob", "parameters": {"age": 3}}.',
+    "an unknown tool": case(marked("fly"), ("fly", {})),
+    "an object that looks like a call": case(
+        'The answer is {"name": "Bob", "parameters": {"age": 3}}.',
         last={"name": "Bob", "parameters": {"age": 3}},
     ),
-    "an unknown and a known object": Case(reply=bare("Bob") + bare("stop"), calls=(STOP,)),
+    "an unknown and a known object": case(bare("Bob") + bare("stop"), STOP),
     # --- no call ---
-    "text": Case(reply="The set {1, 2} is what {I} say.", last="there"),
-    "empty": Case(reply="", last="there"),
-    "another object": Case(reply='{"answer": 4}', last={"answer": 4}),
+    "text": case("The set {1, 2} is what {I} say.", last="there"),
+    "empty": case("", last="there"),
+    "another object": case('{"answer": 4}', last={"answer": 4}),
     # --- the prompt opens a thought ---
-    "opened, not ended": Case(
-        form="opened", reply=f"Perhaps {DRAFT}{marked('stop')}", why="inside a thought", last="the"
+    "opened, not ended": case(
+        f"Perhaps {DRAFT}{marked('stop')}", why="inside a thought", last="the", form="opened"
     ),
-    "opened, ended": Case(
-        form="opened", reply=f"{DRAFT}</think>{marked('add', a=1)}", calls=(ADD,)
-    ),
-    "opened, begun again": Case(
-        form="opened", reply=f"<think>{DRAFT}</think>{bare('add', a=1)}", calls=(ADD,)
-    ),
+    "opened, ended": case(f"{DRAFT}</think>{marked('add', a=1)}", ADD, form="opened"),
+    "opened, begun again": case(f"<think>{DRAFT}</think>{bare('add', a=1)}", ADD, form="opened"),
     # --- channels ---
-    "channels": Case(
-        form="channels",
-        reply=f"<|channel|>analysis<|message|>{DRAFT}{marked('stop')}<|end|><|start|>assistant"
+    "channels": case(
+        f"<|channel|>analysis<|message|>{DRAFT}{marked('stop')}<|end|><|start|>assistant"
         f"<|channel|>final<|message|>{marked('add', a=1)}",
-        calls=(ADD,),
-    ),
-    "channels, bare": Case(
+        ADD,
         form="channels",
-        reply=f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant"
+    ),
+    "channels, bare": case(
+        f"<|channel|>analysis<|message|>{DRAFT}<|end|><|start|>assistant"
         f"<|channel|>final<|message|>{bare('add', a=1)}",
-        calls=(ADD,),
-    ),
-    "channels, a recipient": Case(
+        ADD,
         form="channels",
-        reply="<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary"
+    ),
+    "channels, a recipient": case(
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary"
         ' to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
-        calls=(ADD,),
-    ),
-    "channels, a recipient of the role": Case(
+        ADD,
         form="channels",
-        reply='<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
+    ),
+    "channels, a recipient of the role": case(
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
         "<|call|><|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}<|call|>",
-        calls=(ADD, STOP),
-    ),
-    "channels, a recipient before any mark": Case(
+        ADD,
+        STOP,
         form="channels",
-        reply=' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
-        calls=(ADD,),
     ),
-    "channels, a channel named twice": Case(
+    "channels, a recipient before any mark": case(
+        ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        ADD,
         form="channels",
-        reply="<|channel|>commentary to=functions.add<|channel|>commentary json<|message|>"
+    ),
+    "channels, a channel named twice": case(
+        "<|channel|>commentary to=functions.add<|channel|>commentary json<|message|>"
         '{"a": 1}<|call|><|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}'
         "<|call|>",
-        calls=(ADD, STOP),
-    ),
-    "channels, a call without a recipient": Case(
+        ADD,
+        STOP,
         form="channels",
-        reply='<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+    ),
+    "channels, a call without a recipient": case(
+        '<|channel|>commentary json<|message|>{"a": 1}<|call|>',
         why="it is not one object",
         last={"a": 1},
-    ),
-    "channels, a mark in a string": Case(
         form="channels",
-        reply='<|channel|>commentary to=functions.say<|message|>{"text": "<|call|> \\" <|end|>"}'
-        "<|call|>",
-        calls=(("say", {"text": '<|call|> " <|end|>'}),),
     ),
-    "channels, the words of a mark before a call": Case(
+    "channels, a mark in a string": case(
+        '<|channel|>commentary to=functions.say<|message|>{"text": "<|call|> \\" <|end|>"}<|call|>',
+        ("say", {"text": '<|call|> " <|end|>'}),
         form="channels",
-        reply="<|channel|>commentary<|message|>I put it in <think> tags.<|end|><|start|>assistant"
+    ),
+    "channels, the words of a mark before a call": case(
+        "<|channel|>commentary<|message|>I put it in <think> tags.<|end|><|start|>assistant"
         '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|>',
-        calls=(ADD,),
-    ),
-    "channels, the words of a mark after a call": Case(
+        ADD,
         form="channels",
-        reply='<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|><|start|>assistant'
+    ),
+    "channels, the words of a mark after a call": case(
+        '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|call|><|start|>assistant'
         "<|channel|>final<|message|>Close it with </think>, please.",
-        calls=(ADD,),
-    ),
-    "channels, cut": Case(
+        ADD,
         form="channels",
-        reply='<|channel|>commentary to=functions.add<|message|>{"a": 1}',
+    ),
+    "channels, cut": case(
+        '<|channel|>commentary to=functions.add<|message|>{"a": 1}',
         why="broken",
         last="the",
-    ),
-    "channels, an open thought": Case(
         form="channels",
-        reply=f"<|channel|>analysis<|message|>Perhaps {DRAFT}{marked('stop')}",
+    ),
+    "channels, an open thought": case(
+        f"<|channel|>analysis<|message|>Perhaps {DRAFT}{marked('stop')}",
         why="inside a thought",
         last="the",
-    ),
-    "channels, one of two is broken": Case(
         form="channels",
-        reply="<|channel|>commentary to=functions.add<|message|>{a: 1}<|call|><|start|>assistant"
+    ),
+    "channels, one of two is broken": case(
+        "<|channel|>commentary to=functions.add<|message|>{a: 1}<|call|><|start|>assistant"
         "<|channel|>commentary to=functions.stop<|message|>{}<|call|>",
-        calls=(STOP,),
+        STOP,
         why="call 1",
+        form="channels",
     ),
-    "marks of channels in text": Case(
-        reply=f"<|channel|>analysis<|message|>{bare('add', a=1)}", calls=(ADD,)
-    ),
+    "marks of channels in text": case(f"<|channel|>analysis<|message|>{bare('add', a=1)}", ADD),
 }
 by_case = pytest.mark.parametrize("name", CASES)
 
