@@ -178,7 +178,7 @@ def memory_bytes(
     if num_frozen := len(checkpoints) + sum(league.size for league in leagues):
         needed["opponents"] = num_frozen * trained_bytes(shape, config)
     if num_sampled := engine.sampled_at_once(config.capacity):
-        num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
+        num_cached = min(num_sampled, trainer.episodes_per_step)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.max_episode_tokens * per_cached
         if in_one_memory and model.dtype == "float32":
@@ -213,7 +213,7 @@ def _rank_bytes(shape: Shape, config: RunConfig, *, on_gpu: bool) -> dict[str, i
         share, of_a_layer = trainer.replicas / trainer.devices, in_layers / shape.num_layers
         gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
         gathered_gradients = 0.0 if model.lora.rank else 1.0 - in_layers + of_a_layer
-    num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
+    num_episodes = -(-trainer.episodes_per_step // trainer.devices)
     longest = config.max_episode_tokens  # is a batch of its own, if it exceeds the limit
     tokens = max(longest, min(trainer.tokens_per_batch, num_episodes * longest))
     logits_at_once = GPU_LOGITS_AT_ONCE if on_gpu else LOGITS_AT_ONCE
@@ -313,7 +313,7 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
     weights, moments = trained_bytes(shape, config), _moments(shape, config)
     checkpoints = weights * num_kept + moments * num_resumable
-    num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
+    num_episodes = trainer.steps * trainer.episodes_per_step
     num_episodes += sum(map(_num_eval_episodes, config.environments.values()))
     episodes = num_episodes * config.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
     return checkpoints + episodes

@@ -216,6 +216,10 @@ class TrainerConfig(Block):
     checkpoint: CheckpointConfig
 
     @property
+    def episodes_per_step(self) -> int:
+        return self.tasks_per_step * self.group_size
+
+    @property
     def total_updates_per_step(self) -> int:
         """The optimizer steps of all passes over a step's samples."""
         return self.passes_per_step * self.updates_per_step

@@ -278,7 +278,7 @@ def fit_memory(config: RunConfig) -> dict[str, Any]:
         return {}
     keys: dict[str, dict[str, int]] = {}
     tokens, longest = trainer.tokens_per_batch, config.env.max_episode_tokens
-    num_sampled = trainer.tasks_per_step * trainer.group_size
+    num_sampled = trainer.episodes_per_step
     while memory_line(config, shape).result is not Result.OK:
         if tokens > longest:
             tokens = max(longest, tokens // 2)

@@ -69,22 +69,19 @@ class Plan:
     @property
     def num_sampled(self) -> int:
         """Tokens that a step samples."""
-        return num_episodes(self.config) * reply_tokens(self.config)
+        return self.config.trainer.episodes_per_step * reply_tokens(self.config)
 
     @property
     def num_sessions(self) -> int:
         """Sessions of the environment that the servers keep busy."""
-        return min(self.servers.num_servers * self.servers.num_episodes, num_episodes(self.config))
+        num_sampled = self.servers.num_servers * self.servers.num_episodes
+        return min(num_sampled, self.config.trainer.episodes_per_step)
 
     @property
     def bottleneck(self) -> tuple[str, Part]:
         parts = {"rollout": self.rollout, "update": self.update, "publish": self.publish}
         name = max(parts, key=lambda each: parts[each].seconds)
         return name, parts[name]
-
-
-def num_episodes(config: RunConfig) -> int:
-    return config.trainer.tasks_per_step * config.trainer.group_size
 
 
 def reply_tokens(config: RunConfig) -> int:
@@ -104,7 +101,7 @@ def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
             "servers; add engine=vllm"
         )
     plans = list(_plans(config, shape, cluster))
-    given = _given_nodes(config)
+    given = config.cluster.num_learner_nodes
     if 1 < given >= cluster.num_nodes:
         raise ConfigError(
             f"cluster.learner_nodes={given}: a plan gives the learner whole machines, and servers "
@@ -156,17 +153,13 @@ def _plans(config: RunConfig, shape: Shape, cluster: Cluster) -> Iterator[Plan]:
 
 def _learner_sizes(config: RunConfig, cluster: Cluster) -> Iterator[tuple[int, int]]:
     """Yield numbers of nodes and of ranks: any part of one machine, or several whole ones."""
-    given = _given_nodes(config)
+    given = config.cluster.num_learner_nodes
     if given == 1:
         for num_ranks in range(1, min(cluster.gpus_per_node, cluster.num_gpus - 1) + 1):
             yield 1, num_ranks
     for num_nodes in range(2, cluster.num_nodes):
         if given in (1, num_nodes):
             yield num_nodes, num_nodes * cluster.gpus_per_node
-
-
-def _given_nodes(config: RunConfig) -> int:
-    return config.cluster.num_learner_nodes
 
 
 def _ways_to_divide(num_nodes: int, num_ranks: int) -> Iterator[tuple[str, int]]:
@@ -240,19 +233,15 @@ def _servers(
     share = engine.gpu_memory_share if is_shared else constant("server memory")
     room = share * cluster.gpu.memory_bytes * gpus_each - _served_bytes(config, shape)
     cached = max(0, int(room / _cache_bytes(config, shape)))
-    of_each = math.ceil(num_episodes(config) / num_servers)
+    of_each = math.ceil(config.trainer.episodes_per_step / num_servers)
+    num_cached = cached // config.max_episode_tokens
     return Servers(
         num_servers=num_servers,
         gpus_each=gpus_each,
         weight_bytes=_served_bytes(config, shape) // gpus_each,
         cached_tokens=cached,
-        num_episodes=max(1, min(engine.max_requests, cached // length(config), of_each)),
+        num_episodes=max(1, min(engine.max_requests, num_cached, of_each)),
     )
-
-
-def length(config: RunConfig) -> int:
-    """Return the tokens of the longest episode."""
-    return config.max_episode_tokens
 
 
 def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, servers: Servers) -> Part:
@@ -260,8 +249,8 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
 
     An episode has half of its length in the cache on average. The environment takes no time.
     """
-    at_once, total = servers.num_episodes, num_episodes(config)
-    context = length(config) // 2
+    at_once, total = servers.num_episodes, config.trainer.episodes_per_step
+    context = config.max_episode_tokens // 2
     read = _served_bytes(config, shape) + at_once * context * _cache_bytes(config, shape)
     one = Size(
         num_tokens=at_once,
@@ -279,7 +268,7 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
     if constant("overhead") > seconds[limit]:
         limit = "the server's overhead per token"
     rounds = total / (servers.num_servers * at_once)
-    read_tokens = length(config) - reply_tokens(config)
+    read_tokens = config.max_episode_tokens - reply_tokens(config)
     prompts = Size(
         num_tokens=read_tokens * total,
         num_contexts=read_tokens * context * total,
@@ -301,7 +290,8 @@ def _update(
 
     Each pass also computes the KL term's reference, if it is on the learner's GPUs.
     """
-    trainer, total, tokens = config.trainer, num_episodes(config), length(config)
+    trainer, tokens = config.trainer, config.max_episode_tokens
+    total = trainer.episodes_per_step
     size = Size(
         num_tokens=total * tokens,
         num_contexts=total * tokens * (tokens + 1) // 2,
@@ -339,7 +329,7 @@ def _sent_bytes(config: RunConfig, shape: Shape, learner_nodes: int) -> tuple[fl
         # To the owner of each part, and back, in each update.
         all_sums = 2 * gradients * trainer.updates_per_step
         return (ranks - 1) / ranks * all_sums, other_nodes * all_sums / per_node
-    tokens = num_episodes(config) * length(config)
+    tokens = config.trainer.episodes_per_step * config.max_episode_tokens
     batches = math.ceil(tokens / ranks / trainer.tokens_per_batch)
     num_shards = ranks // trainer.replicas
     sharded = 2 * weights + gradients

@@ -1,7 +1,7 @@
 """A plan and its constants as tables."""
 
 from openenv_pipe.extras.sizing.constants import CONSTANTS, GB
-from openenv_pipe.extras.sizing.estimate import Part, Plan, length, num_episodes, reply_tokens
+from openenv_pipe.extras.sizing.estimate import Part, Plan, reply_tokens
 from openenv_pipe.system.tables import Column, Fit, Table
 
 WISHES = {
@@ -29,7 +29,8 @@ def _rows(plan: Plan) -> dict[str, str]:
     config, trainer, servers = plan.config, plan.config.trainer, plan.servers
     name, part = plan.bottleneck
     lora = config.model.lora.rank
-    turns_per_s = num_episodes(config) * config.env.max_turns / plan.rollout.seconds
+    num_episodes, tokens = trainer.episodes_per_step, config.max_episode_tokens
+    turns_per_s = num_episodes * config.env.max_turns / plan.rollout.seconds
     tensor_parallel = (
         f" ('engine.arguments=[\"--tensor-parallel-size={servers.gpus_each}\"]')"
         if servers.gpus_each > 1
@@ -38,7 +39,7 @@ def _rows(plan: Plan) -> dict[str, str]:
     return {
         "model": f"{plan.shape.num_parameters / 1e9:.2f} billion parameters, "
         + (f"LoRA of rank {lora}" if lora else "full training"),
-        "a step": f"{num_episodes(config)} episodes of {length(config):,} tokens at most, of which "
+        "a step": f"{num_episodes} episodes of {tokens:,} tokens at most, of which "
         f"{reply_tokens(config):,} are sampled",
         "learner": _learner(plan),
         "learner's memory": _memory(plan),
@@ -48,7 +49,7 @@ def _rows(plan: Plan) -> dict[str, str]:
         "a server's memory": f"{servers.weight_bytes / GB:.1f} GB of weights on each GPU, and a "
         f"cache of {servers.cached_tokens:,} tokens: {servers.num_episodes} episodes at once",
         "rollout": _timed(plan.rollout, plan.num_sampled, "sampled"),
-        "update": _timed(plan.update, num_episodes(config) * length(config), "trained"),
+        "update": _timed(plan.update, num_episodes * tokens, "trained"),
         "publish": f"{plan.publish.seconds:.2f} s, {plan.publish_bytes / GB:.2f} GB over the "
         "network",
         "whole step": f"{plan.step_s:.1f} s, {plan.num_sampled / plan.step_s:,.0f} sampled "
