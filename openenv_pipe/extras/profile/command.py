@@ -27,6 +27,7 @@ from openenv_pipe.extras.profile.recorder import (
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn
+from openenv_pipe.reports.alarm import mean_of
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.files import temporary_folder
@@ -89,8 +90,7 @@ class Profiled:
         return sum(busy) / len(busy) if busy else 0.0
 
     def mean(self, metric: str) -> float:
-        values = [step[metric] for step in self.steps if step.get(metric) is not None]
-        return sum(values) / len(values) if values else 0.0
+        return mean_of(self.steps, metric) or 0.0
 
     def lasting(self) -> Iterator[tuple[Moment, float]]:
         ends = [*(moment.at_s for moment in self.moments[1:]), self.ended_s]
@@ -213,7 +213,7 @@ def advice(profiled: Profiled) -> list[str]:
 
 
 def _sessions(profiled: Profiled) -> str | None:
-    config, num_episodes = profiled.config, _num_episodes(profiled)
+    config, num_episodes = profiled.config, profiled.config.trainer.episodes_per_step
     host = config.host
     if host.type == "python" or not host.has_environment:
         return None
@@ -226,7 +226,7 @@ def _sessions(profiled: Profiled) -> str | None:
 
 
 def _batch(profiled: Profiled) -> str | None:
-    num_episodes = _num_episodes(profiled)
+    num_episodes = profiled.config.trainer.episodes_per_step
     num_sampled = profiled.config.engine.sampled_at_once(num_episodes)
     if num_sampled == 0 or num_sampled >= num_episodes:
         return None
@@ -284,8 +284,9 @@ def _idle_cores(profiled: Profiled) -> str | None:
     ):
         return None
     return (
-        f"the engine samples on one core, because a step's {_num_episodes(profiled)} episodes are "
-        "one batch: more of them (trainer.tasks_per_step, trainer.group_size) take less time each"
+        "the engine samples on one core, because a step's "
+        f"{config.trainer.episodes_per_step} episodes are one batch: more of them "
+        "(trainer.tasks_per_step, trainer.group_size) take less time each"
     )
 
 
@@ -350,11 +351,6 @@ CAUSES: tuple[Callable[[Profiled], str | None], ...] = (
     *(_no_update, _sessions, _batch, _environment, _rewards, _overlap, _idle_cores),
     *(_batches, _publishing, _saving, _python),
 )
-
-
-def _num_episodes(profiled: Profiled) -> int:
-    trainer = profiled.config.trainer
-    return trainer.tasks_per_step * trainer.group_size
 
 
 def _share(profiled: Profiled, label: str) -> Share:

@@ -1,7 +1,6 @@
 """Parts of a run's report: its environment, model, parts of the reward, signal, and clients."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import (
@@ -11,7 +10,7 @@ from openenv_pipe.config.schema import (
     RunConfig,
     TaskSetConfig,
 )
-from openenv_pipe.reports.alarm import WINDOW, ends_of
+from openenv_pipe.reports.alarm import WINDOW, ends_of, mean_of
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.metrics import ENVIRONMENT
@@ -170,8 +169,8 @@ def _role(config: RewardConfig, name: str) -> str:
 
 
 def _mean(name: str, steps: Records) -> str:
-    values = [value for step in steps if (value := step.get(name)) is not None]
-    return f"{fmean(values):.3f}" if values else UNKNOWN
+    mean = mean_of(steps, name)
+    return UNKNOWN if mean is None else f"{mean:.3f}"
 
 
 def signal_text(records: Records) -> str:

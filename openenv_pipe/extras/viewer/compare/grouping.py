@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.commands.thresholds import METRICS, Measured, too_few_measured
 from openenv_pipe.extras.viewer.compare.load import Found, FoundRun
+from openenv_pipe.reports.alarm import mean_of
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.notebook import data_frame
@@ -286,8 +287,8 @@ def _pass_at(run: FoundRun, k: int) -> Figure | None:
 
 def _train_reward(run: FoundRun) -> Figure | None:
     last = run.steps[-max(1, round(TRAIN_SHARE * len(run.steps))) :]
-    rewards = [step["reward/mean"] for step in last if step.get("reward/mean") is not None]
-    return _plain(fmean(rewards)) if rewards else None
+    reward = mean_of(last, "reward/mean")
+    return None if reward is None else _plain(reward)
 
 
 def _plain(value: float) -> Figure:

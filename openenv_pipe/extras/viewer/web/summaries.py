@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.extras.viewer.web.run_store import Record, RunStore
+from openenv_pipe.reports.alarm import mean_of
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import is_outdated
 from openenv_pipe.runs.tags import read_tags
@@ -32,7 +32,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         for report in store.reports(key).values()
         if not is_outdated(report, records)
     }
-    steps = [record for record in records if record["stage"] == "grpo"]
+    recent = [record for record in records if record["stage"] == "grpo"][-RECENT_STEPS:]
     stage, step, num_steps = _progress(config, records)
     status = folder.status
     return {
@@ -45,12 +45,12 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         "step": step,
         "num_steps": num_steps,
         "left_s": _left_s(records, stage, step, num_steps) if status == "running" else None,
-        "reward": _mean(steps, "reward/mean"),
-        "success": _mean(steps, "success/rate"),
+        "reward": mean_of(recent, "reward/mean"),
+        "success": mean_of(recent, "success/rate"),
         "success_start": _success(reports.get("start")),
         "success_trained": _success(reports.get("trained")),
         "num_tokens": sum(int(record.get("tokens/sampled") or 0) for record in records),
-        "tokens_per_s": _mean(steps, "time/tokens_per_s"),
+        "tokens_per_s": mean_of(recent, "time/tokens_per_s"),
         "env": _environments(config),
         "model": value_of(config, "model", "path") or value_of(config, "model", "type"),
         "loss": value_of(config, "trainer", "loss", "type"),
@@ -79,19 +79,9 @@ def _progress(config: Mapping[str, Any], records: Sequence[Record]) -> tuple[str
 def _left_s(
     records: Sequence[Record], stage: str, step: int, num_steps: int | None
 ) -> float | None:
-    paces = [
-        record["time/step_s"]
-        for record in records[-PACE_STEPS:]
-        if record["stage"] == stage and record.get("time/step_s") is not None
-    ]
-    if not paces or num_steps is None:
-        return None
-    return fmean(paces) * max(num_steps - step, 0)
-
-
-def _mean(steps: Sequence[Record], name: str) -> float | None:
-    values = [record[name] for record in steps[-RECENT_STEPS:] if record.get(name) is not None]
-    return fmean(values) if values else None
+    last = [record for record in records[-PACE_STEPS:] if record["stage"] == stage]
+    pace_s = mean_of(last, "time/step_s")
+    return None if pace_s is None or num_steps is None else pace_s * max(num_steps - step, 0)
 
 
 def _success(report: EvalReport | None) -> dict[str, Any] | None:
