@@ -25,7 +25,7 @@ from openenv_pipe.environments.tasks import (
     split_warnings,
 )
 from openenv_pipe.errors import ConfigError, SessionError
-from openenv_pipe.extras.check.rewards import LIMIT_S, try_baselines, try_rewards
+from openenv_pipe.extras.check.rewards import LIMIT_S, TriedEnvironment, try_baselines, try_rewards
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.hub import is_on_this_machine
 from openenv_pipe.models.load import load_chat as load_chat_format
@@ -55,7 +55,8 @@ def tokens_line(env: EnvConfig, chat: ChatFormat, openings: Sequence[Opening]) -
     counts = [_count(env, chat, opening) for opening in openings]
     shortest, longest = min(counts), max(counts)
     limit = env.max_episode_tokens
-    text = f"first messages have {_range(shortest, longest)} tokens; env.max_episode_tokens={limit}"
+    size = str(longest) if shortest == longest else f"{shortest} to {longest}"
+    text = f"first messages have {size} tokens; env.max_episode_tokens={limit}"
     measured = {"shortest": shortest, "longest": longest}
     room = limit - longest
     if room >= env.max_reply_tokens:
@@ -82,10 +83,6 @@ def _about_tools(env: EnvConfig, chat: ChatFormat, opening: Opening) -> str:
         return ""
     num_tokens = _count(env, chat, opening) - _count(env, chat, opening, with_tools=False)
     return f" ({num_tokens} of them describe {len(opening.tools)} tools)"
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,12 +134,13 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         openings = [each.opening for each in played if each.opening is not None]
         if not openings:
             raise ConfigError(done_at_reset(played[0].first))
-        tried = try_rewards(config, host, adapter, splits, chat)
-        measured = [line async for line in tried]
+        tried = TriedEnvironment(
+            config=config, host=host, adapter=adapter, splits=splits, chat=chat
+        )
+        measured = [line async for line in try_rewards(tried)]
         if chat is not None:
             measured.append(tokens_line(config.env, chat, openings))
-            baselines = try_baselines(config, host, adapter, splits, chat)
-            measured += [line async for line in baselines]
+            measured += [line async for line in try_baselines(tried)]
     finally:
         await host.close()
     did = "answered" if config.host.type == "attach" else "started, answered and stopped"
@@ -179,7 +177,7 @@ async def _play(
 
 
 def _sessions_line(config: RunConfig, capacity: int) -> Line:
-    num_episodes = config.trainer.tasks_per_step * config.trainer.group_size
+    num_episodes = config.trainer.episodes_per_step
     how = "all at once" if capacity >= num_episodes else f"{capacity} at a time"
     text = f"{capacity} opened; the {num_episodes} episodes of a step are played {how}"
     if capacity * MAX_ROUNDS >= num_episodes:

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.commands.findings import Line, Result, failed
@@ -27,64 +26,64 @@ from openenv_pipe.types import Episode, Group, Observation, Opening
 LIMIT_S = 60.0  # for one episode
 
 
-async def try_baselines(
-    config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat
-) -> AsyncIterator[Line]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TriedEnvironment:
+    """What one episode of a scripted policy is played with."""
+
+    config: RunConfig
+    host: Host
+    adapter: Adapter
+    splits: Splits
+    chat: ChatFormat | None  # None: for an engine that takes messages
+
+    async def play(self, policy: ScriptedPolicy, *, is_scored: bool = False) -> Episode:
+        """Play a task of the evaluation in the model's tokens; without `chat`, in none."""
+        if self.chat is None:
+            play = PlayedEpisode(task=self.splits.eval[0])
+            engine = ScriptedEngine(policy)
+            player = RecordedPlayer(self.config.env, engine, self.adapter, play)
+            return await player.play(self.host)
+        scorer = Scorer(self.config.reward, self.config.env.success_reward)
+        rollout = RolloutContext(
+            env=self.config.env,
+            loop=LocalRunner(self.host, self.adapter),
+            splits=self.splits,
+            chat=self.chat,
+            engine=ScriptedEngine(policy),
+            scorer=scorer,
+        )
+        group, *_ = await play_groups(
+            rollout,
+            [self.splits.eval[0]],
+            group_size=1,
+            temperature=0.0,
+            seed=self.config.seed,
+            label="check",
+            score=scorer.score if is_scored else None,
+        )
+        return group.episodes[0]
+
+
+async def try_baselines(tried: TriedEnvironment) -> AsyncIterator[Line]:
     """Yield a line for each baseline. One that fails does not end a run, so its line is a warning.
 
     Raises HostError: as in training.
     """
+    config = tried.config
     if not config.eval.baselines:
         return
-    for name, policy in config.env.baselines.items():
-        label = f"baseline {name}"
-        rollout = scripted_rollout(config, host, adapter, splits, chat, load_callable(policy))
+    for name, path in config.env.baselines.items():
+        label, policy = f"baseline {name}", load_callable(path)
         try:
             async with asyncio.timeout(LIMIT_S):
-                episode = await play_one(config.seed, rollout, rollout.scorer.score)
+                episode = await tried.play(policy, is_scored=True)
         except TimeoutError:
-            text = f"an episode of {policy} takes more than {LIMIT_S:g} s; evaluations will be slow"
+            text = f"an episode of {path} takes more than {LIMIT_S:g} s; evaluations will be slow"
             yield Line(label, Result.WARN, text)
         except ConfigError as error:
             yield Line(label, Result.WARN, f"its episode cannot be played or scored: {error}")
         else:
             yield _baseline_line(label, episode, config.reward)
-
-
-def scripted_rollout(
-    config: RunConfig,
-    host: Host,
-    adapter: Adapter,
-    splits: Splits,
-    chat: ChatFormat,
-    policy: ScriptedPolicy,
-) -> RolloutContext:
-    """Return the context in which a scripted policy plays, in the model's tokens."""
-    return RolloutContext(
-        env=config.env,
-        loop=LocalRunner(host, adapter),
-        splits=splits,
-        chat=chat,
-        engine=ScriptedEngine(policy),
-        scorer=Scorer(config.reward, config.env.success_reward),
-    )
-
-
-async def play_one(
-    seed: int,
-    rollout: RolloutContext,
-    score: Callable[[Group], Coroutine[Any, Any, None]] | None = None,
-) -> Episode:
-    group, *_ = await play_groups(
-        rollout,
-        [rollout.splits.eval[0]],
-        group_size=1,
-        temperature=0.0,
-        seed=seed,
-        label="check",
-        score=score,
-    )
-    return group.episodes[0]
 
 
 def _baseline_line(label: str, episode: Episode, reward: RewardConfig) -> Line:
@@ -116,16 +115,14 @@ def no_action(observations: Sequence[Observation], draw: random.Random) -> str:
     return "???"
 
 
-async def try_rewards(
-    config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat | None
-) -> AsyncIterator[Line]:
+async def try_rewards(tried: TriedEnvironment) -> AsyncIterator[Line]:
     """Yield a line for each reward term that a function of the user computes, and for each of
     `env.metrics` that no observation has.
 
     They are tried with an episode of random actions, with one of replies that are not actions, and
-    with one of each baseline. Without `chat`, for an engine that takes messages, the episodes have
-    no token ids, as in the run. Raises HostError: as in training.
+    with one of each baseline. Raises HostError: as in training.
     """
+    config = tried.config
     terms = {k: term for k, term in config.reward.terms.items() if isinstance(term, PythonTerm)}
     if not terms and not config.env.metrics:
         return
@@ -137,7 +134,7 @@ async def try_rewards(
         policies |= {name: load_callable(path) for name, path in config.env.baselines.items()}
     episodes = {}
     for name, policy in policies.items():
-        if (episode := await _play(config, policy, host, adapter, splits, chat)) is not None:
+        if (episode := await _play(tried, policy)) is not None:
             episodes[name] = episode
     for name, term in terms.items():
         reward = config.reward.model_copy(update={"terms": {name: term}, "transforms": {}})
@@ -148,24 +145,11 @@ async def try_rewards(
             yield _no_number(name, path, number_paths(seen))
 
 
-async def _play(
-    config: RunConfig,
-    policy: ScriptedPolicy,
-    host: Host,
-    adapter: Adapter,
-    splits: Splits,
-    chat: ChatFormat | None,
-) -> Episode | None:
+async def _play(tried: TriedEnvironment, policy: ScriptedPolicy) -> Episode | None:
     """Return an episode of the policy; None if it fails, which other checks report."""
     try:
         async with asyncio.timeout(LIMIT_S):
-            if chat is not None:
-                rollout = scripted_rollout(config, host, adapter, splits, chat, policy)
-                episode = await play_one(config.seed, rollout)
-            else:
-                play = PlayedEpisode(task=splits.eval[0])
-                player = RecordedPlayer(config.env, ScriptedEngine(policy), adapter, play)
-                episode = await player.play(host)
+            episode = await tried.play(policy)
     except (ConfigError, TimeoutError):
         return None
     return None if episode.failed else episode

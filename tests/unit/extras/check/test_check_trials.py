@@ -19,7 +19,7 @@ from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import ConfigError, StepRejectedError
 from openenv_pipe.extras.check import environment
 from openenv_pipe.extras.check.environment import load_chat, tokens_line
-from openenv_pipe.extras.check.rewards import try_baselines
+from openenv_pipe.extras.check.rewards import TriedEnvironment, try_baselines
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Episode, Opening
@@ -80,7 +80,10 @@ def tried(config: RunConfig, host: FakeHost) -> Line:
     async def lines() -> list[Line]:
         splits = Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS})
         adapter = build_adapter(config.env.adapter)
-        return [line async for line in try_baselines(config, host, adapter, splits, CHAT)]
+        played = TriedEnvironment(
+            config=config, host=host, adapter=adapter, splits=splits, chat=CHAT
+        )
+        return [line async for line in try_baselines(played)]
 
     (line,) = asyncio.run(lines())
     return line
