@@ -23,7 +23,7 @@ from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.errors import PipeError
 from openenv_pipe.extras.attach.host import AttachHost
 from openenv_pipe.extras.attach.schema import AttachHostConfig
-from openenv_pipe.extras.lab import trial
+from openenv_pipe.extras.lab import targets, trial
 from openenv_pipe.extras.lab.inspect import env_block, inspect_environment
 from openenv_pipe.extras.lab.targets import find_target
 from openenv_pipe.models.chat.chat_template import ChatFormat
@@ -157,7 +157,8 @@ async def test_every_behaviour_ends_in_an_error_of_ours_or_in_a_result(
     server, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(metadata, "TIME_LIMIT_S", WAIT_S)
-    for name in ("NUM_SESSIONS", "NUM_PLAYS", "SLOT_LIMIT_S"):
+    monkeypatch.setattr(targets, "SLOT_LIMIT_S", 2)
+    for name in ("NUM_SESSIONS", "NUM_PLAYS"):
         monkeypatch.setattr(trial, name, 2)
     room = asyncio.Semaphore(NUM_AT_ONCE)
 

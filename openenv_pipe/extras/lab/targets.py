@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,14 +20,18 @@ from openenv_pipe.config.schema import (
     UnusableTerm,
 )
 from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.tasks import TaskSet, read_known_sets
 from openenv_pipe.environments.tasks.server import server_rows
 from openenv_pipe.environments.tasks.sets import ListedRows
-from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.errors import ConfigError, HostError, ServerFullError
 from openenv_pipe.system.resources import did_you_mean, find_env, group_options
 
 IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # `host:5000/name`, without tag or digest, does not match
+SLOT_LIMIT_S = 5.0  # for a server to free the slot of a closed session
+SLOT_POLL_S = 0.05
 # The defaults for a target without a block: actions as JSON, and tasks that differ in the seed.
 NO_BLOCK = (
     "env=base",
@@ -98,6 +103,18 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
     config: TaskServer = getattr(env.tasks, split)
     rows = await server_rows(host.urls[0], host.access, config.split, f"env.tasks.{split}")
     return ListedRows(split, config, rows, f"split {config.split!r} of the server")
+
+
+async def open_when_free(env: EnvConfig, host: Host) -> Session:
+    """Open a session; the slot of one that was just closed may still be taken for a moment."""
+    latest_s = time.monotonic() + SLOT_LIMIT_S
+    while True:
+        try:
+            return await open_session(env, host.urls[0], host.access)
+        except ServerFullError:
+            if time.monotonic() > latest_s:
+                raise
+        await asyncio.sleep(SLOT_POLL_S)
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.environments.tasks import TaskSet
-from openenv_pipe.errors import ServerFullError, SessionError, StepRejectedError, raise_first
+from openenv_pipe.errors import SessionError, StepRejectedError, raise_first
 from openenv_pipe.extras.lab.check.rewards import unusable_penalty
 from openenv_pipe.extras.lab.episodes import (
     Chooser,
@@ -28,6 +28,7 @@ from openenv_pipe.extras.lab.episodes import (
     random_actions,
     session_tools,
 )
+from openenv_pipe.extras.lab.targets import open_when_free
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Tool
@@ -37,8 +38,6 @@ NUM_TASKS = 4
 NUM_PLAYS = 12
 MAX_TURNS = 64  # of an episode, at least, to see when it ends
 PLAY_LIMIT_S = 30.0  # no episode and no turn is begun after it
-SLOT_LIMIT_S = 2.0  # for a server to free the slot of a closed session
-SLOT_POLL_S = 0.1
 MAX_SHOWN = 400  # characters of an observation or an error in a message
 
 
@@ -63,10 +62,6 @@ class Trial:
         return [play.num_turns for play in self.plays if play.done and play.num_turns]
 
     @property
-    def has_rewards(self) -> bool:
-        return any(each.reward is not None for play in self.plays for each in play.results[1:])
-
-    @property
     def num_actions(self) -> int:
         return sum(len(play.actions) for play in self.plays)
 
@@ -74,14 +69,6 @@ class Trial:
     def are_tasks_alike(self) -> bool:
         """True if the first observations of different tasks are the same."""
         return all(_shown(first) == _shown(self.firsts[0]) for first in self.firsts)
-
-    @property
-    def is_done_at_once(self) -> bool:
-        return all(play.done and not play.actions for play in self.plays)
-
-    @property
-    def mean_reward(self) -> float:
-        return fmean(play.reward for play in self.plays)
 
     @property
     def mean_step_s(self) -> float:
@@ -184,7 +171,7 @@ async def _open_sessions(env: EnvConfig, host: Host, opened: AsyncExitStack) -> 
 
     opened: closes them. Raises SessionError if the first cannot be opened.
     """
-    first = await _open_when_free(env, host)
+    first = await open_when_free(env, host)
     opened.push_async_callback(first.close)
     more = await asyncio.gather(
         *(open_session(env, host.urls[0], host.access) for _ in range(NUM_SESSIONS - 1)),
@@ -197,18 +184,6 @@ async def _open_sessions(env: EnvConfig, host: Host, opened: AsyncExitStack) -> 
         if not isinstance(error, Session | SessionError):
             raise error
     return [first, *others]
-
-
-async def _open_when_free(env: EnvConfig, host: Host) -> Session:
-    """Open a session; the slot of one that was just closed may still be taken for a moment."""
-    latest_s = time.monotonic() + SLOT_LIMIT_S
-    while True:
-        try:
-            return await open_session(env, host.urls[0], host.access)
-        except ServerFullError:
-            if time.monotonic() > latest_s:
-                raise
-        await asyncio.sleep(SLOT_POLL_S)
 
 
 def _shown(observation: Observation) -> dict[str, object]:
@@ -225,9 +200,10 @@ def notes_of(trial: Trial, env: EnvConfig) -> Iterator[str]:
         )
     else:
         yield f"a task begins with {first}"
-    if trial.mean_reward < 0.0:
+    mean_reward = fmean(play.reward for play in trial.plays)
+    if mean_reward < 0.0:
         yield (
-            f"random actions earn {trial.mean_reward:.3g} an episode of up to "
+            f"random actions earn {mean_reward:.3g} an episode of up to "
             f"{max(play.num_turns for play in trial.plays)} turns, and never acting earns 0, so "
             "GRPO would learn not to act; the experiment therefore has the reward term `unusable`, "
             f"which takes {unusable_penalty(trial.plays):g} for each unusable reply"
@@ -235,11 +211,12 @@ def notes_of(trial: Trial, env: EnvConfig) -> Iterator[str]:
     if trial.exceptions and (trial.num_actions or env.step_exception == "unusable"):
         yield (
             f"{len(trial.exceptions)} of {trial.num_actions + len(trial.rejections)} random "
-            "actions "
-            "raised on the server, which step_exception: unusable takes as the model's mistakes: "
+            "actions raised on the server, which step_exception: unusable takes as the model's "
+            "mistakes: "
             f"{_short(str(trial.exceptions[0]))}"
         )
-    if trial.num_actions and not trial.has_rewards:
+    steps = [step for play in trial.plays for step in play.results[1:]]
+    if trial.num_actions and all(step.reward is None for step in steps):
         yield "no step had a reward (it was always null); the reward has to come from reward.terms"
     if trial.are_tasks_alike and len(trial.firsts) > 1:
         yield (
@@ -252,7 +229,7 @@ def notes_of(trial: Trial, env: EnvConfig) -> Iterator[str]:
 
 def problem_of(trial: Trial, env: EnvConfig, action: Schema) -> str | None:
     """Return why a model cannot be trained; None if it can."""
-    if trial.is_done_at_once:
+    if all(play.done and not play.actions for play in trial.plays):
         return done_at_reset(trial.firsts[0])
     if not trial.tools and not without_metadata(action).get("properties"):
         return (

@@ -22,7 +22,6 @@ from openenv_pipe.extras.lab.episodes import play_to_end
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Action, Observation, Task
 
-NUM_SESSIONS = 8
 MAX_TASKS = 500  # of each split, evenly spaced
 LIMIT_S = 20.0  # for each kind of answer
 ACCEPTED_SHARE = 0.1  # fraction of wrong answers with the full reward from which on it is a fault
@@ -39,6 +38,9 @@ class AnsweredTask:
     answer: str
     reward: float | None
     why: str = ""
+
+    def earns(self, full: float) -> bool:
+        return self.reward is not None and self.reward >= full
 
     @property
     def text(self) -> str:
@@ -77,7 +79,7 @@ async def probe_answers(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 def own_line(played: Sequence[AnsweredTask], full: float) -> Line:
-    less = [each for each in played if each.reward is None or each.reward < full]
+    less = [each for each in played if not each.earns(full)]
     measured = {"tasks": len(played), "full": len(played) - len(less)}
     if not less:
         text = f"the task's own answer earns the full reward, {full:.3g}, in {len(played)} tasks"
@@ -98,8 +100,8 @@ def wrong_line(wrong: Sequence[AnsweredTask], silent: Sequence[AnsweredTask], fu
             f"{_named(failed)}; score any text"
         )
         return Line("wrong answers", Result.FAIL, text, {"failed": len(failed)})
-    accepted = [each for each in wrong if each.reward is not None and each.reward >= full]
-    empty = [each for each in silent if each.reward is not None and each.reward >= full]
+    accepted = [each for each in wrong if each.earns(full)]
+    empty = [each for each in silent if each.earns(full)]
     measured = {"tasks": len(wrong), "others": len(accepted), "empty": len(empty)}
     if not accepted and not empty:
         text = (
@@ -117,7 +119,7 @@ def wrong_line(wrong: Sequence[AnsweredTask], silent: Sequence[AnsweredTask], fu
 
 def frequent_line(played: Sequence[AnsweredTask], full: float) -> Line:
     """Report in how many tasks the most frequent answer earns the full reward."""
-    num_full = sum(each.reward is not None and each.reward >= full for each in played)
+    num_full = sum(each.earns(full) for each in played)
     measured = {"tasks": len(played), "full": num_full}
     answer = shortened(played[0].answer, MAX_ANSWER)
     text = f"always {answer!r} earns the full reward in {num_full} of {len(played)} tasks"
@@ -129,7 +131,7 @@ def frequent_line(played: Sequence[AnsweredTask], full: float) -> Line:
 
 def repeated_line(played: Sequence[AnsweredTask], full: float) -> Line:
     """Report in how many tasks the question itself earns the full reward as an answer."""
-    right = [each for each in played if each.reward is not None and each.reward >= full]
+    right = [each for each in played if each.earns(full)]
     measured = {"tasks": len(played), "full": len(right)}
     text = f"repeating the question earns the full reward in {len(right)} of {len(played)} tasks"
     if len(right) < ACCEPTED_SHARE * len(played):
@@ -164,9 +166,7 @@ async def _play(
             why = f"fails: {play.failure!s:.200}" if play.failure else ""
         played[place] = AnsweredTask(task=task, answer=answer, reward=reward, why=why)
 
-    await subject.spread(
-        range(len(tasks)), do, num_sessions=min(NUM_SESSIONS, subject.num_sessions), limit_s=LIMIT_S
-    )
+    await subject.spread(range(len(tasks)), do, limit_s=LIMIT_S)
     return [played[place] for place in sorted(played)]
 
 

@@ -1,7 +1,8 @@
 """Play groups of episodes as training does, and check their rewards and look for leaks."""
 
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from itertools import product
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.recorded_play import PlayedEpisode
@@ -9,6 +10,7 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.check.leaks import EXPERT_NAME, expert_line, leak_lines
 from openenv_pipe.extras.lab.check.rewards import (
+    Groups,
     best_play,
     constant_line,
     ends_line,
@@ -20,9 +22,7 @@ from openenv_pipe.types import Action, Observation
 
 NUM_TASKS = 16
 GROUP_SIZE = 6
-NUM_SESSIONS = 8
 LIMIT_S = 30.0  # for each policy
-Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]  # by policy; a group has one task
 
 
 async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
@@ -60,12 +60,7 @@ async def _repeated(subject: EnvironmentUnderTest, best: PlayedEpisode) -> list[
 
         plays.append(await subject.play(session, index, choose))
 
-    await subject.spread(
-        range(min(NUM_TASKS, len(subject.tasks))),
-        do,
-        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
-        limit_s=LIMIT_S,
-    )
+    await subject.spread(range(min(NUM_TASKS, len(subject.tasks))), do, limit_s=LIMIT_S)
     return plays
 
 
@@ -79,10 +74,5 @@ async def _groups(subject: EnvironmentUnderTest, name: str) -> list[list[PlayedE
         play = await subject.play(session, index, chooser, member=member, with_states=True)
         groups[index].append(play)
 
-    await subject.spread(
-        [(index, member) for index in range(num_tasks) for member in range(GROUP_SIZE)],
-        do,
-        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
-        limit_s=LIMIT_S,
-    )
+    await subject.spread(product(range(num_tasks), range(GROUP_SIZE)), do, limit_s=LIMIT_S)
     return [group for group in groups if len(group) == GROUP_SIZE]

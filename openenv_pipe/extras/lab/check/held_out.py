@@ -19,7 +19,6 @@ from openenv_pipe.types import Task
 
 NAME = "held-out tasks"  # of the line
 MAX_TRAIN, MAX_EVAL = 1000, 200  # tasks that are played, evenly spaced
-NUM_SESSIONS = 8
 LIMIT_S = 15.0  # for each split
 # If more than this fraction of each split's episodes are distinct, equal ones are the same task.
 TOLD_APART = 0.5
@@ -61,9 +60,7 @@ async def _play(
     async def do(session: Session, task: Task) -> None:
         plays.append(await subject.play_task(session, task, chooser))
 
-    await subject.spread(
-        tasks, do, num_sessions=min(NUM_SESSIONS, subject.num_sessions), limit_s=LIMIT_S
-    )
+    await subject.spread(tasks, do, limit_s=LIMIT_S)
     return plays
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -35,7 +36,6 @@ NO_EXPERT = (
 MUCH = 0.5  # of what success earns above random actions: an expert has to earn at least this part
 TOLD_FRACTION = 0.5  # of an expert's replies, above chance, from which on a field gives them away
 NUM_TASKS = 16
-NUM_SESSIONS = 8
 LIMIT_S = 15.0
 
 
@@ -184,12 +184,7 @@ async def expert_line(
         played[place] = await subject.play(session, index, chooser, member=member)
 
     indices = range(min(NUM_TASKS, len(subject.tasks)))
-    await subject.spread(
-        [(index, member) for index in indices for member in (0, 1)],
-        do,
-        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
-        limit_s=LIMIT_S,
-    )
+    await subject.spread(product(indices, (0, 1)), do, limit_s=LIMIT_S)
     pairs = [
         (played[index, 0], played[index, 1])
         for index in indices

@@ -19,7 +19,7 @@ MAX_SHOWN = 200  # characters of actions
 MAX_FAILED = 0.5  # of a policy's episodes; those that are left say little of the rewards then
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 
-Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
+Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]  # by policy; a group has one task
 
 
 def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:

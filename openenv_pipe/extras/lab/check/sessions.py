@@ -14,7 +14,6 @@ from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ServerFullError
 from openenv_pipe.extras.lab.check.subject import EnvironmentUnderTest
 
-MEMORY_SESSIONS = 8
 NUM_SAMPLES = 50
 NUM_TOLD = 10  # samples between two progress messages
 MEMORY_LIMIT_S = 120.0
@@ -48,12 +47,7 @@ async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         if number % (NUM_TOLD * every) == 0:
             subject.notify(f"memory: {number} of {subject.num_episodes} episodes")
 
-    await subject.spread(
-        range(subject.num_episodes),
-        do,
-        num_sessions=min(MEMORY_SESSIONS, subject.num_sessions),
-        limit_s=MEMORY_LIMIT_S,
-    )
+    await subject.spread(range(subject.num_episodes), do, limit_s=MEMORY_LIMIT_S)
     yield growth_line(samples)
 
 

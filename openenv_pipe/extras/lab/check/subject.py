@@ -14,15 +14,15 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.tasks import TaskSet
-from openenv_pipe.errors import ServerFullError, raise_first
+from openenv_pipe.errors import raise_first
 from openenv_pipe.extras.lab.episodes import Chooser, play_to_end
+from openenv_pipe.extras.lab.targets import open_when_free
 from openenv_pipe.types import Task
 
 Work = TypeVar("Work")
 
+NUM_SESSIONS = 8  # that play at once, if the server allows as many
 EXPERTS = ("expert", "perfect")  # names of baselines that know what to do
-SLOT_WAIT_S = 5.0  # for a server to free the slot of a closed session
-SLOT_POLL_S = 0.05
 
 
 @dataclass(kw_only=True)
@@ -73,21 +73,11 @@ class EnvironmentUnderTest:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Open a session and close it at the end. Waits briefly for a slot. Raises SessionError."""
-        session = await self._open_when_free()
+        session = await open_when_free(self.env, self.host)
         try:
             yield session
         finally:
             await session.close()
-
-    async def _open_when_free(self) -> Session:
-        deadline = time.monotonic() + SLOT_WAIT_S
-        while True:
-            try:
-                return await self.open()
-            except ServerFullError:
-                if time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(SLOT_POLL_S)
 
     async def play(
         self,
@@ -126,12 +116,14 @@ class EnvironmentUnderTest:
         work: Iterable[Work],
         do: Callable[[Session, Work], Awaitable[None]],
         *,
-        num_sessions: int,
         limit_s: float,
+        num_sessions: int = NUM_SESSIONS,
     ) -> float:
         """Do the work in concurrent sessions; return the seconds that it took.
 
-        After `limit_s` no new work is started. Raises SessionError.
+        After `limit_s` no new work is started. num_sessions: at most, as far as the server allows.
+
+        Raises SessionError.
         """
         queue = iter(work)
 
@@ -143,8 +135,8 @@ class EnvironmentUnderTest:
 
         sessions: list[Session] = []
         try:
-            for _ in range(num_sessions):
-                sessions.append(await self._open_when_free())
+            for _ in range(min(num_sessions, self.num_sessions)):
+                sessions.append(await open_when_free(self.env, self.host))
             started_s = time.monotonic()
             deadline = started_s + limit_s
             async with asyncio.TaskGroup() as workers:
