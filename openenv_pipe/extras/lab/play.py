@@ -57,8 +57,7 @@ def play_environment(
         if seed is not None:
             task = replace(task, seed=seed)
         adapter = portal.call(adapter_for, env.adapter, host.urls, host.access)
-        game = Game(portal, adapter, env, task, person, raw=raw)
-        episode = game.play(host)
+        episode = play_by_hand(portal, host, ShownAdapter(adapter, person, raw=raw), env, task)
         if target.reward and not episode.failed:
             person.show(portal.call(_reward_text, target.reward, env, episode), "")
 
@@ -92,13 +91,13 @@ class ShownAdapter:
         """raw: show observations in place of the messages that are made from them."""
         self.read = adapter.read
         self._adapter = adapter
-        self._person = person
+        self.person = person
         self._raw = raw
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         opening = await self._adapter.open(observation, ask)
         for tool in opening.tools:
-            self._person.show(f"tool {json.dumps(tool['function'])}", "note")
+            self.person.show(f"tool {json.dumps(tool['function'])}", "note")
         self._show(observation, opening.messages)
         return opening
 
@@ -119,14 +118,14 @@ class ShownAdapter:
 
     def _show(self, observation: Observation, messages: Sequence[Message]) -> None:
         if self._raw:
-            self._person.show(json.dumps(observation, indent=2, ensure_ascii=False), "")
+            self.person.show(json.dumps(observation, indent=2, ensure_ascii=False), "")
         else:
             self._show_messages(messages)
 
     def _show_messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._person.show(f"[{message['role']}]", "note")
-            self._person.show(message["content"], message["role"])
+            self.person.show(f"[{message['role']}]", "note")
+            self.person.show(message["content"], message["role"])
 
 
 class PersonEngine(StaticEngine):
@@ -145,93 +144,67 @@ class PersonEngine(StaticEngine):
 class ShownPlayer(RecordedPlayer):
     """Plays the episode of a person by the loop of training, and shows each reward."""
 
-    def __init__(
-        self,
-        env: EnvConfig,
-        engine: PersonEngine,
-        adapter: ShownAdapter,
-        record: PlayedEpisode,
-        person: "PersonAtTerminal",
-    ) -> None:
-        super().__init__(env, engine, adapter, record)
-        self._shown = adapter
-        self._person = person
+    _adapter: ShownAdapter
 
     async def _step(self, session: EpisodeSession, action: Action) -> StepResult:
         result = await super()._step(session, action)
-        self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
+        self._adapter.person.show(f"reward {result.reward or 0.0:.4g}", "reward")
         if result.done:
-            await self._shown.follow_last(result.observation)
+            await self._adapter.follow_last(result.observation)
         return result
 
 
-class Game:
-    def __init__(
-        self,
-        portal: BlockingPortal,
-        adapter: Adapter,
-        env: EnvConfig,
-        task: Task,
-        person: "PersonAtTerminal",
-        *,
-        raw: bool,
-    ) -> None:
-        self._portal = portal
-        self._env = env
-        self._person = person
-        self._engine = PersonEngine()
-        self._record = PlayedEpisode(task=task)
-        shown = ShownAdapter(adapter, person, raw=raw)
-        self._player = ShownPlayer(env, self._engine, shown, self._record, person)
+def play_by_hand(
+    portal: BlockingPortal, host: Host, adapter: ShownAdapter, env: EnvConfig, task: Task
+) -> Episode:
+    """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C.
 
-    def play(self, host: Host) -> Episode:
-        """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C.
+    Raises SessionError.
+    """
+    engine, record = PersonEngine(), PlayedEpisode(task=task)
+    player = ShownPlayer(env, engine, adapter, record)
 
-        Raises SessionError.
-        """
-        playing = self._portal.call(self._begin, host)
-        try:
-            while (wanted := self._engine.waiting.get()) is not None:
-                self._portal.call(wanted.set_result, self._person.reply())
-        except (KeyboardInterrupt, EOFError):
-            self._portal.call(playing.cancel)
-        status = self._portal.call(self._end, playing)
-        episode = replace(self._player.episode_so_far, status=status or Status.TURN_LIMIT)
-        self._show_end(status, len(episode.turns))
-        return episode
-
-    async def _begin(self, host: Host) -> asyncio.Task[Status]:
+    async def begin() -> asyncio.Task[Status]:
         async def play() -> Status:
             async with host.session() as session:
-                return await self._player.play_in(session)
+                return await player.play_in(session)
 
         playing = asyncio.create_task(play())
-        playing.add_done_callback(lambda _: self._engine.waiting.put(None))
+        playing.add_done_callback(lambda _: engine.waiting.put(None))
         return playing
 
-    async def _end(self, playing: asyncio.Task[Status]) -> Status | None:
-        """Return how the episode has ended; None if the person has stopped it."""
+    async def wait() -> None:
         await asyncio.wait([playing])
-        return None if playing.cancelled() else playing.result()
 
-    def _show_end(self, status: Status | None, num_turns: int) -> None:
-        if (failure := self._record.failure) is not None:
-            self._person.show(
-                f"\nthe episode failed, as it would in training: {failure}\nwith "
-                "env.step_exception=unusable such an exception counts as the policy's mistake, and "
-                "the episode continues",
-                "",
-            )
-            return
-        how = {
-            None: "stopped before the end",
-            Status.DONE: f"done after {num_turns} turns",
-            Status.ANSWERED: f"ended by an answer after {num_turns} turns",
-            Status.TURN_LIMIT: f"ended by env.max_turns={self._env.max_turns}",
-        }[status]
-        total = self._record.reward
-        success = ", a success" if total >= self._env.success_reward else ""
-        self._person.show(f"\n{how}, with reward {total:.4g} in all{success}", "")
+    playing = portal.call(begin)
+    try:
+        while (wanted := engine.waiting.get()) is not None:
+            portal.call(wanted.set_result, adapter.person.reply())
+    except (KeyboardInterrupt, EOFError):
+        portal.call(playing.cancel)
+    portal.call(wait)
+    status = None if playing.cancelled() else playing.result()
+    episode = replace(player.episode_so_far, status=status or Status.TURN_LIMIT)
+    adapter.person.show(_ending(env, record, status, len(episode.turns)), "")
+    return episode
+
+
+def _ending(env: EnvConfig, record: PlayedEpisode, status: Status | None, num_turns: int) -> str:
+    """Say how an episode has ended. status: None if the person has stopped it."""
+    if record.failure is not None:
+        return (
+            f"\nthe episode failed, as it would in training: {record.failure}\nwith "
+            "env.step_exception=unusable such an exception counts as the policy's mistake, and "
+            "the episode continues"
+        )
+    how = {
+        None: "stopped before the end",
+        Status.DONE: f"done after {num_turns} turns",
+        Status.ANSWERED: f"ended by an answer after {num_turns} turns",
+        Status.TURN_LIMIT: f"ended by env.max_turns={env.max_turns}",
+    }[status]
+    success = ", a success" if record.reward >= env.success_reward else ""
+    return f"\n{how}, with reward {record.reward:.4g} in all{success}"
 
 
 def serve_page(target: Target, on_ready: Callable[[str], None]) -> None:

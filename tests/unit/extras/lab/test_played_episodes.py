@@ -12,7 +12,7 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import StepRejectedError
 from openenv_pipe.extras.lab.episodes import play_to_end
-from openenv_pipe.extras.lab.play import Game
+from openenv_pipe.extras.lab.play import ShownAdapter, play_by_hand
 from openenv_pipe.types import Status, Task
 
 CONFIG = run_config()
@@ -96,9 +96,9 @@ class Typist:
 )
 def test_a_person_plays_the_episode_of_training(replies, status, end):
     person = Typist(*replies)
+    shown = ShownAdapter(Answering(), person, raw=False)
     with start_blocking_portal() as portal:
-        game = Game(portal, Answering(), CONFIG.env, TASK, person, raw=False)
-        episode = game.play(FakeHost(picky))
+        episode = play_by_hand(portal, FakeHost(picky), shown, CONFIG.env, TASK)
     assert episode.status is status
     assert [turn.reply for turn in episode.turns] == replies
     assert person.shown[-1].strip().startswith(end)
