@@ -25,10 +25,7 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
-from openenv_pipe.environments.client.metadata import (
-    ServerMetadata,
-    fetch_metadata,
-)
+from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.lab.chat_prompts import ChatPrompts, adapter_block, is_description
 from openenv_pipe.extras.lab.check.other_paths import describe_unknown_paths
@@ -88,12 +85,12 @@ BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_
 class Inspection:
     name: str  # of the block and of the experiment
     block: str  # conf/env/<name>.yaml
-    experiment: str | None  # conf/conf/<name>.yaml; None: there is a problem
+    experiment: str | None = None  # conf/conf/<name>.yaml; None: there is a problem
     model: str  # the choice of the group
-    for_model: str | None  # conf/conf/<name>/<model>.yaml: what only this model needs
+    for_model: str | None = None  # conf/conf/<name>/<model>.yaml: what only this model needs
     notes: Sequence[str]  # what the user should know of the environment
     written: Sequence[Path] = ()  # the files; empty without an output
-    problem: str | None  # why a model cannot be trained on it; None: it can
+    problem: str | None = None  # why a model cannot be trained on it; None: it can
 
 
 def inspect_environment(
@@ -159,9 +156,7 @@ def _inspect(
         return Inspection(
             name=name,
             block=f"{_comment(f'{UNTRAINABLE}: {problem}')}{block}",
-            experiment=None,
             model=model.choice,
-            for_model=None,
             notes=[*notes, *seen.notes],
             problem=problem,
         )
@@ -197,7 +192,6 @@ def _inspect(
         model=model.choice,
         for_model=own,
         notes=[*notes, *seen.notes],
-        problem=None,
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from openenv_pipe.commands.findings import Line, Result, Stopwatch, failed
 from openenv_pipe.commands.recorded_play import reset
 from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.environments.adapters import Adapter, adapter_for
+from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
@@ -27,7 +27,7 @@ from openenv_pipe.extras.lab.episodes import Chooser, random_actions, scripted, 
 from openenv_pipe.extras.lab.targets import Target, one_server, open_tasks
 from openenv_pipe.system.http import HttpError, fetch
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Opening, Task
+from openenv_pipe.types import Task
 
 PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "OpenEnv's validation": probe_validation,
@@ -108,17 +108,12 @@ async def _check(
 
 async def _chooser(env: EnvConfig, host: Host, task: Task, policy: str) -> Chooser:
     adapter = await adapter_for(env.adapter, host.urls, host.access)
-    opening = await _opening(env, host, task, adapter)
-    return scripted(load_callable(policy), adapter, opening)
-
-
-async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
     async with host.session() as session:
         first = await reset(session, task, env)
         ask = partial(step_aside, session, env.step_timeout_s)
         opening = await adapter.open(first.observation, ask)
         await session.close()
-        return opening
+    return scripted(load_callable(policy), adapter, opening)
 
 
 async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:

@@ -23,7 +23,7 @@ from openenv_pipe.system.resources import find_env
 LIMIT_S = 120.0  # of one validation; it takes 6 s of computing time
 STATUSES = {"pass": Result.OK, "skip": Result.OK}  # of a check; any other is a warning
 LOGIN = "openenv-pipe"  # any name: only the password counts
-PACKAGE, SERVER, PIN = "OpenEnv: package", "OpenEnv: server", "judge pin"
+PIN = "judge pin"  # the name of a line
 
 
 async def probe_validation(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
@@ -40,13 +40,13 @@ async def probe_validation(subject: EnvironmentUnderTest) -> AsyncIterator[Line]
     key = host.key if isinstance(host, ProcessHost) else None
     has_address = not host.urls[0].startswith("unix:")
     can_ask = has_address and (key is not None or not host.access.headers)
-    reports = await asyncio.gather(
-        _validate([str(package), "--level", "static"]) if package else _nothing(),
-        _validate(["--url", host.urls[0]], key) if can_ask else _nothing(),
-    )
-    for name, report in zip((PACKAGE, SERVER), reports, strict=True):
-        if report is not None:
-            yield read_report(name, report)
+    asked = {}
+    if package:
+        asked["OpenEnv: package"] = _validate([str(package), "--level", "static"])
+    if can_ask:
+        asked["OpenEnv: server"] = _validate(["--url", host.urls[0]], key)
+    for name, report in zip(asked, await asyncio.gather(*asked.values()), strict=True):
+        yield read_report(name, report)
 
 
 def judge_pin(declared: Mapping[str, Any]) -> Line | None:
@@ -95,10 +95,6 @@ def _rows(report: Mapping[str, Any]) -> list[tuple[Result, str]]:
         result = Result.OK if row.get("passed") is True else Result.WARN
         found.append((result, f"{row.get('description')}: got {row.get('actual')!s:.200}"))
     return found
-
-
-async def _nothing() -> None:
-    return None
 
 
 async def _validate(arguments: Sequence[str], key: str | None = None) -> dict[str, Any] | str:
