@@ -61,10 +61,15 @@ def _run(
     if own is not None and (_has_failed(own) or len(_steps(own)) >= request.num_steps):
         control.progress.note(f"{title}: {own.record.id} has these steps already")
         return own
+
+    def stop(run: Run, metrics: Mapping[str, Any]) -> str | None:
+        is_last = metrics["stage"] == "grpo" and metrics["step"] >= request.num_steps
+        return "openenv-pipe lr takes no more steps at one rate" if is_last else None
+
     control = replace(
         control,
         progress=_TrialProgress(control.progress, title, request.num_steps),
-        callbacks=[_StopAfter(request.num_steps)],
+        callbacks=[stop],
         evaluates=False,
         continued_by=shlex.join(command),
     )
@@ -126,16 +131,6 @@ def _has_failed(folder: RunFolder) -> bool:
 
 def _steps(folder: RunFolder) -> list[dict[str, Any]]:
     return [each for each in read_metrics(folder.metrics_path) if each["stage"] == "grpo"]
-
-
-@dataclass(frozen=True, slots=True)
-class _StopAfter:
-    num_steps: int
-
-    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
-        if metrics["stage"] != "grpo" or metrics["step"] < self.num_steps:
-            return None
-        return "openenv-pipe lr takes no more steps at one rate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from openenv_pipe.extras.reproduce.comparing import (
     common_steps,
     first_mismatches,
     own_evaluations,
+    records_of,
 )
 from openenv_pipe.extras.reproduce.replaying import replay
 from openenv_pipe.extras.reproduce.spans import Span, planned_spans
@@ -37,7 +38,6 @@ from openenv_pipe.runs.differences import Difference, find_differences, find_oth
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.markdown import table
@@ -298,10 +298,7 @@ def _why_inexact(folders: Sequence[RunFolder], config: RunConfig, *, is_replay: 
 
 def _bands(expected: Path, seen: Path) -> list[Band]:
     found: list[Band] = []
-    old, new = (
-        {r["step"]: r for r in read_metrics(path / "metrics.jsonl") if r["stage"] == "grpo"}
-        for path in (expected, seen)
-    )
+    old, new = (records_of(path, "grpo") for path in (expected, seen))
     mismatches: list[float] = []
     for step in sorted({*old} & {*new}):
         paths = [episodes_path(path, step) for path in (expected, seen)]

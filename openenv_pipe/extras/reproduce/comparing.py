@@ -88,7 +88,7 @@ def check_readable(folder: Path) -> None:
 
 
 def common_steps(expected: Path, seen: Path) -> int:
-    return min(len(_records(folder, "grpo")) for folder in (expected, seen))
+    return min(len(records_of(folder, "grpo")) for folder in (expected, seen))
 
 
 def _mismatches(
@@ -96,7 +96,7 @@ def _mismatches(
 ) -> Iterator[Mismatch]:
     theirs, ours = checkpoint_digests(expected), checkpoint_digests(seen)
     for stage in ("warm_start", "grpo"):
-        old, new = _records(expected, stage), _records(seen, stage)
+        old, new = records_of(expected, stage), records_of(seen, stage)
         for step in sorted(new):
             where = f"{stage} step {step}"
             if step not in old:
@@ -115,7 +115,7 @@ def _mismatches(
         yield from _evaluations(expected, seen, is_whole=is_whole)
 
 
-def _records(folder: Path, stage: str) -> dict[int, dict[str, Any]]:
+def records_of(folder: Path, stage: str) -> dict[int, dict[str, Any]]:
     records = read_metrics(folder / "metrics.jsonl")
     return {record["step"]: record for record in records if record["stage"] == stage}
 

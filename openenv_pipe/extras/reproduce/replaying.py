@@ -10,6 +10,7 @@ from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.pipeline.build import learner_alone
 from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
+from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.stages import StageRunner
@@ -20,8 +21,11 @@ from openenv_pipe.system.progress import EpisodeCount
 from openenv_pipe.types import Group
 
 
-class RecordedGroups:
-    """Provides the groups that another run has learned from, and samples none."""
+class RecordedGroups(GroupSource):
+    """Provides the groups that another run has learned from, and samples none.
+
+    The methods that are not here do nothing: the recording stays as it is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.version = 0
@@ -35,32 +39,14 @@ class RecordedGroups:
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         return await self._read(step)
 
-    def finish(self, step: int) -> None:
-        """Do nothing: the recording stays where it is."""
-
-    async def begin_update(self) -> None:
-        """Do nothing: nothing is sampled."""
-
     async def publish(self, version: int) -> None:
         self.version = version
-
-    async def go_back(self, step: int) -> None:
-        """Do nothing: the recording says who played."""
 
     async def metrics(self) -> Mapping[str, float]:
         return {}
 
-    async def settle(self) -> None:
-        """Do nothing: nothing is played."""
-
-    def save(self, folder: Path) -> None:
-        """Do nothing: the recording stays where it is."""
-
     def load(self, folder: Path) -> None:
         self.version = StageStep.of(folder.parent).step
-
-    async def close(self) -> None:
-        """Do nothing: nothing is open."""
 
     async def _read(self, step: int) -> list[Group]:
         path = episodes_path(self._folder, step)

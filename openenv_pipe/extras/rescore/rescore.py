@@ -82,11 +82,9 @@ def _mean(values: Sequence[float] | None) -> float | None:
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    if len(pairs) < 2:
-        return None
     try:
         return correlation([old for old, _ in pairs], [new for _, new in pairs])
-    except StatisticsError:  # one of them is constant
+    except StatisticsError:  # one of them is constant, or there are fewer than two pairs
         return None
 
 
