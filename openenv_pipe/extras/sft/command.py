@@ -1,12 +1,11 @@
 """What `openenv-pipe sft` trains: an experiment whose only stage is supervised."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.overrides import override_with_text
-from openenv_pipe.extras.sft.rows import KEY, BadRowError, conversation_of, read_rows
+from openenv_pipe.extras.sft.rows import KEY, try_rows
 from openenv_pipe.extras.sft.schema import ConversationsConfig
 
 BLOCK = "trainer.warm_start"
@@ -31,8 +30,8 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
         return composed
     warm_start = composed.config.trainer.warm_start
     assert isinstance(warm_start.source, ConversationsConfig)
-    num_rows = sum(_is_usable(row) for _, row in read_rows(warm_start.source))
-    num_used = max(1, passes * num_rows)
+    num_usable, _ = try_rows(warm_start.source)
+    num_used = max(1, passes * num_usable)
     steps = math.ceil(num_used / warm_start.episodes_per_step)
     warm_up = min(warm_start.optimizer.lr_warmup_steps, steps // 10)
     return compose(
@@ -44,11 +43,3 @@ def compose_sft(data: str, overrides: Sequence[str], passes: int) -> Composed:
             *overrides,
         ]
     )
-
-
-def _is_usable(row: Mapping[str, Any]) -> bool:
-    try:
-        conversation_of(row)
-    except BadRowError:
-        return False
-    return True

@@ -82,16 +82,22 @@ def check_rows(source: ConversationsConfig) -> str:
     """Return how many conversations a file has. Raises ConfigError if it has none to imitate."""
     if not is_file(source):
         return ""  # it has to be downloaded first
-    bad, num_usable = list[str](), 0
+    num_usable, bad = try_rows(source)
+    if not num_usable:
+        raise no_conversation(source, bad)
+    return f"{num_usable} of {num_usable + len(bad)} conversations of {source.path} can be read"
+
+
+def try_rows(source: ConversationsConfig) -> tuple[int, list[str]]:
+    """Return how many rows can be read, and what is wrong with each other one."""
+    num_usable, bad = 0, list[str]()
     for where, row in read_rows(source):
         try:
             conversation_of(row)
             num_usable += 1
         except BadRowError as error:
             bad.append(f"{where}: {error}")
-    if not num_usable:
-        raise no_conversation(source, bad)
-    return f"{num_usable} of {num_usable + len(bad)} conversations of {source.path} can be read"
+    return num_usable, bad
 
 
 def first_of(bad: Sequence[str]) -> str:
