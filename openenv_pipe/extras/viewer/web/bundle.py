@@ -131,11 +131,8 @@ def _answers_of_run(
 ) -> Iterator[tuple[str, Any]]:
     run = f"/runs/{key}"
     yield run, _or_error(run_page.describe_run, store, key)
-    curves = run_page.curves(store, key)
-    explanations = run_page.explanations(list(curves["values"]))
-    yield f"{run}/curves", {**curves, "explanations": explanations}
-    evaluations = _or_error(comparisons.show_evaluations, store, {"runs": key})
-    yield f"{run}/evaluations", evaluations
+    yield f"{run}/curves", run_page.curves(store, key)
+    yield f"{run}/evaluations", _or_error(comparisons.show_evaluations, store, {"runs": key})
     for name in run_page.logs_of(path):
         yield f"{run}/log/{name}", {"text": run_page.tail(path, name)}
     yield from _episodes(store, key, path, bundle, trust=trust)

@@ -25,7 +25,7 @@ MAX_LISTED = 200
 MAX_TEXT_LENGTH = 20_000  # characters of one text, unless the whole of it is asked for
 MAX_IN_FILE = 100_000
 NUM_BINS = 24
-NUMBERS = {"first_step": int, "last_step": int}
+NUMBERS = ("first_step", "last_step")
 BOUNDS = ("reward_from", "reward_below", "reward_to")
 TEXTS = ("source", "task", "task_id", "group", "status", "reward_term", "text")
 Number = TypeVar("Number", int, float)
@@ -298,11 +298,9 @@ def _number(query: Mapping[str, str], name: str, kind: Callable[[str], Number]) 
     if not text:
         return None
     try:
-        if len(text) > MAX_NUMBER_LENGTH:
-            raise ValueError
-        number = kind(text)
-    except ValueError as error:
-        raise RunFolderError(f"{name} is {text!r:.80}; expected a number") from error
-    if number != number:
+        number = kind(text) if len(text) <= MAX_NUMBER_LENGTH else None
+    except ValueError:
+        number = None
+    if number is None or number != number:
         raise RunFolderError(f"{name} is {text!r:.80}; expected a number")
     return number

@@ -224,7 +224,8 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict[str, Any]:
     """Return the metrics as columns; only those of records from `after` on if `epoch` still holds.
 
-    A resume replaces the file, and with it the epoch; then all columns are returned.
+    A resume replaces the file, and with it the epoch; then all columns are returned. With them come
+    the texts that explain the metrics.
     """
     read = store.metrics(key)
     start = after if epoch == read.epoch and after <= len(read.records) else 0
@@ -237,6 +238,7 @@ def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict
         "values": {name: [record.get(name) for record in new] for name in read.names},
         "panels": panels_of(read.names),
         "evaluations": evaluation_points(store, key),
+        **({} if start else {"explanations": explanations(read.names)}),
     }
 
 
@@ -262,7 +264,7 @@ def evaluation_points(store: RunStore, key: str) -> list[dict[str, Any]]:
     ]
 
 
-def explanations(names: list[str]) -> dict[str, Any]:
+def explanations(names: Iterable[str]) -> dict[str, Any]:
     """Return the texts about metrics, for a legend; numbers in a name stand for any number."""
     texts = meanings()
     found = {}

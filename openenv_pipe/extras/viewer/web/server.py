@@ -177,10 +177,7 @@ class _Server(BoundedServer):
 def _curves(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
     epoch, after = (query.get(name, "0") for name in ("epoch", "after"))
     known = [int(each) if each.isascii() and each.isdecimal() else 0 for each in (epoch, after)]
-    found = run_page.curves(store, key, epoch=known[0], after=known[1])
-    if not found["start"]:
-        found["explanations"] = run_page.explanations(list(found["values"]))
-    return found
+    return run_page.curves(store, key, epoch=known[0], after=known[1])
 
 
 def _log(store: RunStore, key: str, query: Mapping[str, str]) -> Any:

@@ -81,41 +81,34 @@ def tokens_of(
     that is not trained has `mask` 0 and a logprob. Entropy and mismatch are columns if the learner
     has recorded them. trained: that record. path: the run folder.
     """
-    turns = recorded.episode.turns
-    ids = [token for turn in turns for token in [*turn.prompt_ids, *turn.completion_ids]]
-    mask, logprobs, advantages, versions, numbers = [], [], [], [], []
+    known = recorded.advantages or []
     by_turn = trained.by_turn(recorded.episode) if trained else {}
-    entropies: list[float | None] = []
-    mismatches: list[float | None] = []
-    for number, turn in enumerate(turns):
-        known = recorded.advantages or []
-        advantage = known[number] if number < len(known) else None
-        version = ", ".join(map(str, turn.policy_versions))
-        num_prompt, num_completion = len(turn.prompt_ids), len(turn.completion_ids)
-        mask += [0] * num_prompt + [int(turn.role is TurnRole.AGENT)] * num_completion
-        padded = [*turn.logprobs, *[None] * num_completion][:num_completion]
-        logprobs += [None] * num_prompt + padded
-        advantages += [None] * num_prompt + [advantage] * num_completion
+    names = ("ids", "mask", "logprob", "advantage", "version", "turn")
+    columns: dict[str, list[Any]] = {
+        name: [] for name in (*names, *(("entropy", "mismatch") if by_turn else ()))
+    }
+    for number, turn in enumerate(recorded.episode.turns):
+        prompt, num_completion = [None] * len(turn.prompt_ids), len(turn.completion_ids)
         unknown = [None] * num_completion
         entropy, mismatch = by_turn.get(number, (unknown, unknown))
-        entropies += [*[None] * num_prompt, *entropy]
-        mismatches += [*[None] * num_prompt, *mismatch]
-        versions += [None] * num_prompt + [version] * num_completion
-        numbers += [number + 1] * (num_prompt + num_completion)
-    texts, problem = texts_of(ids[:MAX_TOKENS], path, trust=trust)
-    return {
-        "ids": ids[:MAX_TOKENS],
-        "texts": texts,
-        "problem": problem,
-        "mask": mask[:MAX_TOKENS],
-        "logprob": logprobs[:MAX_TOKENS],
-        "advantage": advantages[:MAX_TOKENS],
-        "version": versions[:MAX_TOKENS],
-        "turn": numbers[:MAX_TOKENS],
-        "num_more": max(0, len(ids) - MAX_TOKENS),
-        **({"entropy": entropies[:MAX_TOKENS]} if by_turn else {}),
-        **({"mismatch": mismatches[:MAX_TOKENS]} if by_turn else {}),
-    }
+        advantage = known[number] if number < len(known) else None
+        is_agent, version = turn.role is TurnRole.AGENT, ", ".join(map(str, turn.policy_versions))
+        values: dict[str, list[Any]] = {
+            "ids": [*turn.prompt_ids, *turn.completion_ids],
+            "mask": [0] * len(prompt) + [int(is_agent)] * num_completion,
+            "logprob": [*prompt, *[*turn.logprobs, *unknown][:num_completion]],
+            "advantage": prompt + [advantage] * num_completion,
+            "version": prompt + [version] * num_completion,
+            "turn": [number + 1] * (len(prompt) + num_completion),
+            "entropy": [*prompt, *entropy],
+            "mismatch": [*prompt, *mismatch],
+        }
+        for name, column in columns.items():
+            column += values[name]
+    shown = {name: column[:MAX_TOKENS] for name, column in columns.items()}
+    texts, problem = texts_of(shown["ids"], path, trust=trust)
+    num_more = max(0, len(columns["ids"]) - MAX_TOKENS)
+    return {**shown, "texts": texts, "problem": problem, "num_more": num_more}
 
 
 def trained_tokens_of(episodes: Path) -> Mapping[tuple[str, int], RecordedTokens]:

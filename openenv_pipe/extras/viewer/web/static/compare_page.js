@@ -1,6 +1,6 @@
 // Several runs: laid over each other, as a sweep, and by their evaluations.
 
-import { h, fill, address, sortable, statusMark, number, percent, count, choice, field, NONE } from "./dom.js";
+import { h, address, sortable, statusMark, number, percent, count, choice, field, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { Chart, lineColour } from "./charts.js";
 import { parallelCoordinates } from "./parallel.js";
