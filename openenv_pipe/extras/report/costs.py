@@ -1,9 +1,7 @@
 """What a run took, as its report says it: time, tokens, and money."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from openenv_pipe.config.schema import JudgeConfig, RunConfig
+from openenv_pipe.extras.report.sections import Records
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.paid_answers import paid_answers, price_of
 from openenv_pipe.system.markdown import table
@@ -11,8 +9,6 @@ from openenv_pipe.system.progress import clock
 
 TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
 HOUR_S = 3600.0
-
-Records = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
 
 
 def costs_text(folder: RunFolder, config: RunConfig, records: Records) -> str:
@@ -71,10 +67,8 @@ def _judge_costs(folder: RunFolder, config: RunConfig, records: Records) -> str:
     if not prices and not num_used:
         return ""
     if prices:
-        tokens, cost = (
-            sum(price.num_tokens for price in prices),
-            sum(price.cost for price in prices),
-        )
+        tokens = sum(price.num_tokens for price in prices)
+        cost = sum(price.cost for price in prices)
         text = f"{len(prices):,} answer{'s' * (len(prices) != 1)}: {tokens:,} tokens"
         text += f", at its prices: **{cost:.2f}**" if cost else ""
     else:

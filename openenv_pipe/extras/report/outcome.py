@@ -1,11 +1,10 @@
 """What training changed, as a report says it: evaluations before and after it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import UserError
-from openenv_pipe.extras.report.sections import clients_rewards
+from openenv_pipe.extras.report.sections import Records, clients_rewards
 from openenv_pipe.reports.eval_table import changed_tasks
 from openenv_pipe.runs.eval_difference import compare_reports
 from openenv_pipe.runs.eval_report import EvalReport
@@ -15,7 +14,6 @@ from openenv_pipe.system.markdown import percent_text
 from openenv_pipe.system.untrusted_text import for_markdown
 
 Reports = Mapping[str, EvalReport]
-Records = Sequence[Mapping[str, Any]]
 TITLES = dict(zip(STAGES, ("at the start", "after the warm start", "after GRPO"), strict=True))
 SUPERVISED = "loss/supervised"
 

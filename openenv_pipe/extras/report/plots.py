@@ -4,7 +4,7 @@ matplotlib is imported inside the functions, because its import takes longer tha
 """
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from openenv_pipe.extras.report.sections import Records
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_during, read_stages
 from openenv_pipe.runs.folder import RunFolder
@@ -20,8 +21,6 @@ from openenv_pipe.system.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Records = Sequence[Mapping[str, Any]]
 
 BLUE, GREEN, ORANGE, GREY = "#2f6db5", "#2b8a5b", "#d9772b", "#8a8f98"
 INK = "#2b2f36"
@@ -215,5 +214,5 @@ def _label(axis: "Axes", title: str, x_label: str) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
-def _of_stage(records: Records, stage: str) -> list[Mapping[str, Any]]:
+def _of_stage(records: Records, stage: str) -> Records:
     return [record for record in records if record.get("stage") == stage]

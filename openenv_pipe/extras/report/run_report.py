@@ -10,9 +10,10 @@ from urllib.parse import quote
 from openenv_pipe.config.learning_rates import describe_lr
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.extras.report.costs import costs_text, seconds_text
-from openenv_pipe.extras.report.outcome import Records, Reports, outcome_text, stage_title
+from openenv_pipe.extras.report.outcome import Reports, outcome_text, stage_title
 from openenv_pipe.extras.report.plots import draw_learning_curves, draw_losses
 from openenv_pipe.extras.report.sections import (
+    Records,
     baselines_text,
     clients_text,
     environment_rows,
@@ -36,12 +37,7 @@ from openenv_pipe.runs.record import AttemptRecord, RunRecord
 from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
-from openenv_pipe.system.untrusted_text import (
-    code_block,
-    code_span,
-    for_markdown,
-    shortened,
-)
+from openenv_pipe.system.untrusted_text import code_block, code_span, for_markdown, shortened
 
 
 def write_report(folder: RunFolder) -> Path:
