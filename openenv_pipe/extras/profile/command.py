@@ -122,51 +122,49 @@ def profile(
         run_folder = RunFolder.create(config, overrides=composed.overrides, command=command)
         config = run_folder.with_template_time(config)
         attempt = Attempt(folder=run_folder, config=config, stop_after=FIRST + num_steps)
-        watch = _StepWatch()
+        recorder = Recorder()
         try:
             with run_folder.held():
-                control.stop.run(watch.train(attempt, control))
+                steps = control.stop.run(_train(attempt, control, recorder))
         except FailureError as error:  # its log is about to be removed; the message has its end
             raise FailureError(str(error).replace(f" (log: {error.log})", "")) from error
         finally:
             control.progress.close()
     return Profiled(
         config=composed.config,
-        steps=watch.steps,
-        moments=watch.recorder.moments,
-        ended_s=watch.recorder.ended_s,
+        steps=steps,
+        moments=recorder.moments,
+        ended_s=recorder.ended_s,
     )
 
 
-class _StepWatch:
-    """Trains, and records from the end of the first step to the end of the last."""
+async def _train(
+    attempt: Attempt, control: RunControl, recorder: Recorder
+) -> list[Mapping[str, Any]]:
+    """Train, and record from the end of the first step to the end of the last.
 
-    def __init__(self) -> None:
-        self.recorder = Recorder()
-        self.steps: list[Mapping[str, Any]] = []  # those that are measured
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._last = 0  # the number of the last step
+    Returns the metrics of the steps that are measured.
+    """
+    loop, steps = asyncio.get_running_loop(), list[Mapping[str, Any]]()
+    assert attempt.stop_after is not None
+    last = min(attempt.stop_after, attempt.config.trainer.steps)
 
-    async def train(self, attempt: Attempt, control: RunControl) -> None:
-        self._loop = asyncio.get_running_loop()
-        assert attempt.stop_after is not None
-        self._last = min(attempt.stop_after, attempt.config.trainer.steps)
-        callbacks = [*control.callbacks, self]
-        try:
-            await play_and_learn(attempt, replace(control, callbacks=callbacks, evaluates=False))
-        finally:
-            self.recorder.stop()
-
-    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+    def on_step(run: Run, metrics: Mapping[str, Any]) -> None:
         if metrics["stage"] != "grpo":
             return
         if metrics["step"] > FIRST:
-            self.steps.append(metrics)
+            steps.append(metrics)
         if metrics["step"] == FIRST:
-            assert self._loop is not None
-            self.recorder.start(self._loop)
-        elif metrics["step"] == self._last:
-            self.recorder.stop()
+            recorder.start(loop)
+        elif metrics["step"] == last:
+            recorder.stop()
+
+    callbacks = [*control.callbacks, on_step]
+    try:
+        await play_and_learn(attempt, replace(control, callbacks=callbacks, evaluates=False))
+    finally:
+        recorder.stop()
+    return steps
 
 
 def as_table(profiled: Profiled) -> Table:
