@@ -76,19 +76,15 @@ def draw_learning_curves(
     Returns False, and writes no file, if there is nothing to plot.
     """
     warm, grpo = _of_stage(records, "warm_start"), _of_stage(records, "grpo")
-    panels = ["warm_start"] * bool(warm) + ["reward", "success"] * bool(grpo or reports)
-    if not panels:
+    widths = [WARM_START_WIDTH] * bool(warm) + [1.0, 1.0] * bool(grpo or reports)
+    if not widths:
         return False
-    with canvas(
-        path, 1, [WARM_START_WIDTH if name == "warm_start" else 1.0 for name in panels]
-    ) as axes:
-        by_panel = dict(zip(panels, axes, strict=True))
+    with canvas(path, 1, widths) as axes:
         if warm:
-            axis = by_panel["warm_start"]
-            _draw_series(axis, warm, "loss/supervised", ORANGE, label="")
-            _label(axis, "Warm start: supervised loss", "warm start step")
+            _draw_series(axes[0], warm, "loss/supervised", ORANGE, label="")
+            _label(axes[0], "Warm start: supervised loss", "warm start step")
         if grpo or reports:
-            reward, success = by_panel["reward"], by_panel["success"]
+            reward, success = axes[-2:]
             _draw_series(reward, grpo, "reward/mean", BLUE, label="train episodes")
             _draw_series(success, grpo, "success/rate", GREEN, label="train episodes")
             _label(reward, "Reward", "GRPO step")

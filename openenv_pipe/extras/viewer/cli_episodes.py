@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -221,12 +221,9 @@ def _watch_live(state: Any, every_s: float) -> None:
 
     from openenv_pipe.cli.console import open_console
 
-    def drawn(lines: Sequence[str]) -> Text:
-        return Text("\n".join(lines))
-
     with Live(console=open_console(), auto_refresh=False) as live:
         while is_read(sys.stdout):
-            live.update(drawn(state.image()), refresh=True)
+            live.update(Text("\n".join(state.image())), refresh=True)
             if state.has_ended:
                 return
             time.sleep(every_s)

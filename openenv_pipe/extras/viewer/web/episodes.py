@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, repeat
 from typing import Any, TypeVar, get_args
 
 from openenv_pipe.environments.images import find_references, reference_of, replace_references
@@ -209,19 +210,18 @@ def content_of(
 ) -> dict[str, Any]:
     """Return what people read of an episode. address_of: from an image's name to its address."""
     episode, limit = recorded.episode, None if whole else MAX_TEXT_LENGTH
-    advantages = recorded.advantages or []
-    turns, notes = [], branch_notes(episode)
-    for number, turn in enumerate(episode.turns):
-        turns.append(
-            {
-                **_turn(turn, address_of, limit),
-                "branch": notes[number],
-                "advantage": advantages[number] if number < len(advantages) else None,
-                "turn_reward": (
-                    episode.turn_rewards[number] if number < len(episode.turn_rewards) else None
-                ),
-            }
-        )
+    advantages = chain(recorded.advantages or (), repeat(None))
+    rewards = chain(episode.turn_rewards, repeat(None))
+    columns = zip(episode.turns, branch_notes(episode), advantages, rewards, strict=False)
+    turns = [
+        {
+            **_turn(turn, address_of, limit),
+            "branch": note,
+            "advantage": advantage,
+            "turn_reward": reward,
+        }
+        for turn, note, advantage, reward in columns
+    ]
     return {
         "task": {"id": episode.task.id, "seed": episode.task.seed, "reset": episode.task.reset},
         "first_observation": _observation(episode.first_observation, limit),
