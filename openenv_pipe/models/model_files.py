@@ -12,7 +12,7 @@ from typing import Any
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.models.chat.limited_program import LimitedProgramError, output_of
 from openenv_pipe.system.budgets import JsonBudget
-from openenv_pipe.system.files import parse_json
+from openenv_pipe.system.files import parse_json, stamp_of
 
 TOKENIZER = "tokenizer.json"
 TEXTS = (".json", ".jinja", ".txt", ".model")
@@ -42,8 +42,7 @@ def check_model_file(file: Path) -> None:
         ConfigError: it is not a file, is too large, or makes its reader fail.
     """
     _reject_other_kinds(file)
-    found = file.stat()
-    _check_once(file, (found.st_mtime_ns, found.st_size, found.st_ino))
+    _check_once(file, stamp_of(file))
 
 
 @lru_cache(maxsize=64)

@@ -287,6 +287,12 @@ def point_symlink(link: Path, target: str) -> None:
     aside.replace(link)
 
 
+def stamp_of(file: Path | os.DirEntry[str]) -> tuple[int, int, int]:
+    """Return what changes when a file is replaced: size, time of change, inode. Raises OSError."""
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
 def digest_of_bytes(data: bytes) -> str:
     """Return the sha256 in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -23,7 +23,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.hub import MadeModel, Notify
 from openenv_pipe.system.child_environment import PROXIES, child_environment
 from openenv_pipe.system.file_lock import try_lock
-from openenv_pipe.system.files import cache_folder, digest_of_file, new_folder
+from openenv_pipe.system.files import cache_folder, digest_of_file, new_folder, stamp_of
 from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.untrusted_text import visible
@@ -138,8 +138,7 @@ def folder_of(file: Path) -> Path:
             f"model.path={str(file)!r} is not a file; expected a GGUF file, a folder with "
             "config.json and safetensors weights, or an id on a model hub"
         )
-    found = file.stat()
-    digest = _digest(file.resolve(), (found.st_mtime_ns, found.st_size, found.st_ino))
+    digest = _digest(file.resolve(), stamp_of(file))
     return models_folder() / f"{file.stem}-{digest[:16]}"
 
 

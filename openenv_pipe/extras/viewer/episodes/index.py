@@ -47,6 +47,7 @@ from openenv_pipe.extras.viewer.episodes.query import (
     reward_expression,
 )
 from openenv_pipe.runs.episodes import enumerate_rows
+from openenv_pipe.system.files import stamp_of
 from openenv_pipe.system.untrusted_text import visible
 
 WRITER_WAIT_S = 0.2  # of a training run, which does without the index rather than wait
@@ -306,7 +307,7 @@ def _refresh(connection: sqlite3.Connection, folder: Path) -> None:
             _forget(connection, name)
     for name, entry in present.items():
         with suppress(OSError):  # It has been set aside meanwhile.
-            if known.get(name) != _stamp(entry):
+            if known.get(name) != stamp_of(entry):
                 _index_file(connection, folder, Path(entry.path))
 
 
@@ -322,12 +323,6 @@ def _episode_files(folder: Path) -> dict[str, os.DirEntry[str]]:
                 if name.endswith(EPISODES_SUFFIX) and name.startswith(beginning) and name[0] != ".":
                     found[f"{part}/{name}".encode(errors="backslashreplace").decode()] = entry
     return dict(sorted(found.items()))
-
-
-def _stamp(file: Path | os.DirEntry[str]) -> tuple[int, int, int]:
-    """Return what changes when a file is replaced."""
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def source_and_step(name: str) -> tuple[str, int | None]:
@@ -349,7 +344,7 @@ def file_of(folder: Path, source: str, step: int | None) -> Path:
 
 def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> None:
     """Replace the rows of one file by what it has now. Raises OSError and sqlite3.Error."""
-    stamp = _stamp(path)
+    stamp = stamp_of(path)
     name = path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
     problem: str | None = None
     with connection:

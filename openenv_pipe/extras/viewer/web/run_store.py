@@ -19,7 +19,7 @@ from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import Records, complete_lines
 from openenv_pipe.system.budgets import BudgetError
-from openenv_pipe.system.files import open_file, read_json
+from openenv_pipe.system.files import open_file, read_json, stamp_of
 
 MAX_EPOCH = 2**50  # JavaScript's numbers are exact up to 2**53
 Record = dict[str, Any]
@@ -168,8 +168,7 @@ class RunStore:
     def _kept(self, what: str, path: Path, read: Callable[[], Kept]) -> Kept:
         """Return what was read last if the file or folder has not changed since."""
         try:
-            found = path.stat()
-            stamp: object = (found.st_mtime_ns, found.st_size, found.st_ino)
+            stamp: object = stamp_of(path)
         except OSError:
             stamp = None
         with self._lock:

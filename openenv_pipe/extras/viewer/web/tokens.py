@@ -26,7 +26,7 @@ from openenv_pipe.runs.evals import STAGES, during_by_name, read_reports
 from openenv_pipe.runs.find import AT_START
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
-from openenv_pipe.system.files import read_bytes
+from openenv_pipe.system.files import read_bytes, stamp_of
 from openenv_pipe.types import IMAGE_IDS, Episode, TurnRole
 
 UNTRAINED = "start"  # as RUN@start names the weights that a run began with
@@ -140,8 +140,7 @@ def _known_texts(path: Path, *, trust: bool) -> Mapping[int, str]:
     if found is None:
         return _tiny_texts()
     file, is_of_run = found
-    stamp = file.stat()
-    texts = _texts_of_file(file, is_of_run, (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino))
+    texts = _texts_of_file(file, is_of_run, stamp_of(file))
     if isinstance(texts, PipeError):
         raise texts
     return texts
