@@ -130,11 +130,6 @@ def draw_losses(path: Path, records: Records) -> bool:
     return True
 
 
-def smoothing_window(num_values: int) -> int:
-    """Return the number of values for `smooth`; odd, so that the window is centred."""
-    return max(1, round(num_values * SMOOTHED_SHARE)) | 1
-
-
 def smooth(values: numpy.ndarray, window: int) -> numpy.ndarray:
     """Compute the centred moving mean, over fewer values at the ends. [N] -> [N]"""
     kernel = numpy.ones(window)
@@ -149,7 +144,7 @@ def _draw_series(axis: "Axes", records: Records, key: str, colour: str, label: s
     if not points:
         return
     steps, values = numpy.array(points, dtype=float).T
-    window = smoothing_window(len(values))
+    window = max(1, round(len(values) * SMOOTHED_SHARE)) | 1  # odd, so that it is centred
     if window > 1:
         axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1.0)
     marker = "o" if len(values) == 1 else None
