@@ -73,8 +73,7 @@ class AttachedEnvServer:
 
     async def start(self) -> None:
         """Check that the server runs. Raises HostError if its first answer is not status 200."""
-        seen = await self._check()
-        if seen is not None:
+        if (seen := await self._check()) is not None:
             raise HostError(f"env {self._env_name!r}: {self.url}{self._explained(seen)}")
 
     async def died(self) -> str:

@@ -213,9 +213,7 @@ def advice(profiled: Profiled) -> list[str]:
 def _sessions(profiled: Profiled) -> str | None:
     config, num_episodes = profiled.config, profiled.config.trainer.episodes_per_step
     host = config.host
-    if host.type == "python" or not host.has_environment:
-        return None
-    if host.capacity >= num_episodes:
+    if host.type == "python" or not host.has_environment or host.capacity >= num_episodes:
         return None
     return (
         f"only {host.capacity} of a step's {num_episodes} episodes are played at once: raise "

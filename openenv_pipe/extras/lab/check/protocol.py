@@ -34,9 +34,8 @@ async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    firsts = []
-    for index in range(min(NUM_PLAYS, len(subject.tasks))):
-        firsts.append(await reset(session, subject.task(index), subject.env))
+    indices = range(min(NUM_PLAYS, len(subject.tasks)))
+    firsts = [await reset(session, subject.task(index), subject.env) for index in indices]
     done = [each.observation for each in firsts if each.done]
     if len(done) == len(firsts):
         return Result.FAIL, done_at_reset(done[0])

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import numpy
 import psutil
@@ -55,10 +56,8 @@ def tree_bytes(pid: int) -> int:
     total = 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
-        try:
+        with suppress(psutil.NoSuchProcess):
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
     return total
 
 
