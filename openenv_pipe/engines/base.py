@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
-from openenv_pipe.types import (
-    Finish,
-    Image,
-    Images,
-    Message,
-    Observation,
-    Opening,
-    Tool,
-)
+from openenv_pipe.types import Finish, Image, Images, Message, Observation, Opening, Tool
 
 if TYPE_CHECKING:
     from openenv_pipe.models.policy import Policy

@@ -29,9 +29,7 @@ def _mix(values_B: np.ndarray) -> np.ndarray:
 
 
 def sample(
-    logits_BV: torch.Tensor,
-    temperatures_B: torch.Tensor,
-    uniforms_B: torch.Tensor,
+    logits_BV: torch.Tensor, temperatures_B: torch.Tensor, uniforms_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample token ids [B] int64, with their logprobs [B] float32 at each row's temperature.
 

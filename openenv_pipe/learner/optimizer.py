@@ -48,12 +48,7 @@ class Optimizer:
             self._parts.append(_adamw(others, config))
         if hidden:
             self._parts.append(
-                Muon(
-                    hidden,
-                    lr=config.lr,
-                    weight_decay=config.weight_decay,
-                    precision=precision,
-                )
+                Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, precision=precision)
             )
 
     @property

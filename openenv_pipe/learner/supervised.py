@@ -36,10 +36,7 @@ class WarmStart:
         self._config = config
         self._tokens_per_batch = tokens_per_batch
         self.optimizer = optimizer or Optimizer(
-            policy.trained_parameters(),
-            config.optimizer,
-            config.steps,
-            precision=policy.precision,
+            policy.trained_parameters(), config.optimizer, config.steps, precision=policy.precision
         )
         self._draw = random.Random(f"{seed}/warm start")
         self._unseen: list[int] = []  # indices of episodes not yet used in this pass

@@ -9,22 +9,13 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
-from openenv_pipe.config.schema import (
-    HubModelConfig,
-    ModelConfig,
-    RunConfig,
-    TinyModelConfig,
-)
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
 from openenv_pipe.models.adapter import with_adapter
 from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.rendering import check_template
-from openenv_pipe.models.chat.template_source import (
-    one_template,
-    pinned_template,
-    template_with,
-)
+from openenv_pipe.models.chat.template_source import one_template, pinned_template, template_with
 from openenv_pipe.models.forward.architecture_check import (
     ADVICE,
     LONGROPE,
@@ -269,10 +260,7 @@ def reject_unsupported_vision(config: RunConfig) -> None:
 def reject_rerendered(config: RunConfig, chat: ChatFormat) -> None:
     """Raise ConfigError if the loss needs the parts of prompts, which rendering anew loses."""
     loss = config.trainer.loss
-    needing = {
-        "trainer.loss.echo_coef": loss.echo_coef,
-        "trainer.loss.kl.hint": loss.kl.used_hint,
-    }
+    needing = {"trainer.loss.echo_coef": loss.echo_coef, "trainer.loss.kl.hint": loss.kl.used_hint}
     for key, value in needing.items():
         if value and chat.history == "rerender":
             off = "null" if isinstance(value, str) else "0"

@@ -8,10 +8,4 @@ from openenv_pipe.rollout.collector import (
 )
 from openenv_pipe.rollout.context import RolloutContext
 
-__all__ = [
-    "RolloutContext",
-    "accept_groups",
-    "collect_groups",
-    "deaths_of_servers",
-    "play_groups",
-]
+__all__ = ["RolloutContext", "accept_groups", "collect_groups", "deaths_of_servers", "play_groups"]

@@ -90,9 +90,7 @@ class Conversation(ABC):
 
     def _observation_request(self, max_tokens: int) -> ObservationRequest:
         return ObservationRequest(
-            observations=[*self._observations],
-            opening=self._opening,
-            **self._fields(max_tokens),
+            observations=[*self._observations], opening=self._opening, **self._fields(max_tokens)
         )
 
 

@@ -48,12 +48,7 @@ class VllmClient(VllmConnection):
     """The client of one server. Use it in `async with`."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None,
-        request_timeout_s: float,
-        files: Files | None = None,
+        self, url: str, *, api_key: str | None, request_timeout_s: float, files: Files | None = None
     ) -> None:
         """files: brings the files of this machine to the server; None: the server reads them."""
         super().__init__(url, api_key)

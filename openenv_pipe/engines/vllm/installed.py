@@ -61,11 +61,7 @@ def find_build() -> Build:
         return "cpu"
     with suppress(OSError, subprocess.TimeoutExpired):
         listed = subprocess.run(
-            [command, "-L"],
-            env=child_environment(),
-            capture_output=True,
-            timeout=30,
-            check=False,
+            [command, "-L"], env=child_environment(), capture_output=True, timeout=30, check=False
         )
         if listed.returncode == 0 and b"GPU" in listed.stdout:
             return "cuda"

@@ -165,10 +165,7 @@ class WeightFiles(_Files):
     async def send(self, client: VllmClient, version: PolicyVersion, *, paused: bool) -> None:
         own = self._folder(version)
         num_bytes = await asyncio.to_thread(lambda: sum(f.stat().st_size for f in own.iterdir()))
-        async with (
-            client.readable(own) as folder,
-            replacing_weights(client, paused=paused),
-        ):
+        async with client.readable(own) as folder, replacing_weights(client, paused=paused):
             await client.load_weights(folder, version.label, weights_limit_s(num_bytes))
 
     async def drop(self, clients: Sequence[VllmClient], version: PolicyVersion) -> None:

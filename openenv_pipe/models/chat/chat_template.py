@@ -39,13 +39,7 @@ from openenv_pipe.models.chat.messages import (
     tool_calls,
     tools_in_words,
 )
-from openenv_pipe.models.chat.probes import (
-    CALL,
-    CALL_IN_FIELD,
-    OPENING,
-    REPLY,
-    assistant,
-)
+from openenv_pipe.models.chat.probes import CALL, CALL_IN_FIELD, OPENING, REPLY, assistant
 from openenv_pipe.models.chat.rendering import TemplateRenderer
 from openenv_pipe.models.chat.reply_writer import ReplyWriter
 from openenv_pipe.models.chat.turn_ends import find_turn_ends

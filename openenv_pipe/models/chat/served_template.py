@@ -103,9 +103,7 @@ def served_template(chat: ChatFormat) -> str:
     Raises ConfigError: There is none; the message says how the prompts differ.
     """
     reject_other_prompts(
-        chat,
-        "the endpoint for programs",
-        lambda probe: chat.rendered_ids(*probe.as_episode(chat)),
+        chat, "the endpoint for programs", lambda probe: chat.rendered_ids(*probe.as_episode(chat))
     )
     template = chat.renderer.template
     if _first_difference(chat, template) is not None:

@@ -31,12 +31,7 @@ from openenv_pipe.models.forward.forward_probe import (
     longest_span,
     probe_length,
 )
-from openenv_pipe.models.forward.own_logprobs import (
-    BOUNDS,
-    NOISE,
-    Expected,
-    own_logprobs,
-)
+from openenv_pipe.models.forward.own_logprobs import BOUNDS, NOISE, Expected, own_logprobs
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.out_of_memory import as_out_of_memory

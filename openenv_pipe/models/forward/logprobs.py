@@ -58,14 +58,7 @@ def token_logprobs(
         hidden_UH.split(MIN_COLUMNS), targets_U.split(MIN_COLUMNS), strict=True
     ):
         part = checkpoint(
-            _any_head,
-            hidden,
-            targets,
-            head,
-            transform,
-            temperature,
-            precision,
-            use_reentrant=False,
+            _any_head, hidden, targets, head, transform, temperature, precision, use_reentrant=False
         )
         logprobs.append(part[0])
         entropies.append(part[1] if entropy_gradient else part[1].detach())
@@ -240,10 +233,7 @@ def _inside(targets_U: torch.Tensor, columns: slice) -> tuple[torch.Tensor, torc
 
 
 def _take_in(
-    logits_UC: torch.Tensor,
-    highest_U: torch.Tensor,
-    total_U: torch.Tensor,
-    moment_U: torch.Tensor,
+    logits_UC: torch.Tensor, highest_U: torch.Tensor, total_U: torch.Tensor, moment_U: torch.Tensor
 ) -> None:
     """Update sum(exp(z - highest)) and sum(z exp(z - highest)) in place."""
     higher_U = torch.maximum(highest_U, logits_UC.amax(dim=1))

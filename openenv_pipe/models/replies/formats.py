@@ -177,11 +177,7 @@ def _tags(compile: Compile, pattern: str) -> Tags:
             "a closing mark behind it"
         )
     stripped = _SPACE_AROUND.sub("", opening)
-    return Tags(
-        opening=compile(stripped),
-        closing=compile(closing),
-        has_lines=stripped != opening,
-    )
+    return Tags(opening=compile(stripped), closing=compile(closing), has_lines=stripped != opening)
 
 
 def _end_of_group(pattern: str) -> int:

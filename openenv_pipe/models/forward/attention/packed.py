@@ -186,11 +186,7 @@ def _packed(
 
 
 def each_alone(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: list[int],
-    scale: float,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int], scale: float
 ) -> torch.Tensor:
     """Return the output [1, T, heads, D] of samples that share no tokens, by torch's own kernels.
 
