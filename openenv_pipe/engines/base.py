@@ -175,8 +175,7 @@ class Engine(Protocol):
     async def begin_update(self, *, idle: bool) -> None:
         """Prepare for an update of the policy, which lasts until the next `publish`.
 
-        Args:
-            idle: True if nothing is sampled meanwhile, so the learner may use the engine's memory.
+        idle: True if nothing is sampled meanwhile, so the learner may use the engine's memory.
         """
 
     async def publish(self, version: int) -> None:

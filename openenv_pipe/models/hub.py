@@ -141,9 +141,8 @@ def reject_unreachable(config: HubModelConfig) -> None:
 async def provide_model(config: ModelConfig, notify: Notify) -> None:
     """Let an extra make the model, if one does, unless the model is here or on the hub.
 
-    Raises:
-        ConfigError: the hub does not have it, what it is made of cannot be downloaded or read, or
-            the cache cannot be written.
+    Raises ConfigError: the hub does not have it, what it is made of cannot be downloaded or read,
+    or the cache cannot be written.
     """
     if not isinstance(config, HubModelConfig):
         return
@@ -165,8 +164,7 @@ async def provide_model(config: ModelConfig, notify: Notify) -> None:
 def download_missing(config: ModelConfig) -> None:
     """Download all of a model of the hub into the hub's cache, unless it is on this machine.
 
-    Raises:
-        ConfigError: the download failed.
+    Raises ConfigError: the download failed.
     """
     if isinstance(config, HubModelConfig) and find_model_folder(config) is None:
         with readable_errors(config):

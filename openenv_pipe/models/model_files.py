@@ -38,8 +38,7 @@ def check_model_folder(folder: Path) -> None:
 def check_model_file(file: Path) -> None:
     """Check the size of a configuration or a vocabulary, and whether it can be read.
 
-    Raises:
-        ConfigError: it is not a file, is too large, or makes its reader fail.
+    Raises ConfigError: it is not a file, is too large, or makes its reader fail.
     """
     _reject_other_kinds(file)
     _check_once(file, stamp_of(file))

@@ -87,8 +87,7 @@ class ChatClient:
     async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
         """Return the endpoint's JSON for this body: it has a choice with a message.
 
-        Args:
-            num_tokens: the most that the request may use, for the limit of tokens per minute.
+        num_tokens: the most that the request may use, for the limit of tokens per minute.
 
         Raises:
             RequestRejectedError: the endpoint rejects the request, and would reject it again.

@@ -142,8 +142,7 @@ Parsed = TypeVar("Parsed", bound=_Answer)
 def parse(kind: type[Parsed], content: bytes, where: str) -> Parsed:
     """Read an answer with status 200.
 
-    Args:
-        where: the address, for messages.
+    where: the address, for messages.
 
     Raises:
         ServerGoneError: it is not complete JSON, or reports an error.
@@ -182,8 +181,7 @@ def read_completions(
         model, prompt, sampling: what was asked for; sampling has `max_tokens`, and `n` if not 1.
         vocabulary_size: token ids are below it; None: any are accepted.
 
-    Raises:
-        ServerGoneError, EngineError: see `parse`; also if an answer is not what was asked for.
+    Raises ServerGoneError, EngineError: see `parse`; also if an answer is not what was asked for.
     """
     answer = parse(_Completions, content, where)
     if answer.model != model:

@@ -98,8 +98,7 @@ class VllmClient(VllmConnection):
     ) -> list[float]:
         """Return the logprobs of the `wanted` ids in the distribution after the prompt.
 
-        Args:
-            features: the images in the prompt.
+        features: the images in the prompt.
 
         Raises:
             ServerGoneError: there was no usable answer.

@@ -131,8 +131,7 @@ async def running(
         variables: further environment variables of the server.
         variables_key: the key of the configuration that they are from.
 
-    Raises:
-        EngineError: the server died at its start, or was not ready within `start_timeout_s`.
+    Raises EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """
     log_begin = log_size(log)
     own = {"PYTHONPATH": python_path(sees_images=False), KEY_VARIABLE: key}

@@ -87,11 +87,9 @@ class LogprobCheck:
     ) -> float:
         """Return the largest difference between a logprob of the server and of the trainer.
 
-        Args:
-            what: the beginning of the error message, which says when the check was made.
+        what: the beginning of the error message, which says when the check was made.
 
-        Raises:
-            TrainingError: the difference is above the bound.
+        Raises TrainingError: the difference is above the bound.
         """
         answers = await asyncio.gather(
             *(

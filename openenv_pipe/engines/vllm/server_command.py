@@ -92,8 +92,7 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
 def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
     """Return the variables to set for the server.
 
-    Args:
-        inside: the folder `inside/`, and others for PYTHONPATH, as the server's process sees them.
+    inside: the folder `inside/`, and others for PYTHONPATH, as the server's process sees them.
     """
     variables = {
         **ALWAYS,

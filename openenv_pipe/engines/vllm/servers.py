@@ -73,8 +73,7 @@ async def make_servers(
         weights_dir: the folder with published weights, which servers of this machine read.
         make_on_nodes: makes them on other machines; None: they are on this one.
 
-    Raises:
-        ConfigError: see `placements`.
+    Raises ConfigError: see `placements`.
     """
     if config.launch == "attach":
         return [AttachedVllmServer(url, config) for url in config.urls]
@@ -117,8 +116,7 @@ def placements(
         free_gpus: GPUs that the learner does not use, as CUDA_VISIBLE_DEVICES names them.
         cores: numbers of the CPU cores that this process may use.
 
-    Raises:
-        ConfigError: there are too few GPUs, or too little memory, for `engine.num_servers`.
+    Raises ConfigError: there are too few GPUs, or too little memory, for `engine.num_servers`.
     """
     count = config.num_servers
     if not on_gpu:

@@ -53,8 +53,7 @@ class Transfer:
     async def send(self, client: VllmClient, version: PolicyVersion, *, paused: bool) -> None:
         """Give a server a version of the policy. Repeating it does no harm.
 
-        Args:
-            paused: the server takes no requests at present, and is left so.
+        paused: the server takes no requests at present, and is left so.
         """
         raise NotImplementedError
 

@@ -203,9 +203,8 @@ def _template_format(
 
     row: what the table says beyond it
 
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError, re.error: it is not one, or has parts that
-            are not read here.
+    Raises ValueError, KeyError, TypeError, AttributeError, re.error: it is not one, or has parts
+    that are not read here.
     """
     fields, row = template["fields"], row or {}
     specs = fields.get("tool_calls", ())

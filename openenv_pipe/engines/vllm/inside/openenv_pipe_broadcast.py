@@ -90,8 +90,7 @@ class Receiver:
     def __init__(self, meeting: Path, rank: int, num_workers: int, device: torch.device) -> None:
         """Wait for the learner, and connect to it.
 
-        Args:
-            rank: of this worker, from 0 on.
+        rank: of this worker, from 0 on.
 
         Raises:
             BroadcastError: the two ends cannot connect.

@@ -33,8 +33,7 @@ def describe(buffer: torch.Tensor) -> dict[str, Any]:
 
     torch expects that each description is opened and closed once.
 
-    Args:
-        buffer: uint8, one dimension; it must stay in memory until the other process has closed it.
+    buffer: uint8, one dimension; it must stay in memory until the other process has closed it.
     """
     _, arguments = reduce_tensor(buffer)
     named = REBUILD.bind(*arguments).arguments
