@@ -80,23 +80,19 @@ class EpisodeRunner(Protocol):
     @property
     def capacity(self) -> int:
         """How many episodes it plays at once."""
-        ...
 
     @property
     def num_deaths(self) -> int:
         """How many environment servers have died so far."""
-        ...
 
     def facts(self) -> dict[str, JsonValue]:
         """Return facts about the environment servers for the run's record; see `Host.facts`."""
-        ...
 
     async def play(self, context: PlayContext, spec: EpisodeSpec) -> Episode:
         """Play an episode. A session's failure ends it with the status ERROR.
 
         Raises EngineError, HostError, ConfigError: these end the run.
         """
-        ...
 
 
 class EpisodeLoop(EpisodeRunner, Protocol):
@@ -104,19 +100,15 @@ class EpisodeLoop(EpisodeRunner, Protocol):
 
     async def start(self) -> None:
         """Start the servers. Raises HostError and ConfigError."""
-        ...
 
     async def prepare(self, chat: Chat | None) -> None:
         """Set the chat format that all episodes share, before the first of them."""
-        ...
 
     async def open_splits(self, known: KnownSets) -> Splits:
         """Complete the task sets with those that the servers list. Raises ConfigError."""
-        ...
 
     async def close(self) -> None:
         """Stop the servers, in bounded time."""
-        ...
 
 
 class Scorer(Protocol):
@@ -124,11 +116,9 @@ class Scorer(Protocol):
 
     async def score(self, group: Group) -> None:
         """Set the rewards of a group's episodes, their terms, and whether they succeeded."""
-        ...
 
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the scores of a rollout batch. Raises JudgeError if too many are missing."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
