@@ -145,7 +145,7 @@ class ChatFormat:
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> Sequence[int]:
         messages = self._thawed(frozen)
-        tools = self._controls.broken_up_in(json.loads(tools_json))
+        tools = self._controls.broken_up(json.loads(tools_json))
         return self._kept_apart(
             self._prompt_text(messages, tools),
             self._prompt_text(
@@ -164,7 +164,7 @@ class ChatFormat:
             None: the text is encoded.
         """
         controls, ids = self._controls, list[int]()
-        tools = controls.broken_up_in(list(tools))
+        tools = controls.broken_up(list(tools))
         guarded_messages = controls.guarded_messages(messages, replies)
         guarded_tools = controls.guarded(tools)
         pieces, shown = self._pieces(messages, tools, replies)
@@ -344,7 +344,7 @@ class ChatFormat:
         return {
             **assistant(harmless(text)),
             "reasoning_content" if is_native else "thinking": harmless(thought),
-            **self._controls.special_broken_up_in(tool_calls(named)),
+            **self._controls.special_broken_up(tool_calls(named)),
         }
 
     def reply_ids(self, reply: str) -> list[int]:
@@ -368,7 +368,7 @@ class ChatFormat:
         return [
             with_calls(
                 {
-                    key: value if key == "role" else self._controls.broken_up_in(value)
+                    key: value if key == "role" else self._controls.broken_up(value)
                     for key, value in message.items()
                 }
             )

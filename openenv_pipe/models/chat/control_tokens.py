@@ -50,17 +50,13 @@ class ControlTokens:
     def found_in(self, ids: Sequence[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._ids]
 
-    def broken_up(self, text: str) -> str:
-        """Return a text with a space in whatever the tokenizer would read as a control token."""
-        return self._broken_up(text, self._ids, _FENCE)
+    def broken_up(self, value: Any) -> Any:
+        """Put a space into whatever the tokenizer would read as a control token in JSON data."""
+        return _changed(value, lambda text: self._broken_up(text, self._ids, _FENCE))
 
-    def special_broken_up(self, text: str) -> str:
+    def special_broken_up(self, value: Any) -> Any:
         """Break up special tokens only, so that a reply keeps its thoughts and calls."""
-        return self._broken_up(text, self._special_ids, None)
-
-    def special_broken_up_in(self, value: Any) -> Any:
-        """Break up special tokens in all texts of JSON data, names of fields included."""
-        return _changed(value, self.special_broken_up)
+        return _changed(value, lambda text: self._broken_up(text, self._special_ids, None))
 
     def _broken_up(self, text: str, ids: set[int], fence: re.Pattern[str] | None) -> str:
         text = text.encode(errors="replace").decode()  # Tokenizers reject lone surrogates.
@@ -81,10 +77,6 @@ class ControlTokens:
             f"the tokenizer reads control tokens in {text!r:.80} however they are broken up; "
             "choose a model with another tokenizer"
         )
-
-    def broken_up_in(self, value: Any) -> Any:
-        """Break up control tokens in all texts of JSON data, names of fields included."""
-        return _changed(value, self.broken_up)
 
     def guarded(self, value: Any) -> Any:
         """Put a sign that no control token contains around all texts of JSON data.
