@@ -194,7 +194,7 @@ class Engine(Protocol):
 
 
 class StaticEngine:
-    """The methods of an `Engine` that updates no weights, keeps nothing and measures nothing."""
+    """The methods of an `Engine` with nothing to update, to keep or to measure; to be inherited."""
 
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         return 0

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-from pydantic import JsonValue
 
 from openenv_pipe.config.schema import LocalEngineConfig, TruncationConfig
 from openenv_pipe.engines.base import Completion, Engine, StaticEngine, TokenRequest
@@ -65,7 +64,7 @@ class _Barrier:
         )
 
 
-class LocalEngine:
+class LocalEngine(StaticEngine):
     """Samples with the model that the learner updates, so that `publish` only counts versions.
 
     If the learner works while episodes are played, the engine has a copy of the model and threads
@@ -158,12 +157,6 @@ class LocalEngine:
             await in_thread(self._executor, self._refresh)
         self._version = version
 
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, JsonValue]:
-        return {}
-
     def _batch_number(self, episode: int) -> int:
         """Return the batch of an episode. Those of a group are neighbours, with equal prompts."""
         return episode // _NEIGHBOURS % self._num_batches
@@ -208,10 +201,7 @@ class FrozenPolicy(StaticEngine):
         self._weights = weights
 
     async def generate(self, request: TokenRequest) -> Completion:
-        completion: Completion = await self._engine.generate(
-            replace(request, weights=self._weights)
-        )
-        return completion
+        return await self._engine.generate(replace(request, weights=self._weights))
 
 
 def _new_batches(model: SamplingModel, num: int) -> list[EpisodeBatch]:
