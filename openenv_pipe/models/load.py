@@ -17,7 +17,6 @@ from openenv_pipe.models.chat.chat_template import ChatFormat
 from openenv_pipe.models.chat.rendering import check_template
 from openenv_pipe.models.chat.template_source import one_template, pinned_template, template_with
 from openenv_pipe.models.forward.architecture_check import (
-    ADVICE,
     LONGROPE,
     find_max_length,
     fix_rope_table,
@@ -25,6 +24,7 @@ from openenv_pipe.models.forward.architecture_check import (
     reject_unsupported,
 )
 from openenv_pipe.models.forward.attention.packed import use_packed_attention
+from openenv_pipe.models.forward.logit_transform import ADVICE
 from openenv_pipe.models.hub import (
     find_model_folder,
     is_on_this_machine,

@@ -14,13 +14,12 @@ from typing import Any
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.forward.logit_transform import measure_logit_transform
+from openenv_pipe.models.forward.logit_transform import ADVICE, measure_logit_transform
 
 # The rotary angles of these depend on the position alone, and not on the length of a row.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 DYNAMIC, LONGROPE = "dynamic", "longrope"
 CHANGING_ROPE = (DYNAMIC, LONGROPE)  # beyond a length that the configuration names
-ADVICE = "choose another model, such as Qwen3 or Llama"
 
 
 def reject_unsupported(model: Any) -> None:

@@ -20,7 +20,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.forward.architecture_check import ADVICE
 from openenv_pipe.models.forward.attention.packed import OWN, UnsupportedAttentionError
 from openenv_pipe.models.forward.forward_probe import (
     MAX_TOKENS,
@@ -31,6 +30,7 @@ from openenv_pipe.models.forward.forward_probe import (
     longest_span,
     probe_length,
 )
+from openenv_pipe.models.forward.logit_transform import ADVICE
 from openenv_pipe.models.forward.own_logprobs import BOUNDS, NOISE, Expected, own_logprobs
 from openenv_pipe.models.forward.row_forward import Sampler
 from openenv_pipe.models.policy import Policy

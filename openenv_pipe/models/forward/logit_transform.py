@@ -14,7 +14,7 @@ from openenv_pipe.errors import ConfigError
 _SMALL, _LARGE = 2.0**-10, 2.0**30  # logits that no cap changes, and that every cap cuts off
 _SPREAD = 60.0  # logits between -60 and 60 have to fit
 _TOLERANCE = 1e-4  # of a logit, relative to the largest of them
-_ADVICE = "choose another model, such as Qwen3 or Llama"
+ADVICE = "choose another model, such as Qwen3 or Llama"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
     except Exception as error:
         raise ConfigError(
             f"model.path: {name} does not pass its decoder's hidden states to its head, as causal "
-            f"language models do ({type(error).__name__}: {str(error)[:200]}); {_ADVICE}"
+            f"language models do ({type(error).__name__}: {str(error)[:200]}); {ADVICE}"
         ) from error
     finally:
         for part in (*parts, head):
@@ -89,7 +89,7 @@ def measure_logit_transform(model: Any, decoder: Any) -> LogitTransform:
         raise ConfigError(
             f"model.path: {name} changes the outputs of its head by more than a scale and a cap "
             f"(with scale {scale:g} and cap {cap}, {errors.max():.2g} of a logit remains, and "
-            f"{_TOLERANCE:g} is allowed), which the learner's logprobs would leave out; {_ADVICE}"
+            f"{_TOLERANCE:g} is allowed), which the learner's logprobs would leave out; {ADVICE}"
         )
     return transform if before == 1.0 else LogitTransform(transform.scale * before, cap)
 
@@ -111,7 +111,7 @@ def _scale_before_head(
             return before
     raise ConfigError(
         f"model.path: {name} changes hidden states between its decoder and its head by more than "
-        f"one factor, which is not supported; {_ADVICE}"
+        f"one factor, which is not supported; {ADVICE}"
     )
 
 
