@@ -140,8 +140,7 @@ def build_devices(
     """
     if config.trainer.devices == 1:
         return Devices(config, device)
-    devices: Devices = several_devices(config).build(config, device, logs, num_threads, nodes)
-    return devices
+    return several_devices(config).build(config, device, logs, num_threads, nodes)
 
 
 def several_devices(config: RunConfig) -> Any:

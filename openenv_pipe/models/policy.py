@@ -158,8 +158,7 @@ class Policy:
     @property
     def attention(self) -> str:
         """The attention of all layers, as transformers calls it; `check_forward` may change it."""
-        name: str = self._inner.config._attn_implementation
-        return name
+        return self._inner.config._attn_implementation
 
     @attention.setter
     def attention(self, name: str) -> None:

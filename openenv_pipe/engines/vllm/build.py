@@ -264,5 +264,4 @@ def build_transfer(
     if mode == "adapter":
         return AdapterFiles(weights.write_adapter, root, executor)
     build = load(block_types("engine.weight_transfer")[config.weight_transfer].build)
-    transfer: Transfer = build(weights, root, executor, backend)
-    return transfer
+    return build(weights, root, executor, backend)

@@ -25,16 +25,10 @@ OPENING: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 REPLY = "answer"
 REPLIES = (REPLY, "<think>\nwhy\n</think>\n\nanswer")
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
+_LOOK_UP_SKY = {"name": "look_up", "arguments": {"word": "sky"}}
 CALL_IN_FIELD: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "call00000",
-            "type": "function",
-            "function": {"name": "look_up", "arguments": {"word": "sky"}},
-        }
-    ],
+    **assistant(""),
+    "tool_calls": [{"id": "call00000", "type": "function", "function": _LOOK_UP_SKY}],
 }
 RESULT: Message = {"role": "tool", "name": "look_up", "content": "the air above"}
 TOOL: Tool = {
@@ -77,7 +71,7 @@ class TemplateProbe:
         fields = dict.fromkeys(("name", "description", "parameters"))
         tools = [{**tool, "function": {**fields, **tool["function"]}} for tool in self.tools]
         messages = [
-            {**message, "tool_calls": [_parsed(call) for call in _calls(message)]}
+            {**message, "tool_calls": [_parsed(call) for call in message["tool_calls"]]}
             if "tool_calls" in message
             else message
             for message in self.messages
@@ -92,7 +86,8 @@ class TemplateProbe:
         replies: dict[int, Sequence[int] | None] = {}
         for index, message in enumerate(self.messages):
             if message["role"] == "assistant":
-                names |= {each["id"]: each["function"]["name"] for each in _calls(message)}
+                calls = message.get("tool_calls", ())
+                names |= {each["id"]: each["function"]["name"] for each in calls}
                 reply = _reply(message)
                 messages.append(chat.reply_message(reply, self.tools, is_sampled=False))
                 replies[index] = None
@@ -151,19 +146,13 @@ def trained_ids(chat: "ChatFormat", probe: TemplateProbe) -> list[int]:
     return ids
 
 
-def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
-    return calls
-
-
 def _reply(message: Message) -> str:
     """Return the reply that a server has sent as a message."""
-    functions = [each["function"] for each in _calls(message)]
+    functions = [each["function"] for each in message.get("tool_calls", ())]
     calls = [
         f'{{"name": "{each["name"]}", "arguments": {each["arguments"]}}}' for each in functions
     ]
-    text: str = calls_in_text({"content": message["content"], "calls": calls})["content"]
-    return text
+    return calls_in_text({"content": message["content"], "calls": calls})["content"]
 
 
 def _called(number: int, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -75,8 +75,7 @@ class TemplateRenderer:
             add_generation_prompt=prompt,
         )
         try:
-            text: str = run_limited(rendering, RENDER_LIMIT_S)
-            return text
+            return run_limited(rendering, RENDER_LIMIT_S)
         except Exception as error:  # whatever an expression of the template raises
             roles = ", ".join(message["role"] for message in messages)
             of = f" of {self._tokenizer.name_or_path!r}" if self._tokenizer.name_or_path else ""

@@ -116,5 +116,4 @@ def _meaning_of(read: Reply) -> _Meaning:
 
 def _with_calls(text: str, functions: Sequence[Mapping[str, Any]]) -> str:
     calls = [json.dumps(each, ensure_ascii=False) for each in functions]
-    content: str = calls_in_text({"content": text, "calls": calls})["content"]
-    return content
+    return calls_in_text({"content": text, "calls": calls})["content"]

@@ -60,14 +60,11 @@ def find_turn_ends(
         for token in special_tokens
         if (each := tokenizer.convert_tokens_to_ids(token)) in listed
     }
-    begins = {
-        role: next((each for token, each in ends.items() if after.startswith(token)), None)
-        for role, after in (
-            ("user", _after_reply(renderer, user("second"))),
-            ("tool", _after_reply(renderer, RESULT)),
-        )
-    }
-    found = {role: each for role, each in begins.items() if each is not None}
+    found: dict[str, int] = {}
+    for following in (user("second"), RESULT):
+        after = _after_reply(renderer, following)
+        if begins := [each for token, each in ends.items() if after.startswith(token)]:
+            found[following["role"]] = begins[0]
     if "user" not in found:
         raise ConfigError(
             f"the chat template does not end the model's turn with the tokenizer's end token "

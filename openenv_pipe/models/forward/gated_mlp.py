@@ -62,8 +62,7 @@ class LastLayer(torch.nn.Module):
         if packed_row is not None:
             packed_row = packed_row.of_last_layer()
         self.mlp.read = None if packed_row is None else packed_row.read
-        outputs: torch.Tensor = super().forward(*inputs, packed_row=packed_row, **options)
-        return outputs
+        return super().forward(*inputs, packed_row=packed_row, **options)
 
 
 class GatedMlp(torch.nn.Module):
