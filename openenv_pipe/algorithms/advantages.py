@@ -141,7 +141,7 @@ def gdpo_advantages(
 
 
 def _spread(values: Values) -> float:
-    flat = [value for each in values for value in each if value is not None]
+    flat = _joined(values)
     return max(flat) - min(flat) if flat else 0.0
 
 

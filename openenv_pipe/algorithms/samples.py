@@ -97,7 +97,7 @@ def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -
             path = path_to(index, parents)
             samples.append(_sample(group, episode, path, advantages, trained))
             trained.update(path)
-    num_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    num_tokens = num_trained_tokens(samples)
     for sample in samples:
         sample.num_episode_tokens = num_tokens
     return samples
@@ -169,6 +169,10 @@ def _find_images(value: Any) -> Iterator[Image]:
     elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
         for each in value:
             yield from _find_images(each)
+
+
+def num_trained_tokens(samples: Sequence[Sample]) -> int:
+    return sum(sum(sample.loss_mask) for sample in samples)
 
 
 def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -15,7 +15,7 @@ import torch
 from openenv_pipe.algorithms.batch import Batch
 from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
 from openenv_pipe.algorithms.packing import num_contexts, pack
-from openenv_pipe.algorithms.samples import by_episode
+from openenv_pipe.algorithms.samples import by_episode, num_trained_tokens
 from openenv_pipe.config.schema import PythonLossConfig, TrainerConfig
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
@@ -72,7 +72,7 @@ class Learner:
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
-        if self._objective.has_frozen_policy:
+        if config.loss.kl.has_frozen_policy:
             policy.keep_reference()
 
     def update(
@@ -160,7 +160,7 @@ class Learner:
         All updates are built before the first of them changes the weights.
         """
         episodes = by_episode(samples)
-        num_tokens = _num_trained(samples)
+        num_tokens = num_trained_tokens(samples)
         num_updates = min(self._config.updates_per_step, len(episodes))
         order = list(range(len(episodes)))
         if num_updates > 1:
@@ -184,8 +184,8 @@ class Learner:
             counts = Counts(
                 num_environment_tokens=_num_answered(part) if environment else 0,
                 num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
-                num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
-                num_computed_tokens=_num_trained(part),
+                num_tokens=num_trained_tokens(part) * (1 + uncomputed.num_tokens / num_tokens),
+                num_computed_tokens=num_trained_tokens(part),
                 max_tokens=self._max_episode_tokens,
             )
             again = [each for one in by_episode(replayed)[number::num_updates] for each in one]
@@ -199,7 +199,7 @@ class Learner:
                     replayed=list(
                         batches_of(again, budget, self.policy, self._ranks, num_parallel)
                     ),
-                    num_replayed_tokens=_num_trained(again),
+                    num_replayed_tokens=num_trained_tokens(again),
                     start_logprobs=self._logprobs(batches, accumulator) if needs_start else None,
                     is_first=is_first,
                     num_parallel=num_parallel,
@@ -291,7 +291,7 @@ class Learner:
         if batch.samples[0].reference_logprobs is not None:
             return served_logprobs(batch).to(policy.device)
         temperature = self._config.temperature
-        if not self._objective.has_hints:
+        if self._config.loss.kl.used_hint is None:
             return policy.reference_logprobs(batch, temperature)
         hinted = [each.hinted or each for each in batch.samples]
         with_hints = pack(hinted, share=batch.is_shared, device=policy.device)
@@ -305,7 +305,7 @@ class Learner:
         reference_N = divergence_N = None
         if objective.needs_reference and not objective.needs_divergence:
             reference_N = self._reference_logprobs(policy, batch)
-        balances = objective.needs_router_balance
+        balances = self._config.loss.router_aux_coef > 0
         nothing: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         with recorded_routing(policy.decoder) if balances else nothing as routing:
             hidden_UH = policy.predictors_hidden(batch) if objective.needs_divergence else None
@@ -346,10 +346,6 @@ def served_logprobs(batch: Batch) -> torch.Tensor:
             if is_trained
         ]
     )
-
-
-def _num_trained(samples: Sequence[Sample]) -> int:
-    return sum(sum(sample.loss_mask) for sample in samples)
 
 
 def _num_answered(samples: Sequence[Sample]) -> int:

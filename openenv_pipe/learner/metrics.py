@@ -54,7 +54,11 @@ def step_metrics(
         num_replay = accumulator.sum("num_replay")
         metrics["loss/replay"] = accumulator.sum("replay") / num_replay
         metrics["tokens/replay"] = int(num_replay) // num_passes
-    return metrics | _mismatch(accumulator) | _correction(accumulator, num_tokens)
+    metrics |= _mismatch(accumulator)
+    if accumulator.has("correction"):
+        metrics["correction/mean"] = mean("correction")
+        metrics["correction/bounded"] = mean("bounded")
+    return metrics
 
 
 def _mismatch(accumulator: MetricAccumulator) -> dict[str, float]:
@@ -66,14 +70,4 @@ def _mismatch(accumulator: MetricAccumulator) -> dict[str, float]:
         "mismatch/max": accumulator.max("mismatch"),
         "mismatch/kl": accumulator.sum("mismatch_kl") / num_compared,
         "mismatch/effective_share": accumulator.sum("weight") ** 2 / weight_square,
-    }
-
-
-def _correction(accumulator: MetricAccumulator, num_tokens: float) -> dict[str, float]:
-    """Return the metrics of the importance weights; none if no correction is configured."""
-    if not accumulator.has("correction"):
-        return {}
-    return {
-        "correction/mean": accumulator.sum("correction") / num_tokens,
-        "correction/bounded": accumulator.sum("bounded") / num_tokens,
     }

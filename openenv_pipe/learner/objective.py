@@ -11,8 +11,6 @@ import torch
 from openenv_pipe.algorithms.losses.custom import LossTokens, UserLoss
 from openenv_pipe.algorithms.losses.importance_weights import (
     Correction,
-    geometric_masks,
-    geometric_weights,
     is_far_off_policy,
     masked_weights,
     truncated_weights,
@@ -26,7 +24,7 @@ from openenv_pipe.algorithms.losses.policy import (
     gspo_loss,
     sapo_loss,
 )
-from openenv_pipe.algorithms.losses.ratios import ratios
+from openenv_pipe.algorithms.losses.ratios import ratios, sample_means
 from openenv_pipe.config.schema import LossConfig, PythonLossConfig, SapoLossConfig
 from openenv_pipe.learner.accumulator import MetricAccumulator
 
@@ -69,16 +67,6 @@ class Objective:
         return self._config.kl.coef > 0
 
     @property
-    def has_hints(self) -> bool:
-        """True if the reference is the present policy, with a hint in its prompt."""
-        return self._config.kl.used_hint is not None
-
-    @property
-    def has_frozen_policy(self) -> bool:
-        """True if the reference is an earlier policy: no teacher, and no hint."""
-        return self._config.kl.has_frozen_policy
-
-    @property
     def needs_divergence(self) -> bool:
         """True if the KL term is over the whole vocabulary instead of the sampled tokens."""
         return self.needs_reference and self._config.kl.estimator == "exact"
@@ -87,10 +75,6 @@ class Objective:
     def needs_environment(self) -> bool:
         """True if the loss has a term for the environment's tokens."""
         return self._config.echo_coef > 0
-
-    @property
-    def needs_router_balance(self) -> bool:
-        return self._config.router_aux_coef > 0
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -170,17 +154,14 @@ class Objective:
                 return cispo_loss(*given, clip_low=low, clip_high=high)
 
     def _correction(self, old_N: torch.Tensor, tokens: Tokens) -> Correction:
-        config, sampled_N = self._config.correction, tokens.sampled_logprobs
+        config, log_ratios_N = self._config.correction, old_N - tokens.sampled_logprobs
+        if config.type in ("geometric", "geometric_mask"):
+            log_ratios_N = sample_means(log_ratios_N, tokens.sample_index)
         match config.type:
-            case "truncate":
-                return truncated_weights(old_N, sampled_N, high=config.high)
-            case "mask":
-                return masked_weights(old_N, sampled_N, low=config.low, high=config.high)
-            case "geometric":
-                return geometric_weights(old_N, sampled_N, tokens.sample_index, high=config.high)
-            case "geometric_mask":
-                index = tokens.sample_index
-                return geometric_masks(old_N, sampled_N, index, low=config.low, high=config.high)
+            case "truncate" | "geometric":
+                return truncated_weights(log_ratios_N, high=config.high)
+            case "mask" | "geometric_mask":
+                return masked_weights(log_ratios_N, low=config.low, high=config.high)
         raise AssertionError(config.type)
 
     def _kl_part(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.algorithms.samples import by_episode
+from openenv_pipe.algorithms.samples import by_episode, num_trained_tokens
 from openenv_pipe.config.schema import WarmStartConfig
 from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
@@ -60,12 +60,12 @@ class WarmStart:
             "loss/supervised": loss,
             "grad/norm": norm,
             "lr": lr,
-            "tokens/trained": _num_tokens(part),
+            "tokens/trained": num_trained_tokens(part),
         }
 
     def _learn(self, part: Sequence[Sample]) -> tuple[float, float]:
         """Take an optimizer step; return the loss and the gradient's norm."""
-        budget, num_tokens = self._tokens_per_batch, _num_tokens(part)
+        budget, num_tokens = self._tokens_per_batch, num_trained_tokens(part)
         with with_dropout(self._policy):
             num_parallel = count_parallel(self._policy, part, budget, self._ranks)
             batches = list(batches_of(part, budget, self._policy, self._ranks, num_parallel))
@@ -89,10 +89,6 @@ class WarmStart:
             self._unseen += again
         part, self._unseen = self._unseen[:size], self._unseen[size:]
         return [sample for number in part for sample in episodes[number]]
-
-
-def _num_tokens(part: Sequence[Sample]) -> int:
-    return sum(sum(sample.loss_mask) for sample in part)
 
 
 @contextlib.contextmanager

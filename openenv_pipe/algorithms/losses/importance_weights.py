@@ -2,8 +2,10 @@
 
 A sampler with other kernels, another precision or older weights has other probabilities than the
 trainer, and training on its tokens as if they were the trainer's own is biased. The weights here
-correct that bias, and their bounds limit the variance. A product of ratios over a whole sample
-would explode with its length, so a weight per sample is a geometric mean.
+correct that bias, and their bounds limit the variance. Their argument is the log ratio of each
+token. With the mean over its sample instead, a whole sample has one weight, the geometric mean of
+its tokens' ratios, which GSPO clips too (arXiv:2507.18071); their product would explode with the
+sample's length (TRL #4772).
 
 Shape letter: N trained tokens of a batch. No weight has a gradient.
 """
@@ -22,52 +24,17 @@ class Correction(NamedTuple):
     bounded: torch.Tensor
 
 
-def truncated_weights(
-    old_logprobs_N: torch.Tensor, sampled_logprobs_N: torch.Tensor, *, high: float
-) -> Correction:
+def truncated_weights(log_ratios_N: torch.Tensor, *, high: float) -> Correction:
     """Truncated importance sampling per token (Ionides 2008; Yao et al. 2025, "Your efficient RL
     framework secretly brings you off-policy RL training"): at most `high`.
     """
-    ratio_N = ratios(old_logprobs_N - sampled_logprobs_N)
+    ratio_N = ratios(log_ratios_N)
     return Correction(ratio_N.clamp(max=high), ratio_N > high)
 
 
-def masked_weights(
-    old_logprobs_N: torch.Tensor, sampled_logprobs_N: torch.Tensor, *, low: float, high: float
-) -> Correction:
+def masked_weights(log_ratios_N: torch.Tensor, *, low: float, high: float) -> Correction:
     """IcePop (Ling team 2025, arXiv:2510.18855): tokens outside [low, high] are left out."""
-    ratio_N = ratios(old_logprobs_N - sampled_logprobs_N)
-    outside_N = (ratio_N < low) | (ratio_N > high)
-    return Correction(ratio_N.masked_fill(outside_N, 0.0), outside_N)
-
-
-def geometric_weights(
-    old_logprobs_N: torch.Tensor,
-    sampled_logprobs_N: torch.Tensor,
-    sample_index_N: torch.Tensor,
-    *,
-    high: float,
-) -> Correction:
-    """One weight for a whole sample, the geometric mean of its tokens' ratios: at most `high`.
-
-    The mean is what GSPO clips (arXiv:2507.18071); the product would explode (TRL #4772).
-    """
-    mean_N = sample_means(old_logprobs_N - sampled_logprobs_N, sample_index_N)
-    ratio_N = ratios(mean_N)
-    return Correction(ratio_N.clamp(max=high), ratio_N > high)
-
-
-def geometric_masks(
-    old_logprobs_N: torch.Tensor,
-    sampled_logprobs_N: torch.Tensor,
-    sample_index_N: torch.Tensor,
-    *,
-    low: float,
-    high: float,
-) -> Correction:
-    """Geometric sequence masks: samples whose weight is outside [low, high] are left out."""
-    mean_N = sample_means(old_logprobs_N - sampled_logprobs_N, sample_index_N)
-    ratio_N = ratios(mean_N)
+    ratio_N = ratios(log_ratios_N)
     outside_N = (ratio_N < low) | (ratio_N > high)
     return Correction(ratio_N.masked_fill(outside_N, 0.0), outside_N)
 
