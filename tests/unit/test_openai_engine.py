@@ -13,8 +13,7 @@ from stub_server import answering
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.base import MessageRequest, TextReply
 from openenv_pipe.engines.openai import OpenAIEngine
-from openenv_pipe.engines.openai.client import ChatClient
-from openenv_pipe.engines.openai.limits import RateLimit
+from openenv_pipe.engines.openai.client import ChatClient, RateLimit
 from openenv_pipe.engines.openai.messages import endpoint_messages
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.models.replies.reader import PLAIN_READER
@@ -350,8 +349,8 @@ async def test_a_rate_limit_lets_a_minutes_worth_pass_and_then_spreads(
     async def noted(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("openenv_pipe.engines.openai.limits.time.monotonic", lambda: 100.0)
-    monkeypatch.setattr("openenv_pipe.engines.openai.limits.asyncio.sleep", noted)
+    monkeypatch.setattr("openenv_pipe.engines.openai.client.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("openenv_pipe.engines.openai.client.asyncio.sleep", noted)
     limit = RateLimit(120)
     for _ in range(122):
         await limit.take(1)

@@ -1,6 +1,7 @@
 """Chat completions over HTTP, with rate limits, retries and a cache."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv_pipe.config.schema import EndpointBlock
-from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRejectedError
 from openenv_pipe.system.http import MAX_BYTES, HttpClient, bearer
 from openenv_pipe.system.http_retries import MAX_QUOTED, TransientError, post, repeated
@@ -59,6 +59,29 @@ def num_reported_tokens(answer: Mapping[str, Any], key: str) -> int | None:
     usage = answer.get("usage")
     count = usage.get(key) if isinstance(usage, Mapping) else None
     return count if type(count) is int and 0 < count <= _MAX_USAGE else None
+
+
+class RateLimit:
+    """A budget that grows by `per_minute` each minute, up to that amount; None: no limit.
+
+    All requests share it. It may be overdrawn: then the next caller waits until it is balanced.
+    """
+
+    def __init__(self, per_minute: int | None) -> None:
+        self._per_minute = per_minute
+        self._left = float(per_minute or 0)
+        self._filled_at = time.monotonic()
+
+    async def take(self, amount: float) -> None:
+        """Take an amount, and wait as long as the budget is overdrawn."""
+        if self._per_minute is None:
+            return
+        now = time.monotonic()
+        filled = (now - self._filled_at) * self._per_minute / 60
+        self._left = min(float(self._per_minute), self._left + filled) - amount
+        self._filled_at = now
+        if self._left < 0:
+            await asyncio.sleep(-self._left * 60 / self._per_minute)
 
 
 class ChatClient:

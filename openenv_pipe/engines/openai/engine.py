@@ -53,20 +53,6 @@ class OpenAIEngine(StaticEngine):
         num_tokens: int,
         request: MessageRequest | RelayedRequest,
     ) -> TextReply:
-        body = self._body(messages, request)
-        answer = await self._client.complete(body, num_tokens + request.max_tokens)
-        message = read_reply(answer["choices"][0]["message"])
-        return TextReply(
-            text=reply_text(message),
-            message=message,
-            finish=CUT.get(answer["choices"][0].get("finish_reason"), Finish.STOP),
-            num_prompt_tokens=num_reported_tokens(answer, "prompt_tokens"),
-            num_completion_tokens=num_reported_tokens(answer, "completion_tokens"),
-        )
-
-    def _body(
-        self, messages: Sequence[Mapping[str, Any]], request: MessageRequest | RelayedRequest
-    ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._config.model,
             "messages": list(messages),
@@ -77,4 +63,13 @@ class OpenAIEngine(StaticEngine):
         if request.tools:
             body["tools"] = encodable_json(request.tools)
         body |= self._config.parameters
-        return {key: value for key, value in body.items() if value is not None}
+        body = {key: value for key, value in body.items() if value is not None}
+        answer = await self._client.complete(body, num_tokens + request.max_tokens)
+        message = read_reply(answer["choices"][0]["message"])
+        return TextReply(
+            text=reply_text(message),
+            message=message,
+            finish=CUT.get(answer["choices"][0].get("finish_reason"), Finish.STOP),
+            num_prompt_tokens=num_reported_tokens(answer, "prompt_tokens"),
+            num_completion_tokens=num_reported_tokens(answer, "completion_tokens"),
+        )
