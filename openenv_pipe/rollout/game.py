@@ -6,7 +6,7 @@ no other observation, and no words of the others.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from openenv_pipe.system.untrusted_text import quoted
 from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Observation, Status, Task
 
-Play = Callable[[SessionLender], Awaitable[Episode]]
+Play = Callable[[SessionLender], Coroutine[Any, Any, Episode]]
 
 
 class Seat:
@@ -92,10 +92,7 @@ class Game:
         plays: play the episode of each player, by its name, in the sessions that they are given.
         """
         async with asyncio.TaskGroup() as group:
-            playing = [
-                start_in(group, _as_coroutine(play, self._seats[name]))
-                for name, play in plays.items()
-            ]
+            playing = [start_in(group, play(self._seats[name])) for name, play in plays.items()]
             try:
                 async with host.session() as self.session:
                     keywords = {**task.reset, "seed": task.seed}
@@ -168,7 +165,3 @@ class Game:
 
 def _is_reward(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_REWARD  # NaN compares as False
-
-
-async def _as_coroutine(play: Play, seat: Seat) -> Episode:
-    return await play(seat)
