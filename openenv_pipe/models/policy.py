@@ -378,10 +378,10 @@ class Policy:
         """Return a block within which this policy computes as the reference."""
         weights = self._reference
         assert weights is not None, "keep_reference was not called"
-        return self._lent_weights(weights) if weights else self.model.disable_adapter()
+        return self.lent_weights(weights) if weights else self.model.disable_adapter()
 
     @contextlib.contextmanager
-    def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
+    def lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
         """Within the block, use other values for the trained parameters, without copying."""
         parameters = [parameter for _, parameter in self.trained_parameters()]
         own = [parameter.data for parameter in parameters]

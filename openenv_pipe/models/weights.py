@@ -139,21 +139,14 @@ class PolicyWeights:
             rows.append(torch.log_softmax(logits_V / temperature, dim=-1).cpu().numpy())
         return np.stack(rows)
 
-    @contextlib.contextmanager
-    def _probe_adapter(self, size: float) -> Iterator[None]:
-        """Within the block, replace the adapter's weights by fixed random ones.
+    def _probe_adapter(self, size: float) -> contextlib.AbstractContextManager[None]:
+        """Return a block within which the adapter has fixed random weights.
 
         size: their standard deviation.
         """
-        own = [(parameter, parameter.data) for _, parameter in self._policy.trained_parameters()]
-        made_up = made_up_values([values.shape for _, values in own], size)
-        try:
-            for (parameter, values), replacement in zip(own, made_up, strict=True):
-                parameter.data = replacement.to(values)
-            yield
-        finally:
-            for parameter, values in own:
-                parameter.data = values
+        own = [values.data for _, values in self._policy.trained_parameters()]
+        made_up = zip(made_up_values([values.shape for values in own], size), own, strict=True)
+        return self._policy.lent_weights([each.to(values) for each, values in made_up])
 
     @torch.no_grad()
     def _plain_weights(self, with_adapter: bool) -> dict[str, torch.Tensor]:

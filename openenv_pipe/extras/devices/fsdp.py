@@ -257,7 +257,7 @@ class ShardedPolicy(Policy):
         return {str(number): as_shard_of(*pair) for number, pair in enumerate(pairs)}
 
     @contextlib.contextmanager
-    def _lent_weights(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    def lent_weights(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
         """Copy `weights` in, and back at the end: FSDP gathers only memory that it manages."""
         shards = [own_part(values.detach()) for _, values in self.trained_parameters()]
         own = [shard.clone() for shard in shards]
