@@ -242,11 +242,11 @@ def is_vision_model(config: ModelConfig) -> bool:
     return is_on_this_machine(config) and _vision_config(config) is not None
 
 
-def reject_vision_model(config: ModelConfig, purpose: str) -> None:
-    """Raise ConfigError if the model is a vision-language model. purpose: what it cannot do."""
+def reject_vision_model(config: ModelConfig) -> None:
+    """Raise ConfigError if the model is a vision-language model, which `serve` does not serve."""
     if (found := _vision_config(config)) is not None:
         raise ConfigError(
-            f"{purpose} is not supported for vision-language models ({found.model_type})"
+            f"serve is not supported for vision-language models ({found.model_type})"
             + if_command("export", "; export the model with `openenv-pipe export`")
         )
 

@@ -274,7 +274,8 @@ def test_a_closing_mark_may_have_the_end_of_the_turn_in_it():
     """Replies are read without the token that ends the turn; one that is cut has none."""
     own = json.loads(json.dumps(OWN))
     own["fields"]["tool_calls"] |= {"close": "</use><|eot|>"}
-    reader = ReplyReader(format_of((), "", own), turn_end="<|eot|>")
+    reader = ReplyReader(format_of((), "", own))
+    reader.turn_end = "<|eot|>"
     assert made(reader.read('<use add>{"a": 1}</use>', TOOLS)) == [["add", {"a": 1}]]
     assert not reader.read('<use add>{"a": 1}</us', TOOLS).made_calls
 

@@ -38,16 +38,11 @@ _LINE_END = re.compile(r"(?m:[ \t]*(?:$|<))")
 
 
 class ReplyReader:
-    def __init__(
-        self, form: ReplyFormat = HERMES, *, begins_in_thought: bool = False, turn_end: str = ""
-    ) -> None:
-        """begins_in_thought: the prompt has already opened a thought.
-
-        turn_end: the text of the token that ends a turn, which replies are read without
-        """
+    def __init__(self, form: ReplyFormat = HERMES, *, begins_in_thought: bool = False) -> None:
+        """begins_in_thought: the prompt has already opened a thought."""
         self.form = form
         self.begins_in_thought = begins_in_thought
-        self.turn_end = turn_end
+        self.turn_end = ""  # the text of the token that ends a turn, which replies are read without
         self.calls = [*form.calls, *(HERMES.calls if form is not HERMES else ())]
         # Forms without marks at their beginning are calls only if there is such a tool.
         self.bare = {index for index, call in enumerate(self.calls) if call.opening.match("[a(")}

@@ -63,7 +63,7 @@ def serve_run(
     if not subject.config.engine.capabilities.can_train:
         what = f"engine={subject.config.engine.type} trains none"
         raise RunFolderError(f"{word!r} has no model to serve: {what}; name a run that trains one")
-    reject_vision_model(subject.config.model, "serve")
+    reject_vision_model(subject.config.model)
     title = _title(subject)
     build = find_build()
     if (engine or own_engine(subject, build, notify)) == "local":
