@@ -16,30 +16,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from openenv_pipe.config.schema import LocalEngineConfig, TruncationConfig
 from openenv_pipe.engines.base import Completion, Engine, StaticEngine, TokenRequest
 from openenv_pipe.engines.episode_batch import EpisodeBatch
 from openenv_pipe.errors import EngineError
-from openenv_pipe.models.forward.row_forward import RowForward
 from openenv_pipe.system.tasks import in_thread
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.policy import Policy
 
 _BATCH_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
 _SMALLEST_BATCH = 32  # episodes, if there are two; smaller batches cost more per token
 _NEIGHBOURS = 8  # consecutive episodes that are in the same batch
-
-
-class SamplingModel(Protocol):
-    """The interface of a model for the local engine, as in `models.policy.Policy`."""
-
-    device: torch.device
-    end_ids: frozenset[int]
-
-    def row_forwards(self, num: int) -> Sequence[RowForward]:
-        """Return forward passes with empty caches, for the current weights."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,14 +65,14 @@ class LocalEngine(StaticEngine):
 
     def __init__(
         self,
-        model: SamplingModel,
+        model: "Policy",
         *,
         max_episodes: int,
         executor: Executor,
         batch_executor: Executor | None = None,
         refresh: Callable[[], None] | None = None,
         sampling: TruncationConfig | None = None,
-        frozen: Mapping[str, SamplingModel] | None = None,
+        frozen: "Mapping[str, Policy] | None" = None,
     ) -> None:
         """executor: decodes a rollout batch that is not divided.
 
@@ -204,7 +194,7 @@ class FrozenPolicy(StaticEngine):
         return await self._engine.generate(replace(request, weights=self._weights))
 
 
-def _new_batches(model: SamplingModel, num: int) -> list[EpisodeBatch]:
+def _new_batches(model: "Policy", num: int) -> list[EpisodeBatch]:
     return [
         EpisodeBatch(forward, device=model.device, end_ids=model.end_ids)
         for forward in model.row_forwards(num)

@@ -195,6 +195,7 @@ class Policy:
         return fast_sampling().forwards(self.decoder, self._head, self.precision, num)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., V] of hidden states [..., hidden size]."""
         with self._precision():
             return self._logit_transform(self._head(hidden))
 

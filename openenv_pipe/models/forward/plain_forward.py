@@ -9,17 +9,21 @@ Shape letters: R rows (conversations), P rows of a part, W tokens of its longest
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from openenv_pipe.models.forward.row_forward import Model, Rows
+from openenv_pipe.models.forward.row_forward import Rows
 from openenv_pipe.types import NO_IMAGES, Images
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.policy import Policy
 
 
 class WholeForward:
     """A `RowForward` without a cache: each token computes its row again, as the learner does."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: "Policy") -> None:
         self._model = model
         self._rows: list[list[int]] = []
 
@@ -51,7 +55,7 @@ class WholeForward:
 class _Part:
     """Rows that are computed together, padded on the left, and their cache."""
 
-    def __init__(self, model: Model, rows: Rows) -> None:
+    def __init__(self, model: "Policy", rows: Rows) -> None:
         self._model = model
         self._cache = model.new_cache()
         self._num_rows = len(rows)
@@ -87,7 +91,7 @@ class _Part:
 class PlainForward:
     """A `RowForward` that keeps the tokens of its rows, and computes them again at each turn."""
 
-    def __init__(self, model: Model, *, pads_rows: bool) -> None:
+    def __init__(self, model: "Policy", *, pads_rows: bool) -> None:
         """pads_rows: whether rows of different lengths are computed together."""
         self._model = model
         self._pads_rows = pads_rows

@@ -12,13 +12,16 @@ tokens, H key-value heads, D head size, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from openenv_pipe.registry import extras, load
 from openenv_pipe.types import NO_IMAGES, Images
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.policy import Policy
 
 _GROWTH = 64  # tokens; capacity grows in steps, so that rows are seldom copied
 Rows = Sequence[Sequence[int]]  # token ids of each row
@@ -238,33 +241,10 @@ def _grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
     return grown
 
 
-class Model(Protocol):
-    """The interface of a model for forward passes, as in `models.policy.Policy`."""
-
-    device: torch.device
-    num_layers: int
-    reaches: dict[str, Reach]  # of each kind of layer
-
-    def new_cache(self) -> Any:
-        """Return an empty cache of the model's own kind."""
-
-    def hidden(
-        self,
-        token_ids_RQ: torch.Tensor,
-        positions_RQ: torch.Tensor | None = None,
-        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
-        cache: Any = None,
-    ) -> torch.Tensor:
-        """Compute the last hidden states, [R, Q, hidden size]."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits [..., V] of hidden states [..., hidden size]."""
-
-
 class TransformersForward:
     """The forward pass of transformers' own modules, for attention to earlier tokens."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: "Policy") -> None:
         self._model = model
         self._cache = RaggedCache(model.num_layers)
 
