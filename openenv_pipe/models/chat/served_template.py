@@ -6,6 +6,7 @@ shows them differently, what training did with messages is written in Jinja and 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat.chat_template import ChatFormat
@@ -130,35 +131,30 @@ def reject_other_prompts(
     where: what the program is called. ids_of: returns its prompts.
     """
     for probe in probes(chat):
-        if (difference := _difference(chat, probe, where, ids_of)) is not None:
+        if difference := _difference(chat, probe, where, partial(ids_of, probe)):
             raise ConfigError(difference)
 
 
 def _first_difference(chat: ChatFormat, template: str) -> str | None:
-    def ids_of(probe: TemplateProbe) -> list[int]:
+    def ids_of(given: TemplateProbe) -> list[int]:
         return chat.encode(
-            chat.renderer.render(probe.messages, prompt=True, tools=probe.tools, template=template)
+            chat.renderer.render(given.messages, prompt=True, tools=given.tools, template=template)
         )
 
-    def ids_of_served(probe: TemplateProbe) -> list[int]:
-        return ids_of(probe.as_served())
-
     for probe in probes(chat):
-        for ids in (ids_of_served,) if chat.has_fields else (ids_of, ids_of_served):
+        served = probe.as_served()
+        for given in (served,) if chat.has_fields else (probe, served):
+            ids = partial(ids_of, given)
             if difference := _difference(chat, probe, "the served template", ids):
                 return difference
     return None
 
 
 def _difference(
-    chat: ChatFormat,
-    probe: TemplateProbe,
-    where: str,
-    ids_of: Callable[[TemplateProbe], Sequence[int]],
+    chat: ChatFormat, probe: TemplateProbe, where: str, ids: Callable[[], Sequence[int]]
 ) -> str | None:
     """Say where the two prompts of a probe differ first; None: they are equal."""
-    trained = _ids_or_error(lambda: trained_ids(chat, probe))
-    served = _ids_or_error(lambda: ids_of(probe))
+    trained, served = _ids_or_error(partial(trained_ids, chat, probe)), _ids_or_error(ids)
     if trained == served or (isinstance(trained, ConfigError) and isinstance(served, ConfigError)):
         return None
     begin = f"the prompts of training and of {where} differ for a conversation with {probe.name}: "
