@@ -10,7 +10,7 @@ import platform
 import sys
 
 SYS_ARCH_PRCTL = 158  # of x86-64
-ARCH_GET_XCOMP_SUPP, ARCH_GET_XCOMP_PERM, ARCH_REQ_XCOMP_PERM = 0x1021, 0x1022, 0x1023
+ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_XTILE_DATA = 18
 
 
@@ -18,10 +18,3 @@ def request_amx() -> None:
     """Ask for permission. Without AMX, or on another system, nothing happens."""
     if sys.platform == "linux" and platform.machine() == "x86_64":
         ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA)
-
-
-def read_features(which: int) -> int:
-    """Return the bits of ARCH_GET_XCOMP_SUPP or ARCH_GET_XCOMP_PERM; 0 if the kernel has none."""
-    bits = ctypes.c_uint64(0)
-    ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, which, ctypes.byref(bits))
-    return bits.value
