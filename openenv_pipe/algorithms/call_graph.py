@@ -23,8 +23,7 @@ def place_call(turns: Sequence[Turn], prompt_ids: Sequence[int]) -> tuple[int | 
     turns: placed already, each with an explicit parent
     prompt_ids: the whole prompt of the call
 
-    Returns:
-        The parent's index and what follows its completion; None and the whole prompt for a root.
+    Returns the parent's index and what follows its completion; for a root, None and all ids.
     """
     return _place(turns, _children(turns), list(prompt_ids))
 

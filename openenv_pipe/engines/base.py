@@ -159,8 +159,7 @@ class Engine(Protocol):
     def begin_rollouts(self, num_episodes: int, limit: int) -> int:
         """Prepare for `num_episodes` episodes, of which at most `limit` play at once.
 
-        Returns:
-            The number of the first episode; the others follow.
+        Returns the number of the first episode; the others follow.
         """
 
     async def generate(self, request: Any) -> Any:

@@ -87,8 +87,7 @@ class EpisodeBatch:
     def _assign_rows(self, requests: Sequence[TokenRequest]) -> tuple[list[int], list[int]]:
         """Add rows for requests that have none.
 
-        Returns:
-            Of each row: the index of its request, and how many tokens of the prompt are cached.
+        Returns for each row the index of its request, and how many tokens of the prompt are cached.
         """
         own: dict[int | None, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):

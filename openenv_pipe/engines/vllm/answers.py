@@ -177,9 +177,8 @@ def read_completions(
 ) -> list[Sampled]:
     """Return the completions of one request, in the order of their numbers.
 
-    Args:
-        model, prompt, sampling: what was asked for; sampling has `max_tokens`, and `n` if not 1.
-        vocabulary_size: token ids are below it; None: any are accepted.
+    model, prompt, sampling: what was asked for; sampling has `max_tokens`, and `n` if not 1.
+    vocabulary_size: token ids are below it; None: any are accepted.
 
     Raises ServerGoneError, EngineError: see `parse`; also if an answer is not what was asked for.
     """

@@ -55,12 +55,11 @@ async def open_engine(
 ) -> AsyncIterator[VllmEngine]:
     """Start the servers, publish the current policy to them and check it. Stop them at the end.
 
-    Args:
-        source: the base model; None: the engine writes it into a folder for the servers.
-        footprint: the learner's use of this machine's GPUs.
-        executor: torch's thread.
-        make_processes: makes the servers of `engine.launch=managed` on this machine.
-        make_on_nodes: makes them on other machines instead.
+    source: the base model; None: the engine writes it into a folder for the servers.
+    footprint: the learner's use of this machine's GPUs.
+    executor: torch's thread.
+    make_processes: makes the servers of `engine.launch=managed` on this machine.
+    make_on_nodes: makes them on other machines instead.
 
     Raises:
         ConfigError: something does not fit: the configuration, or weights into their folder.
@@ -179,9 +178,8 @@ async def running(
 ) -> AsyncIterator[VllmEngine]:
     """Start the servers and give them the current policy; see `open_engine`.
 
-    Args:
-        root: the folder that the probe is written into.
-        sleep_level: vLLM's level of sleep during updates; 0: the servers stay awake.
+    root: the folder that the probe is written into.
+    sleep_level: vLLM's level of sleep during updates; 0: the servers stay awake.
     """
     dtype = config.served_precision(weights.precision)
     exact = "float32" if dtype == weights.precision == "float32" else "bfloat16"

@@ -69,10 +69,9 @@ class VllmClient(VllmConnection):
     ) -> list[Sampled]:
         """Sample sampling["n"] completions of one prompt, in the order of their numbers.
 
-        Args:
-            sampling: `max_tokens` is needed; `n` is 1 without it.
-            features: the images in the prompt.
-            vocabulary_size: token ids have to be below it; None: any are accepted.
+        sampling: `max_tokens` is needed; `n` is 1 without it.
+        features: the images in the prompt.
+        vocabulary_size: token ids have to be below it; None: any are accepted.
 
         Raises:
             ServerGoneError: there was no usable answer.
@@ -100,9 +99,7 @@ class VllmClient(VllmConnection):
 
         features: the images in the prompt.
 
-        Raises:
-            ServerGoneError: there was no usable answer.
-            EngineError: the server rejected the request, or answered with something else.
+        Raises ServerGoneError, EngineError: as `generate`.
         """
         # The sampled id comes first in the answer, which is cut to the number of ids asked for.
         asked = [*wanted, wanted[0]]
@@ -271,9 +268,8 @@ class VllmClient(VllmConnection):
     async def check_transfer(self, backend: str, learner: str) -> None:
         """Raise EngineError if vLLM's own weight transfer cannot connect to this learner.
 
-        Args:
-            backend: "nccl" or "ipc".
-            learner: its version of NCCL, or the UUID of its GPU.
+        backend: "nccl" or "ipc".
+        learner: its version of NCCL, or the UUID of its GPU.
         """
         await self._tell_workers("check_transfer", backend=backend, learner=learner)
 

@@ -124,12 +124,11 @@ async def running(
 ) -> AsyncIterator[ManagedProcess]:
     """Run a server that has answered a health check; it is stopped at the end of the block.
 
-    Args:
-        arguments: those of `serving_arguments`.
-        url: where they make the server listen.
-        key: what every request has to carry.
-        variables: further environment variables of the server.
-        variables_key: the key of the configuration that they are from.
+    arguments: those of `serving_arguments`.
+    url: where they make the server listen.
+    key: what every request has to carry.
+    variables: further environment variables of the server.
+    variables_key: the key of the configuration that they are from.
 
     Raises EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """

@@ -88,10 +88,9 @@ class VllmProcess:
     ) -> None:
         """Prepare a server without starting it.
 
-        Args:
-            address: where it listens.
-            key: None: a new one.
-            clear: see `kept_vllm.cleared`; None: `stop` always ends the process.
+        address: where it listens.
+        key: None: a new one.
+        clear: see `kept_vllm.cleared`; None: `stop` always ends the process.
         """
         self.spec = spec
         self.about: dict[str, Any] = {}

@@ -114,11 +114,10 @@ class Claim:
     ) -> None:
         """Claim nothing yet.
 
-        Args:
-            exclusive: no other run may use the server meanwhile.
-            on_lost: is called if another run has taken over the server.
-            on_forgotten: is called if the server does not know the claim any more, because
-                somebody has restarted it.
+        exclusive: no other run may use the server meanwhile.
+        on_lost: is called if another run has taken over the server.
+        on_forgotten: is called if the server does not know the claim any more, because
+            somebody has restarted it.
         """
         self._client = client
         self._exclusive = exclusive

@@ -63,11 +63,10 @@ class Replica:
     ) -> None:
         """Prepare a replica without starting its server.
 
-        Args:
-            number: its index among the servers.
-            probe: is tried on the server when it starts for the first time.
-            exclusive: an attached server may not be used by other runs at the same time.
-            notify: receives messages for the user.
+        number: its index among the servers.
+        probe: is tried on the server when it starts for the first time.
+        exclusive: an attached server may not be used by other runs at the same time.
+        notify: receives messages for the user.
         """
         self.number = number
         self.metrics = ServerMetrics(self._read_metrics)

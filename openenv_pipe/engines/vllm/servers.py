@@ -67,11 +67,10 @@ async def make_servers(
     configuration, the path of its log, and a list of the folders that it has to read, such as the
     model's. It returns a VllmServer that has not been started.
 
-    Args:
-        spec: what all of them serve.
-        installed: this machine's installation of vLLM, for servers that are processes of it.
-        weights_dir: the folder with published weights, which servers of this machine read.
-        make_on_nodes: makes them on other machines; None: they are on this one.
+    spec: what all of them serve.
+    installed: this machine's installation of vLLM, for servers that are processes of it.
+    weights_dir: the folder with published weights, which servers of this machine read.
+    make_on_nodes: makes them on other machines; None: they are on this one.
 
     Raises ConfigError: see `placements`.
     """
@@ -112,9 +111,8 @@ def placements(
 
     Without such variables a server uses the whole machine.
 
-    Args:
-        free_gpus: GPUs that the learner does not use, as CUDA_VISIBLE_DEVICES names them.
-        cores: numbers of the CPU cores that this process may use.
+    free_gpus: GPUs that the learner does not use, as CUDA_VISIBLE_DEVICES names them.
+    cores: numbers of the CPU cores that this process may use.
 
     Raises ConfigError: there are too few GPUs, or too little memory, for `engine.num_servers`.
     """

@@ -84,10 +84,9 @@ class _Files(Transfer):
     def __init__(self, write: Callable[[Path], None], root: Path, executor: Executor) -> None:
         """Prepare to write versions.
 
-        Args:
-            write: writes the policy as it is into a folder; it is called in torch's thread.
-            root: the folder of all versions, which the caller removes.
-            executor: torch's thread.
+        write: writes the policy as it is into a folder; it is called in torch's thread.
+        root: the folder of all versions, which the caller removes.
+        executor: torch's thread.
         """
         self._write = write
         self._root = root

@@ -83,9 +83,8 @@ class PolicyWorker:
     def check_transfer(self, backend: str, learner: str) -> dict[str, str]:
         """Say why this worker cannot receive weights from the learner by vLLM's own transfer.
 
-        Args:
-            backend: of vLLM's weight transfer, "nccl" or "ipc".
-            learner: its version of NCCL, or the UUID of its GPU.
+        backend: of vLLM's weight transfer, "nccl" or "ipc".
+        learner: its version of NCCL, or the UUID of its GPU.
         """
         config = self.vllm_config.weight_transfer_config
         found = config.backend if config is not None else "none"
@@ -108,9 +107,8 @@ class PolicyWorker:
     def receive_shared(self, chunk: dict[str, Any], buffer: dict[str, Any]) -> dict[str, str]:
         """Load some weights from a buffer of the learner, by vLLM's weight transfer "ipc".
 
-        Args:
-            chunk: names, types, shapes and sizes of the weights in the buffer.
-            buffer: the description of `openenv_pipe_ipc.describe`.
+        chunk: names, types, shapes and sizes of the weights in the buffer.
+        buffer: the description of `openenv_pipe_ipc.describe`.
         """
         handles = {buffer["gpu"]: rebuild_arguments(buffer)}
         self.update_weights({**chunk, "ipc_handles": handles})
