@@ -141,7 +141,7 @@ def gdpo_advantages(
 
 
 def _spread(values: Values) -> float:
-    flat = _joined(values)
+    flat = [value for each in values for value in each]
     return max(flat) - min(flat) if flat else 0.0
 
 
