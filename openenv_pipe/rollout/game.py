@@ -152,7 +152,8 @@ class Game:
         if not (
             isinstance(rewards, Mapping)
             and rewards.keys() <= self._seats.keys()
-            and all(_is_reward(each) for each in rewards.values())
+            and all(isinstance(each, int | float) for each in rewards.values())
+            and all(abs(each) <= MAX_REWARD for each in rewards.values())  # not so of NaN
         ):
             raise SessionError(
                 f"env.players.rewards={field}: the observation has {quoted(repr(found))} there, "
@@ -161,7 +162,3 @@ class Game:
                 f"{', '.join(observation)}"
             )
         return rewards
-
-
-def _is_reward(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= MAX_REWARD  # NaN compares as False
