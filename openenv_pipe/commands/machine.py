@@ -8,11 +8,7 @@ from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
-from openenv_pipe.engines.vllm.server_memory import (
-    ServerMemory,
-    servers_in_machine,
-    servers_on_gpu,
-)
+from openenv_pipe.engines.vllm.server_memory import ServerMemory, servers_in_machine, servers_on_gpu
 from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     Shape,

@@ -11,11 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from openenv_pipe.config.beside import BESIDE_BLOCKS, beside_origins, forget_replaced, merge
-from openenv_pipe.config.composed_files import (
-    ComposedFiles,
-    find_origins,
-    open_loader,
-)
+from openenv_pipe.config.composed_files import ComposedFiles, find_origins, open_loader
 from openenv_pipe.config.error_messages import (
     MAX_KEY_LENGTH,
     explain_choice,
@@ -324,9 +320,7 @@ def _with_experiments(
 
 
 def _experiment_blocks(
-    files: ComposedFiles,
-    given: Mapping[str, Any],
-    values: Mapping[str, Any],
+    files: ComposedFiles, given: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the blocks of an experiment, changed by the keys given in `beside`.
 

@@ -15,13 +15,7 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import (
-    PythonTarget,
-    PythonTerm,
-    RunConfig,
-    TaskRange,
-    TaskSetConfig,
-)
+from openenv_pipe.config.schema import PythonTarget, PythonTerm, RunConfig, TaskRange, TaskSetConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.environments.hosts.package import code_facts, package_of
 from openenv_pipe.environments.tasks import TaskSet

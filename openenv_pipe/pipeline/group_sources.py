@@ -14,12 +14,7 @@ from openenv_pipe.environments.tasks.mixed import MixedOrder
 from openenv_pipe.pipeline.demonstrations import SourceSetup, find_demonstrations
 from openenv_pipe.pipeline.league import Game, League, load_leagues, save_leagues
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
-from openenv_pipe.rollout import (
-    RolloutContext,
-    accept_groups,
-    deaths_of_servers,
-    play_groups,
-)
+from openenv_pipe.rollout import RolloutContext, accept_groups, deaths_of_servers, play_groups
 from openenv_pipe.rollout.context import PLAYER
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.system.progress import EpisodeCount
@@ -288,10 +283,7 @@ class PlayedGroups:
         else:
             orders.append(self._order_state())
         return SourceState(
-            version=self.version,
-            ahead=ahead,
-            order_before=orders[0],
-            order_after=orders[-1],
+            version=self.version, ahead=ahead, order_before=orders[0], order_after=orders[-1]
         )
 
     def _order_state(self) -> OrderState:

@@ -18,10 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_checked(
-    config: RunConfig,
-    devices: Devices,
-    checkpoint: Path | None,
-    notify: Callable[[str], None],
+    config: RunConfig, devices: Devices, checkpoint: Path | None, notify: Callable[[str], None]
 ) -> Policy | None:
     """Load the model, and check its forward pass and its number of positions.
 

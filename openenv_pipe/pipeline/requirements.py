@@ -37,12 +37,7 @@ from openenv_pipe.models.adapter import adapts_experts, describe_adapter, is_mix
 from openenv_pipe.models.forward.architecture_check import find_decoder
 from openenv_pipe.models.forward.router_balance import reject_without_routers
 from openenv_pipe.models.hub import find_model_folder, is_on_this_machine
-from openenv_pipe.models.load import (
-    check_architecture,
-    load_chat,
-    reject_rerendered,
-    select_device,
-)
+from openenv_pipe.models.load import check_architecture, load_chat, reject_rerendered, select_device
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.pipeline.opponents import check_opponent

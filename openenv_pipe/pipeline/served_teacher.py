@@ -106,11 +106,7 @@ class ServedTeacher:
 
         async def attempt() -> Any:
             response = await post(
-                client,
-                "/v1/completions",
-                body,
-                timeout_s=TIMEOUT_S,
-                max_bytes=MAX_BYTES,
+                client, "/v1/completions", body, timeout_s=TIMEOUT_S, max_bytes=MAX_BYTES
             )
             if response.status != 200:
                 raise EngineError(

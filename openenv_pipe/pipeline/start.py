@@ -53,10 +53,7 @@ MAY_CHANGE = (
 
 
 def train(
-    composed: Composed,
-    command: Sequence[str],
-    control: RunControl,
-    early: EarlyHost | None = None,
+    composed: Composed, command: Sequence[str], control: RunControl, early: EarlyHost | None = None
 ) -> RunFolder:
     """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`.
 

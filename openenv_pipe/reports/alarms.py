@@ -383,16 +383,7 @@ def _memory(steps: Sequence[Record]) -> Alarm | None:
 
 
 CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
-    *(
-        _unlike,
-        _failed,
-        _untrained,
-        _judge,
-        _no_signal,
-        _mismatch,
-        _clipped,
-        truncated,
-    ),
+    *(_unlike, _failed, _untrained, _judge, _no_signal, _mismatch, _clipped, truncated),
     *(_unusable, _forgotten, _memory),
     *COLLAPSES,
 )

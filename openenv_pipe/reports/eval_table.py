@@ -186,11 +186,7 @@ def _scores(rows: Sequence[Row]) -> Table:
     )
     for row in rows:
         report = row.report
-        intervals = [
-            report.reward,
-            *([report.env_reward] if has_env_reward else []),
-            report.turns,
-        ]
+        intervals = [report.reward, *([report.env_reward] if has_env_reward else []), report.turns]
         table.add_row(
             row.name,
             report.model,

@@ -17,13 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.config.schema import EvalConfig, RewardConfig
-from openenv_pipe.system.intervals import (
-    FRACTIONS,
-    Bounds,
-    Interval,
-    bootstrap_interval,
-    pass_at_k,
-)
+from openenv_pipe.system.intervals import FRACTIONS, Bounds, Interval, bootstrap_interval, pass_at_k
 from openenv_pipe.system.untrusted_text import code_span
 from openenv_pipe.types import Episode
 

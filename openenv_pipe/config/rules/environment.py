@@ -160,10 +160,7 @@ RULES = (
         when="train",
     ),
     *_of_earlier_weights(
-        "env.players.league",
-        lambda c: c.env.league is not None,
-        "env.players.league=null",
-        "train",
+        "env.players.league", lambda c: c.env.league is not None, "env.players.league=null", "train"
     ),
     Rule(
         keys=("env.players", "agent"),

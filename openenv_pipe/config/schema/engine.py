@@ -7,11 +7,7 @@ from pydantic import Field
 
 from openenv_pipe.config.schema.base import DottedPath, PositiveCount, PythonTarget
 from openenv_pipe.config.schema.endpoint import EndpointBlock
-from openenv_pipe.config.schema.engine_base import (
-    EngineBlock,
-    EngineCapabilities,
-    TruncationConfig,
-)
+from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities, TruncationConfig
 from openenv_pipe.config.schema.registered import Registered
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.registry import block_types, load
@@ -22,10 +18,7 @@ class LocalEngineConfig(EngineBlock):
     """The policy in the trainer's process; waiting episodes are sampled in batches."""
 
     capabilities = EngineCapabilities(
-        takes="token_ids",
-        can_train=True,
-        is_exact=True,
-        publishes_in_flight=False,
+        takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False
     )
     samples_in_process: ClassVar[bool] = True
     type: Literal["local"]

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from openenv_pipe.config.rules.engine import option_name
 from openenv_pipe.config.schema.base import (
@@ -81,10 +78,7 @@ class VllmEngineConfig(EngineBlock):
     """
 
     capabilities = EngineCapabilities(
-        takes="token_ids",
-        can_train=True,
-        is_exact=False,
-        publishes_in_flight=True,
+        takes="token_ids", can_train=True, is_exact=False, publishes_in_flight=True
     )
     type: Literal["vllm"]
     launch: Annotated[str, RegisteredName("engine.launch")] = Field(

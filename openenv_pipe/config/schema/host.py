@@ -26,8 +26,7 @@ SessionsPerServer = Annotated[
 ]
 StopTimeout = Annotated[Seconds, Field(description="time between SIGTERM and SIGKILL")]
 MaxRestarts = Annotated[
-    NumRetries,
-    Field(description="how often each server may be restarted before the run fails"),
+    NumRetries, Field(description="how often each server may be restarted before the run fails")
 ]
 
 
