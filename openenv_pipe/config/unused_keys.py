@@ -49,24 +49,23 @@ def _optimizer_rules(block: str, steps: str) -> Iterator[IneffectiveKeys]:
     yield IneffectiveKeys(
         keys=(f"{block}.final_lr_share",),
         because=(f"{block}.schedule",),
-        applies=lambda config: (
-            optimizer(config).schedule == "constant"
-            and optimizer(config).final_lr_share not in (None, 1.0)
+        applies=lambda c: (
+            optimizer(c).schedule == "constant" and optimizer(c).final_lr_share not in (None, 1.0)
         ),
         advice="set schedule to linear or cosine",
     )
     yield IneffectiveKeys(
         keys=(f"{block}.schedule",),
         because=(f"{block}.final_lr_share",),
-        applies=lambda config: (
-            optimizer(config).schedule != "constant" and optimizer(config).final_lr_share == 1.0
+        applies=lambda c: (
+            optimizer(c).schedule != "constant" and optimizer(c).final_lr_share == 1.0
         ),
         advice="set final_lr_share to null, or below 1",
     )
     yield IneffectiveKeys(
         keys=tuple(f"{block}.{key}" for key in ("lr", "schedule", "final_lr_share")),
         because=(f"{block}.lr_warmup_steps", steps),
-        applies=lambda config: 0 < num_steps(config) <= optimizer(config).lr_warmup_steps,
+        applies=lambda c: 0 < num_steps(c) <= optimizer(c).lr_warmup_steps,
         advice="training ends within the warm-up, before the learning rate is lr; set "
         "lr_warmup_steps below the number of optimizer steps",
     )
@@ -89,9 +88,8 @@ def _has_no_turn_reward(config: RunConfig) -> bool:
 
 def _evaluates_never(config: RunConfig) -> bool:
     """Return whether training ends before the first evaluation between two steps."""
-    best, every = config.trainer.checkpoint.best, config.eval.during.every
-    steps = config.trainer.steps
-    at_the_end = every == steps and best is not None and best.metric.startswith("eval/")
+    steps, every = config.trainer.steps, config.eval.during.every
+    at_the_end = every == steps and config.trainer.checkpoint.best_by_evaluations
     return every > 0 and every >= steps > 0 and not at_the_end
 
 
@@ -110,7 +108,7 @@ RULES = (
     IneffectiveKeys(
         keys=_keys("trainer.warm_start", "source", "episodes_per_step", "optimizer"),
         because=("trainer.warm_start.steps",),
-        applies=lambda config: config.trainer.warm_start.steps == 0,
+        applies=lambda c: c.trainer.warm_start.steps == 0,
         advice="set trainer.warm_start.steps above 0",
     ),
     IneffectiveKeys(
@@ -123,25 +121,25 @@ RULES = (
             "refresh_every",
         ),
         because=("trainer.loss.kl.coef",),
-        applies=lambda config: config.trainer.loss.kl.coef == 0,
+        applies=lambda c: c.trainer.loss.kl.coef == 0,
         advice="set trainer.loss.kl.coef above 0",
     ),
     IneffectiveKeys(
         keys=("trainer.loss.kl.importance_weights",),
         because=("trainer.loss.kl.estimator",),
-        applies=lambda config: config.trainer.loss.kl.estimator == "exact",
+        applies=lambda c: c.trainer.loss.kl.estimator == "exact",
         advice="a mean over the whole vocabulary needs no weights of sampled tokens",
     ),
     IneffectiveKeys(
         keys=("trainer.loss.correction.high",),
         because=("trainer.loss.correction.type",),
-        applies=lambda config: config.trainer.loss.correction.type == "none",
+        applies=lambda c: c.trainer.loss.correction.type == "none",
         advice="set trainer.loss.correction.type, to truncate for example",
     ),
     IneffectiveKeys(
         keys=("trainer.loss.correction.low",),
         because=("trainer.loss.correction.type",),
-        applies=lambda config: "mask" not in config.trainer.loss.correction.type,
+        applies=lambda c: "mask" not in c.trainer.loss.correction.type,
         advice="only trainer.loss.correction.type=mask and geometric_mask have a lower bound",
     ),
     IneffectiveKeys(
@@ -160,19 +158,19 @@ RULES = (
     IneffectiveKeys(
         keys=("trainer.parallel",),
         because=("trainer.devices",),
-        applies=lambda config: config.trainer.devices == 1 and config.trainer.parallel == "fsdp",
+        applies=lambda c: c.trainer.devices == 1 and c.trainer.parallel == "fsdp",
         advice="set trainer.devices above 1",
     ),
     IneffectiveKeys(
         keys=_keys("eval.during", "num_tasks", "samples_per_task", "stop"),
         because=("eval.during.every",),
-        applies=lambda config: config.eval.during.every == 0,
+        applies=lambda c: c.eval.during.every == 0,
         advice="set eval.during.every to a number of steps",
     ),
     IneffectiveKeys(
         keys=_keys("eval.during.stop", "measure", "bound"),
         because=("eval.during.stop.at",),
-        applies=lambda config: config.eval.during.stop.at is None,
+        applies=lambda c: c.eval.during.stop.at is None,
         advice="set eval.during.stop.at",
     ),
     IneffectiveKeys(
@@ -184,43 +182,41 @@ RULES = (
     IneffectiveKeys(
         keys=_keys("model.lora", "alpha", "dropout", "target_modules"),
         because=("model.lora.rank",),
-        applies=lambda config: config.model.lora.rank == 0,
+        applies=lambda c: c.model.lora.rank == 0,
         advice="set model.lora.rank above 0",
     ),
     IneffectiveKeys(
         keys=("env.python",),
         because=("env.command",),
-        applies=lambda config: (
-            isinstance(config.host, ProcessHostConfig)
-            and config.env.command is not None
-            and config.env.python is not None
+        applies=lambda c: (
+            isinstance(c.host, ProcessHostConfig)
+            and c.env.command is not None
+            and c.env.python is not None
         ),
         advice="env.command says what is started",
     ),
     IneffectiveKeys(
         keys=_keys("host", "dockerfile", "build_args"),
         because=("host.image",),
-        applies=lambda config: "image" in config.host.servers,
+        applies=lambda c: "image" in c.host.servers,
         advice="set host.image to null to build an image",
     ),
     IneffectiveKeys(
         keys=_keys("engine.sampling", "top_p", "top_k", "min_p"),
         because=("eval.temperature",),
-        applies=lambda config: config.eval.temperature == 0,
+        applies=lambda c: c.eval.temperature == 0,
         advice="evaluations are greedy; set eval.temperature above 0",
     ),
     IneffectiveKeys(
         keys=("engine.image",),
         because=("engine.launch",),
-        applies=lambda config: bool(
-            (engine := vllm_engine(config)) and engine.launch in ("managed", "attach")
-        ),
+        applies=lambda c: bool((e := vllm_engine(c)) and e.launch in ("managed", "attach")),
         advice="set engine.launch=docker",
     ),
     IneffectiveKeys(
         keys=_keys("engine", "url", "api_key"),
         because=("engine.launch",),
-        applies=lambda config: _vllm(config, attached=False),
+        applies=lambda c: _vllm(c, attached=False),
         advice="set engine.launch=attach",
     ),
     IneffectiveKeys(
@@ -230,13 +226,13 @@ RULES = (
             *("start_timeout_s", "stop_timeout_s"),
         ),
         because=("engine.launch",),
-        applies=lambda config: _vllm(config, attached=True),
+        applies=lambda c: _vllm(c, attached=True),
         advice="the run starts no server; set it where the server is started",
     ),
     IneffectiveKeys(
         keys=("judge",),
         because=("reward.terms",),
-        applies=lambda config: config.judge.answers and not config.reward.judged,
+        applies=lambda c: c.judge.answers and not c.reward.judged,
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
     ),
 )
@@ -246,7 +242,7 @@ RULES = (
 WITH_THE_FIRST = IneffectiveKeys(
     keys=_keys("eval.during", "every", "stop"),
     because=(),
-    applies=lambda config: True,
+    applies=lambda c: True,
     advice="it is evaluated whenever the first environment is; set that key of eval instead",
 )
 

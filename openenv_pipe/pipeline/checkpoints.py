@@ -127,7 +127,7 @@ class Saver:
         metrics: those of these weights; None: the value comes from their evaluation
         """
         best = self._config.best
-        if best is None or (metrics is None) != best.metric.startswith("eval/"):
+        if best is None or (metrics is None) != self._config.best_by_evaluations:
             return
         top = self._best
         if metrics is not None:
@@ -202,9 +202,7 @@ class Saver:
 
     def _reports(self) -> list[EvalReport]:
         """Read the evaluations between steps, if they decide the best."""
-        best = self._config.best
-        is_needed = best is not None and best.metric.startswith("eval/")
-        return read_during(self._folder) if is_needed else []
+        return read_during(self._folder) if self._config.best_by_evaluations else []
 
     def _values(self, reports: Sequence[EvalReport]) -> dict[int, float]:
         """Return the metric that decides the best, by the step that produced the weights.
@@ -214,7 +212,7 @@ class Saver:
         if self._config.best is None:
             return {}
         metric = self._config.best.metric
-        if not metric.startswith("eval/"):
+        if not self._config.best_by_evaluations:
             return measured_by_step(self._records(), metric)
         values: dict[int, float] = {}
         for report in like_newest(reports):
@@ -230,7 +228,7 @@ class Saver:
     def _say_missing(self) -> None:
         """Warn once if the metric that decides which checkpoint is best does not exist."""
         best = self._config.best
-        if self._said_missing or best is None or best.metric.startswith("eval/"):
+        if self._said_missing or best is None or self._config.best_by_evaluations:
             return
         records = self._records()
         if records and best.metric not in records[-1]:
@@ -272,7 +270,7 @@ class Saver:
         if not resumable or self._config.best is None:
             return None
         last = StageStep.of(resumable[-1]).step
-        if not self._config.best.metric.startswith("eval/"):
+        if not self._config.best_by_evaluations:
             last -= 1  # Its metrics come with the step after it.
         else:
             # The resume sets later evaluations aside, so the newest one may have other tasks.

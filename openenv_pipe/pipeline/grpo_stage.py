@@ -110,8 +110,7 @@ class GrpoStage:
             self.stop_reason = await context.metrics_log.call_back()
             if self.stop_reason is not None:
                 break
-        best = self._trainer.checkpoint.best
-        if self._step == self._trainer.steps and best and best.metric.startswith("eval/"):
+        if self._step == self._trainer.steps and self._trainer.checkpoint.best_by_evaluations:
             await evaluator.during(self._step)  # the last checkpoint may be the best, too
         if self._step and not self._is_saved():  # The last step's weights are always saved.
             await finish_despite_cancel(self._save())

@@ -6,7 +6,6 @@ from openenv_pipe.config.precision import publish_mode
 from openenv_pipe.config.rules.rule import Rule
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema.engine_base import EngineCapabilities
     from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
     from openenv_pipe.config.schema.run import RunConfig
 
@@ -15,10 +14,6 @@ LEVELS = ("level1", "level2")  # values of engine.sleep that free memory
 
 def vllm_engine(config: "RunConfig") -> "VllmEngineConfig | None":
     return cast("VllmEngineConfig", config.engine) if config.engine.type == "vllm" else None
-
-
-def _capabilities(config: "RunConfig") -> "EngineCapabilities":
-    return config.engine.capabilities
 
 
 def sends_weights(config: "RunConfig", *transfers: str) -> "VllmEngineConfig | None":
@@ -44,24 +39,10 @@ def _publishes_what_is_not_trained(config: "RunConfig") -> bool:
     return (engine.publish == "full") == bool(config.model.lora.rank)
 
 
-def _drops_what_adapters_need(config: "RunConfig") -> bool:
-    engine = vllm_engine(config)
-    return engine is not None and engine.sleep == "level2" and publish_mode(config) == "adapter"
-
-
-def _cuts_episodes_off(config: "RunConfig") -> bool:
-    engine = vllm_engine(config)
-    return (
-        engine is not None
-        and engine.starts_servers
-        and engine.max_model_len < config.env.max_episode_tokens
-    )
-
-
 RULES = (
     Rule(
         keys=("engine",),
-        breaks=lambda c: not _capabilities(c).can_train,
+        breaks=lambda c: not c.engine.capabilities.can_train,
         advice="it cannot train and is only for evaluation; set engine=local or engine=vllm",
         when="train",
     ),
@@ -71,8 +52,8 @@ RULES = (
         keys=("trainer.max_staleness", "engine"),
         breaks=lambda c: (
             c.trainer.max_staleness > 1
-            and _capabilities(c).can_train
-            and not _capabilities(c).publishes_in_flight
+            and c.engine.capabilities.can_train
+            and not c.engine.capabilities.publishes_in_flight
         ),
         advice="this engine keeps one older version of the weights; set trainer.max_staleness to "
         "0 or 1, or engine=vllm",
@@ -82,7 +63,7 @@ RULES = (
         keys=("agent", "engine"),
         breaks=lambda c: (
             not c.agent.is_loop
-            and _capabilities(c).takes != "token_ids"
+            and c.engine.capabilities.takes != "token_ids"
             and c.engine.type != "openai"
         ),
         advice="this engine cannot answer an agent's calls; set engine=local or engine=vllm, for "
@@ -98,7 +79,11 @@ RULES = (
     ),
     Rule(
         keys=("engine.max_model_len", "env.max_episode_tokens"),
-        breaks=_cuts_episodes_off,
+        breaks=lambda c: bool(
+            (e := vllm_engine(c))
+            and e.starts_servers
+            and e.max_model_len < c.env.max_episode_tokens
+        ),
         advice="the server would reject long episodes; raise engine.max_model_len, or lower "
         "env.max_episode_tokens",
         when="train",
@@ -127,7 +112,9 @@ RULES = (
     ),
     Rule(
         keys=("engine.sleep", "engine.publish", "model.lora.rank"),
-        breaks=_drops_what_adapters_need,
+        breaks=lambda c: bool(
+            (e := vllm_engine(c)) and e.sleep == "level2" and publish_mode(c) == "adapter"
+        ),
         advice="level2 drops the base weights that adapters need; set engine.sleep=level1, or "
         "engine.publish=merged",
     ),

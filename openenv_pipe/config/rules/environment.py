@@ -58,11 +58,6 @@ def _has_no_interval(config: "RunConfig") -> bool:
     return during.stop.at is not None and during.stop.bound == "low" and num_tasks == 1
 
 
-def _evaluates_for_nothing(config: "RunConfig") -> bool:
-    best = config.trainer.checkpoint.best
-    return best is not None and best.metric.startswith("eval/") and not config.eval.during.every
-
-
 def _roles_that_nobody_plays(config: "RunConfig") -> list[str]:
     """Return the players whose role is neither the model's nor a name of env.baselines."""
     known = {POLICY, UNTRAINED, *config.env.baselines}
@@ -284,7 +279,7 @@ RULES = (
     ),
     Rule(
         keys=("trainer.checkpoint.best.metric", "eval.during.every"),
-        breaks=_evaluates_for_nothing,
+        breaks=lambda c: c.trainer.checkpoint.best_by_evaluations and not c.eval.during.every,
         advice="there are no evaluations during training; set eval.during.every to a number of "
         "steps",
     ),

@@ -18,23 +18,25 @@ def _begins_too_late(config: "RunConfig") -> list[str]:
     ]
 
 
+def transformed(config: "RunConfig", *types: str) -> list[str]:
+    """Return the names of the terms with a transform of one of these types."""
+    transforms = config.reward.transforms
+    return [name for name in transforms if any(each.type in types for each in transforms[name])]
+
+
 def _turns_transformed(config: "RunConfig") -> list[str]:
+    terms = config.reward.terms
     return [
-        name
-        for name, transforms in config.reward.transforms.items()
-        if (term := config.reward.terms.get(name)) is not None
-        and term.per_turn
-        and any(transform.type in OF_EPISODES for transform in transforms)
+        name for name in transformed(config, *OF_EPISODES) if name in terms and terms[name].per_turn
     ]
 
 
 def _weighted_gates(config: "RunConfig") -> list[str]:
+    terms = config.reward.terms
     return [
         name
-        for name, transforms in config.reward.transforms.items()
-        if (term := config.reward.terms.get(name)) is not None
-        and term.weight != 1.0
-        and any(transform.type == "multiply" for transform in transforms)
+        for name in transformed(config, "multiply")
+        if name in terms and terms[name].weight != 1.0
     ]
 
 

@@ -2,42 +2,23 @@
 
 from typing import TYPE_CHECKING
 
+from openenv_pipe.config.rules.reward import transformed
 from openenv_pipe.config.rules.rule import MAX_PRODUCT, Rule
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema.run import RunConfig
 
 
-def _trains_badly_in_steps(config: "RunConfig") -> bool:
+def _baseline(config: "RunConfig") -> str | None:
+    """Return trainer.advantage.baseline; None for advantages of another type."""
     advantage = config.trainer.advantage
-    return (
-        config.trainer.max_sampling_rounds > 1
-        and advantage.type == "group_relative"
-        and advantage.baseline == "batch"
-    )
+    return advantage.baseline if advantage.type == "group_relative" else None
 
 
-def _scales_by_another_population(config: "RunConfig") -> bool:
+def _scale(config: "RunConfig") -> str | None:
+    """Return trainer.advantage.scale; None for advantages of another type."""
     advantage = config.trainer.advantage
-    return (
-        advantage.type == "group_relative"
-        and advantage.baseline == "batch"
-        and advantage.scale == "group"
-    )
-
-
-def _needs_groups_mean(config: "RunConfig") -> bool:
-    advantage = config.trainer.advantage
-    return (
-        advantage.type == "group_relative"
-        and advantage.scale in ("mean", "terms")
-        and advantage.baseline != "group"
-    )
-
-
-def _compares_terms(config: "RunConfig") -> bool:
-    advantage = config.trainer.advantage
-    return advantage.type == "group_relative" and advantage.scale == "terms"
+    return advantage.scale if advantage.type == "group_relative" else None
 
 
 def _has_uneven_replicas(config: "RunConfig") -> bool:
@@ -45,16 +26,6 @@ def _has_uneven_replicas(config: "RunConfig") -> bool:
     return trainer.replicas > 1 and (
         trainer.devices % trainer.replicas > 0 or trainer.devices == trainer.replicas
     )
-
-
-def _has_uneven_heads(config: "RunConfig") -> bool:
-    model = config.model
-    return model.type == "tiny" and model.num_heads % model.num_kv_heads > 0
-
-
-def _exceeds_tiny_model(config: "RunConfig") -> bool:
-    model = config.model
-    return model.type == "tiny" and config.env.max_episode_tokens > model.max_length
 
 
 def _lacks_scripted_policy(config: "RunConfig") -> bool:
@@ -78,11 +49,6 @@ def _learns_nothing(config: "RunConfig") -> bool:
     return loss.policy_coef == loss.entropy_coef == loss.echo_coef == 0 and not has_other_terms
 
 
-def _replays_more_than_it_keeps(config: "RunConfig") -> bool:
-    replay = config.trainer.replay
-    return replay is not None and replay.per_step > replay.size
-
-
 RULES = (
     Rule(
         keys=("trainer.tasks_per_step", "trainer.group_size"),
@@ -104,7 +70,7 @@ RULES = (
     ),
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.baseline"),
-        breaks=_trains_badly_in_steps,
+        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _baseline(c) == "batch",
         advice="rounds replace groups whose rewards are all equal, and such groups do have a "
         "signal when compared with all others; set trainer.max_sampling_rounds=1",
     ),
@@ -118,39 +84,31 @@ RULES = (
     ),
     Rule(
         keys=("trainer.advantage.baseline", "trainer.advantage.scale"),
-        breaks=_scales_by_another_population,
+        breaks=lambda c: _baseline(c) == "batch" and _scale(c) == "group",
         advice="rewards would be compared over all groups and scaled group by group; set "
         "trainer.advantage.scale=batch or none",
     ),
     Rule(
         keys=("reward.transforms.*", "trainer.advantage.scale"),
-        breaks=lambda c: [
-            name
-            for name, transforms in c.reward.transforms.items()
-            if _compares_terms(c) and any(each.type == "multiply" for each in transforms)
-        ],
+        breaks=lambda c: transformed(c, "multiply") if _scale(c) == "terms" else [],
         advice="GDPO adds up terms, and a gate multiplies them; remove the transform multiply, or "
         "set another trainer.advantage.scale",
     ),
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.scale"),
-        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _compares_terms(c),
+        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _scale(c) == "terms",
         advice="rounds replace groups whose rewards are all equal, although their terms may "
         "differ; set trainer.max_sampling_rounds=1",
     ),
     Rule(
         keys=("trainer.max_sampling_rounds", "trainer.advantage.scale"),
-        breaks=lambda c: (
-            c.trainer.max_sampling_rounds > 1
-            and c.trainer.advantage.type == "group_relative"
-            and c.trainer.advantage.scale == "batch"
-        ),
+        breaks=lambda c: c.trainer.max_sampling_rounds > 1 and _scale(c) == "batch",
         advice="rounds replace groups whose rewards are all equal, and these would lower the "
         "standard deviation of the step; set trainer.max_sampling_rounds=1",
     ),
     Rule(
         keys=("trainer.advantage.scale", "trainer.advantage.baseline"),
-        breaks=_needs_groups_mean,
+        breaks=lambda c: _scale(c) in ("mean", "terms") and _baseline(c) != "group",
         advice="MaxRL and GDPO subtract the group's mean; set trainer.advantage.baseline=group or "
         "another trainer.advantage.scale",
     ),
@@ -284,7 +242,7 @@ RULES = (
     ),
     Rule(
         keys=("trainer.replay.per_step", "trainer.replay.size"),
-        breaks=_replays_more_than_it_keeps,
+        breaks=lambda c: (replay := c.trainer.replay) is not None and replay.per_step > replay.size,
         advice="there are never that many episodes to draw from; lower trainer.replay.per_step, or "
         "raise trainer.replay.size",
     ),
@@ -380,13 +338,13 @@ RULES = (
     ),
     Rule(
         keys=("model.num_heads", "model.num_kv_heads"),
-        breaks=_has_uneven_heads,
+        breaks=lambda c: c.model.type == "tiny" and c.model.num_heads % c.model.num_kv_heads > 0,
         advice="each head of keys and values serves the same number of heads; set model.num_heads "
         "to a multiple of model.num_kv_heads",
     ),
     Rule(
         keys=("env.max_episode_tokens", "model.max_length"),
-        breaks=_exceeds_tiny_model,
+        breaks=lambda c: c.model.type == "tiny" and c.env.max_episode_tokens > c.model.max_length,
         advice="an episode could have more tokens than the model has positions; lower "
         "env.max_episode_tokens, or raise model.max_length",
     ),

@@ -147,6 +147,11 @@ class CheckpointConfig(Block):
         description="null: no best checkpoint is chosen, and none saved beside the others"
     )
 
+    @property
+    def best_by_evaluations(self) -> bool:
+        """Whether evaluations during training decide which checkpoint is best."""
+        return self.best is not None and self.best.metric.startswith("eval/")
+
 
 class TrainerConfig(Block):
     """Group-relative policy optimization after an optional warm start (conf/trainer/grpo.yaml)."""
