@@ -11,6 +11,7 @@ from openenv_pipe.pipeline.evaluate import (
     stop_reason,
     task_warnings,
 )
+from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.runs.eval_report import EvalReport
@@ -29,7 +30,7 @@ from openenv_pipe.system.progress import Progress, long_phase
 from openenv_pipe.trackers.build import Trackers
 
 
-class Evaluations:
+class Evaluations(Evaluator):
     """Plays those evaluations that the run folder does not have yet."""
 
     def __init__(
@@ -53,7 +54,6 @@ class Evaluations:
         self._num_warnings: dict[str, int] = {}
 
     async def check_tasks(self) -> None:
-        """Show warnings about the tasks, such as one that begins differently the second time."""
         for warning in await task_warnings(self._rollout):
             self._progress.note(f"eval: {warning}")
 
@@ -64,8 +64,7 @@ class Evaluations:
             async with long_phase(self._progress, f"playing the baselines: {shown}") as count:
                 self._keep(await play_baselines(self._config, self._rollout, count))
 
-    async def stage(self, label: str, step: int | None) -> None:
-        """Evaluate the current model, which `step` steps of GRPO have trained."""
+    async def stage(self, label: str, step: int) -> None:
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
             async with long_phase(self._progress, f"evaluating {label}") as count:
@@ -73,7 +72,6 @@ class Evaluations:
                 self._keep(await evaluate_model(self._config, self._rollout, label, step, count))
 
     async def during(self, step: int) -> str | None:
-        """Evaluate between two steps if one is due; return why training ends, if it does."""
         if not self._during.every or step == 0 or step % self._during.every:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
@@ -101,20 +99,3 @@ class Evaluations:
         for warning in () if is_known and report.label.startswith(DURING) else warnings:
             self._progress.note(f"eval {report.label}: {warning}")
         self._num_warnings[env] = len(warnings)
-
-
-class NoEvaluations:
-    """The evaluations of a run without an environment: none."""
-
-    async def check_tasks(self) -> None:
-        """Do nothing."""
-
-    async def baselines(self) -> None:
-        """Do nothing."""
-
-    async def stage(self, label: str, step: int | None) -> None:
-        """Do nothing."""
-
-    async def during(self, step: int) -> str | None:
-        """Return None: training continues."""
-        return None

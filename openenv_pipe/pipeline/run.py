@@ -15,7 +15,7 @@ from openenv_pipe.errors import OutOfMemoryError, PipeError, UserError
 from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
-from openenv_pipe.pipeline.evaluations import Evaluations, NoEvaluations
+from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.league import build_leagues
@@ -138,7 +138,7 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         folder.update(**facts)
         leagues = build_leagues(config, rollout, components.policy, components.torch_thread)
         source = PlayedGroups(config, rollout, leagues)
-        evaluator: Evaluator = NoEvaluations()
+        evaluator = Evaluator()
         can_play = config.host.has_environment or not config.agent.needs_environment
         if control.evaluates and can_play and config.agent.plays_on_demand:
             evaluator = Evaluations(

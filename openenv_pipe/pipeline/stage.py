@@ -12,8 +12,11 @@ from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.runs.checkpoints import StageStep
 
 
-class Evaluator(Protocol):
-    """Evaluates the current policy and saves the reports. No evaluation is repeated."""
+class Evaluator:
+    """Evaluates the current policy and saves the reports, each evaluation once.
+
+    This one does nothing, for runs that are not evaluated.
+    """
 
     async def check_tasks(self) -> None:
         """Show warnings about the tasks, such as one that begins differently the second time."""
@@ -26,6 +29,7 @@ class Evaluator(Protocol):
 
     async def during(self, step: int) -> str | None:
         """Evaluate between two steps if one is due; return why training ends here, if it does."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.teacher import give_teachers
 from openenv_pipe.pipeline.build import learner_alone
-from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
+from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.differences import find_other_facts
@@ -75,7 +75,7 @@ async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) ->
             RecordedGroups(recorded),
             attempt.folder,
             control.progress,
-            evaluator=NoEvaluations(),
+            evaluator=Evaluator(),
             stop_after=attempt.stop_after,
             trackers=attempt.trackers,
         )
