@@ -7,8 +7,10 @@ Episode k of a task has the same sampling seed for every policy, so that policie
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from openenv_pipe.config.schema import POLICY, UNTRAINED, RunConfig
 from openenv_pipe.environments.client.session import step_aside
@@ -27,12 +29,18 @@ from openenv_pipe.system.progress import EpisodeCount
 SEEDS_LABEL = "eval"  # sampling seeds are hashes of it; the same for all evaluations
 
 
+class _Part(NamedTuple):
+    """An evaluation of the model in one environment of the run."""
+
+    env: str
+    label: str
+    num_tasks: int
+    samples_per_task: int
+    temperature: float
+
+
 async def evaluate_model(
-    config: RunConfig,
-    rollout: RolloutContext,
-    label: str,
-    step: int | None,
-    count: EpisodeCount | None = None,
+    config: RunConfig, rollout: RolloutContext, label: str, step: int | None, count: EpisodeCount
 ) -> list[Evaluation]:
     """Evaluate the model on `eval.num_tasks` tasks, sampled, and with `eval.greedy` also greedily.
 
@@ -41,54 +49,53 @@ async def evaluate_model(
     step: the step of GRPO that produced the model; None: no run has trained it.
     count: gets the number of all episodes, and counts those that are finished.
     """
-    count = count or EpisodeCount()
-    variants = []
+    parts = []
     for env, each in config.environments.items():
-        variants.append((env, each, label, each.eval.samples_per_task, each.eval.temperature))
+        num_tasks, samples_per_task = each.eval.num_tasks, each.eval.samples_per_task
+        parts.append(_Part(env, label, num_tasks, samples_per_task, each.eval.temperature))
         if each.eval.greedy and config.engine.capabilities.samples:
-            variants.append((env, each, label + GREEDY, 1, 0.0))
-    count.total += sum(each.eval.num_tasks * samples for _, each, _, samples, _ in variants)
-    return [
-        await _play(
-            each,
-            rollout.environments[env],
-            label_in(name, env),
-            model=describe_model(config),
-            step=step,
-            num_tasks=each.eval.num_tasks,
-            samples_per_task=samples_per_task,
-            temperature=temperature,
-            count=count,
-        )
-        for env, each, name, samples_per_task, temperature in variants
-    ]
+            parts.append(_Part(env, label + GREEDY, num_tasks, 1, 0.0))
+    return await _play_parts(config, rollout, parts, step, count)
 
 
 async def evaluate_during(
     config: RunConfig, rollout: RolloutContext, step: int, count: EpisodeCount
 ) -> list[Evaluation]:
     """Evaluate the model between two training steps, as `eval.during` configures it."""
-    sizes = {
-        env: (
+    parts = [
+        _Part(
+            env,
+            f"{DURING}{step:06d}",
             each.eval.during.num_tasks or each.eval.num_tasks,
             each.eval.during.samples_per_task or each.eval.samples_per_task,
+            each.eval.temperature,
         )
         for env, each in config.environments.items()
-    }
-    count.total += sum(num_tasks * samples for num_tasks, samples in sizes.values())
+    ]
+    return await _play_parts(config, rollout, parts, step, count)
+
+
+async def _play_parts(
+    config: RunConfig,
+    rollout: RolloutContext,
+    parts: Sequence[_Part],
+    step: int | None,
+    count: EpisodeCount,
+) -> list[Evaluation]:
+    count.total += sum(part.num_tasks * part.samples_per_task for part in parts)
     return [
         await _play(
-            each,
-            rollout.environments[env],
-            label_in(f"{DURING}{step:06d}", env),
-            model=describe_model(config),
+            config.environments[part.env],
+            rollout.environments[part.env],
+            label_in(part.label, part.env),
+            model=config.engine.player or config.model.label,
             step=step,
-            num_tasks=sizes[env][0],
-            samples_per_task=sizes[env][1],
-            temperature=each.eval.temperature,
+            num_tasks=part.num_tasks,
+            samples_per_task=part.samples_per_task,
+            temperature=part.temperature,
             count=count,
         )
-        for env, each in config.environments.items()
+        for part in parts
     ]
 
 
@@ -141,7 +148,7 @@ async def _seed_warning(rollout: RolloutContext) -> str | None:
 
 
 async def play_baselines(
-    config: RunConfig, rollout: RolloutContext, count: EpisodeCount | None = None
+    config: RunConfig, rollout: RolloutContext, count: EpisodeCount
 ) -> list[Evaluation]:
     """Evaluate the scripted policies of `env.baselines`, if `eval.baselines` is true.
 
@@ -153,14 +160,13 @@ async def play_baselines(
 
     Raises EngineError, HostError: as any evaluation.
     """
-    count = count or EpisodeCount()
     count.total += sum(
         len(each.env.baselines) * each.eval.num_tasks * each.eval.samples_per_task
         for _, each in _with_baselines(config)
     )
     return [
         await _play_baseline(
-            each, rollout.environments[env], baseline_label(name, env), policy, count
+            each, rollout.environments[env], label_in(f"{BASELINE}{name}", env), policy, count
         )
         for env, each in _with_baselines(config)
         for name, policy in each.env.baselines.items()
@@ -170,7 +176,7 @@ async def play_baselines(
 def baseline_labels(config: RunConfig) -> list[str]:
     """Return the labels of the baselines that `play_baselines` plays."""
     return [
-        baseline_label(name, env)
+        label_in(f"{BASELINE}{name}", env)
         for env, each in _with_baselines(config)
         for name in each.env.baselines
     ]
@@ -184,10 +190,6 @@ def _with_baselines(config: RunConfig) -> list[tuple[str, RunConfig]]:
         if each.eval.baselines and config.engine.capabilities.needs_tokenizer
         if find_opponent(each) is None
     ]
-
-
-def baseline_label(name: str, env: str) -> str:
-    return label_in(f"{BASELINE}{name}", env)
 
 
 async def _play_baseline(
@@ -232,10 +234,6 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
         f"{interval:.3f} on {report.on_tasks}, and its {stop.bound} had to be at least "
         f"eval.during.stop.at={stop.at:g}"
     )
-
-
-def describe_model(config: RunConfig) -> str:
-    return config.engine.player or config.model.label
 
 
 async def _play(
