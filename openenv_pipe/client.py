@@ -27,7 +27,6 @@ from contextlib import (
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -166,13 +165,8 @@ class AsyncClient:
         await self._http.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._http.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._http.__aexit__(*error)
 
     @asynccontextmanager
     async def rollout(
@@ -304,13 +298,8 @@ class Client:
         self._open.enter_context(self._portal.wrap_async_context_manager(self._client))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     @contextmanager
     def rollout(
