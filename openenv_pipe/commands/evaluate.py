@@ -101,9 +101,9 @@ def _evaluate_runs(models: list[SelectedModel], words: list[str], control: RunCo
             control.progress.note(f"eval: {objection}")
         seed, is_first = subjects[0].config.seed, subject is subjects[0]
         work = _play(subject, folder, control, seed=seed, with_baselines=is_first)
-        played = control.stop.run(work)
-        rows += [replace(row, word=word, objection=objection) for row in played.own]
-        baselines += played.baselines
+        own, others = control.stop.run(work)
+        rows += [replace(row, word=word, objection=objection) for row in own]
+        baselines += others
     for path in dict.fromkeys(subject.folder.path for subject in subjects):
         _report_anew(path, control)
     rows = _told_apart(rows)
@@ -162,7 +162,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
         work = _play(
             subject, folder.logs, control, seed=config.seed, with_baselines=True, is_new_run=True
         )
-        played = control.stop.run(work)
+        own, baselines = control.stop.run(work)
     except KeyboardInterrupt:
         folder.finish("interrupted", cause="interrupted")
         raise
@@ -170,8 +170,8 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
         folder.finish("failed", cause=f"{type(error).__name__}: {error}")
         raise
     folder.finish("finished")
-    rows = [*played.own, *played.baselines]
-    return Evaluated(own=played.own, played=rows, shown=rows, config=config, folders=[folder.path])
+    rows = [*own, *baselines]
+    return Evaluated(own=own, played=rows, shown=rows, config=config, folders=[folder.path])
 
 
 def _told_apart(rows: list[Row]) -> list[Row]:
@@ -303,12 +303,6 @@ def _open_logs(path: Path) -> Path:
     return logs
 
 
-@dataclass(kw_only=True, slots=True)
-class _Played:
-    own: list[Row]
-    baselines: list[Row]
-
-
 def _with_changes(subject: SelectedModel, played: Sequence[Evaluation]) -> list[Evaluation]:
     """Write into the reports what is not as in the run's own evaluations."""
     own, used = subject.folder.written_config, subject.config
@@ -333,8 +327,10 @@ async def _play(
     seed: int,
     with_baselines: bool,
     is_new_run: bool = False,
-) -> _Played:
+) -> tuple[list[Row], list[Row]]:
     """Play and save the evaluations; a new run also records the code and image it played.
+
+    Returns the rows of the subject, and those of the baselines.
 
     seed: of the sampling, the same for all subjects; that of a run may also have made its weights.
     """
@@ -366,17 +362,13 @@ async def _play(
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     path, run = subject.folder.path, subject.folder.record.id
-    return _Played(
-        own=[
-            Row(
-                name=f"{run} {each.report.label}",
-                report=each.report,
-                folder=path,
-                duration_s=each.duration_s,
-            )
-            for each in own
-        ],
-        baselines=[
-            Row(name=each.report.label, report=each.report, folder=path) for each in baselines
-        ],
-    )
+    rows = [
+        Row(
+            name=f"{run} {each.report.label}",
+            report=each.report,
+            folder=path,
+            duration_s=each.duration_s,
+        )
+        for each in own
+    ]
+    return rows, [Row(name=e.report.label, report=e.report, folder=path) for e in baselines]

@@ -31,11 +31,9 @@ def find_facts(config: RunConfig, policy: Policy, rollout: RolloutContext) -> di
     """Collect the facts. Call it in torch's thread, before the policy is trained."""
     tasks: dict[str, JsonValue] = {}
     for name, each in config.environments.items():
-        splits = rollout.environments[name].splits
-        tasks[f"{name}/train" if name else "train"] = _task_facts(
-            each.env.tasks.train, splits.train
-        )
-        tasks[f"{name}/eval" if name else "eval"] = _task_facts(each.env.tasks.eval, splits.eval)
+        splits, prefix = rollout.environments[name].splits, f"{name}/" if name else ""
+        tasks[f"{prefix}train"] = _task_facts(each.env.tasks.train, splits.train)
+        tasks[f"{prefix}eval"] = _task_facts(each.env.tasks.eval, splits.eval)
     return {
         **policy_facts(policy),
         "weights_from": substitute_of(config.model),
@@ -105,12 +103,8 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
     named = list(targets_of(config))
     if policy := config.trainer.warm_start.source.scripted_policy:
         named.append(policy)
-    found: dict[str, JsonValue] = {}
-    for name in named:
-        file = _defining_file(name)
-        if file is not None:
-            found[name] = digest_of_file(Path(file))
-    return found
+    files = {name: _defining_file(name) for name in named}
+    return {name: digest_of_file(Path(file)) for name, file in files.items() if file is not None}
 
 
 def _env_functions(config: RunConfig) -> dict[str, JsonValue]:

@@ -95,9 +95,8 @@ def _deleted(checkpoint: Path, saved: RunConfig, changed: Changed) -> list[str]:
     )
     if learns or trainer.max_sampling_rounds > 1 or "trainer.tasks_per_step" in changed:
         found.append("the order of tasks")
-    players = [each.env.players for each in environments]
-    leagues = [each.league for each in players if each is not None and each.league is not None]
-    if any(StageStep.of(checkpoint).step >= each.every for each in leagues):
+    leagues = [each.env.league for each in environments]
+    if any(each and StageStep.of(checkpoint).step >= each.every for each in leagues):
         found.append("the league")
     if trainer.replay is not None:
         found.append("the episodes to replay")

@@ -59,11 +59,9 @@ def train(
 
     early: the environment's host, if its servers have begun to start.
     """
-    for text in unused_keys(composed):
+    warnings = (warn_of_lr(composed.config), warn_of_precision(composed.config))
+    for text in filter(None, (*unused_keys(composed), *warnings)):
         control.progress.note(text)
-    for warning in (warn_of_lr(composed.config), warn_of_precision(composed.config)):
-        if warning:
-            control.progress.note(warning)
     with control.progress.phase("checking what the run needs"):
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))

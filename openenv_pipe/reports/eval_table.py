@@ -43,7 +43,11 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
     columns = dict.fromkeys(column for row in rows for column in row.report.by_label)
     tables = [_scores(rows), *(_by_label(rows, column) for column in columns)]
     for first, compared in paired_with_first(rows, config, seed):
-        tables += _comparisons(first, compared, config)
+        changes = [change for _, change in compared if change]
+        if changes:
+            tables.append(_differences(first, compared, config))
+        if any(change.fixed or change.regressed for change in changes):
+            tables.append(_changed_tasks(first.name, compared))
     return tables
 
 
@@ -64,15 +68,6 @@ def paired_with_first(
         compared = [(row, _difference(first, row, config, seed)) for row in others]
         found.append((first, compared))
     return found
-
-
-def _comparisons(first: Row, compared: Compared, config: EvalConfig) -> list[Table]:
-    tables = []
-    if any(change for _, change in compared):
-        tables.append(_differences(first, compared, config))
-    if any(change and (change.fixed or change.regressed) for _, change in compared):
-        tables.append(_changed_tasks(first.name, compared))
-    return tables
 
 
 def scores_text(report: EvalReport) -> str:

@@ -196,7 +196,8 @@ class RunFolder:
     @property
     def duration_s(self) -> float:
         """The duration of all attempts; an unfinished one counts to now, or to its last trace."""
-        spent = [((attempt.ended or self._now()) - attempt.started) for attempt in self.attempts]
+        now = self._last_sign_of_life() if self.status == "died" else datetime.now(UTC)
+        spent = [((attempt.ended or now) - attempt.started) for attempt in self.attempts]
         return sum(each.total_seconds() for each in spent)
 
     @property
@@ -367,9 +368,6 @@ class RunFolder:
                 f"(openenv-pipe {self.record.version} wrote it): "
                 f"{explain_validation(error, RunConfig)}"
             ) from error
-
-    def _now(self) -> datetime:
-        return self._last_sign_of_life() if self.status == "died" else datetime.now(UTC)
 
     def _last_sign_of_life(self) -> datetime:
         files = [file for file in (self.metrics_path, self.path / "run.json") if file.exists()]

@@ -4,8 +4,9 @@ The names are digests of the pixels, so nothing is ever replaced, and a resumed 
 would write again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ def write_images(folder: Path, episodes: Iterable[Episode]) -> None:
     Raises RunFolderError: An image that was read from another run's folder is not there any more.
     """
     written: set[str] = set()
-    for reference in _references(episodes):
+    observations = (each for episode in episodes for each in episode.observations)
+    for reference in chain.from_iterable(map(find_references, observations)):
         path = folder / reference["image"]
         if not isinstance(reference, Image) or path.name in written:
             continue
         written.add(path.name)
-        if path.exists():
-            continue
-        path.parent.mkdir(exist_ok=True)
-        write_bytes(path, reference.png)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_bytes(path, reference.png)
 
 
 def open_images(episode: Episode, folder: Path) -> None:
@@ -43,9 +44,3 @@ def open_images(episode: Episode, folder: Path) -> None:
     for turn in episode.turns:
         turn.messages = known(turn.messages)
         turn.steps = [replace(step, observation=known(step.observation)) for step in turn.steps]
-
-
-def _references(episodes: Iterable[Episode]) -> Iterator[Mapping[str, Any]]:
-    for episode in episodes:
-        for observation in episode.observations:
-            yield from find_references(observation)

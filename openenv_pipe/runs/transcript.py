@@ -142,20 +142,16 @@ def reward_text(episode: Episode) -> str:
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
     """Show the fields that differ from those seen before; of new ones, those with a content."""
+    # They are compared as JSON: in Python, 0 equals False, and 1 equals 1.0.
     fields = {
         name: value
         for name, value in observation.items()
-        if (_is_changed(seen[name], value) if name in seen else value not in EMPTY)
+        if (json.dumps(seen[name]) != json.dumps(value) if name in seen else value not in EMPTY)
     }
     values = list(fields.values())
     if len(observation) == 1 and values and values[0] and isinstance(values[0], str):
         return _cut(values[0].strip(), MAX_TEXT_LENGTH)
     return "  ".join(f"{_field(name)}: {_field(value)}" for name, value in fields.items())
-
-
-def _is_changed(before: Any, now: Any) -> bool:
-    """Whether two values are written differently. In Python, 0 equals False, and 1 equals 1.0."""
-    return json.dumps(before) != json.dumps(now)
 
 
 def _field(value: Any) -> str:
