@@ -45,6 +45,7 @@ from openenv_pipe.runs.episodes import (
 )
 from openenv_pipe.runs.metrics import ENVIRONMENT
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
+from openenv_pipe.system.progress import long_phase
 from openenv_pipe.types import Group, Sample
 
 RATE_AFTER_COLLAPSE = 1.0 / 3.0
@@ -84,7 +85,7 @@ class GrpoStage:
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
         context = self._context
         components, evaluator = context.components, context.evaluator
-        context.metrics_log.begin("grpo", self._last_step)
+        context.progress.stage("grpo", self._last_step)
         assert components.policy is not None
         self._learner = await components.compute(components.devices.learner, components.policy)
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
@@ -129,7 +130,7 @@ class GrpoStage:
         if not is_first:
             return await self._context.source.groups(step)
         text = f"collecting the episodes of step {step}"
-        async with self._context.metrics_log.long_phase(text) as count:
+        async with long_phase(self._context.progress, text) as count:
             return await self._context.source.groups(step, count)
 
     def _why_stopped(self) -> str | None:
@@ -168,7 +169,7 @@ class GrpoStage:
         self._set_rate()
         await context.source.publish(self._step)
         self._in_step = False
-        context.metrics_log.note(
+        context.progress.note(
             f"going back to {self._best.resolve().name}, with a learning rate of {optimizer.lr:.3g}"
         )
 
@@ -190,7 +191,7 @@ class GrpoStage:
         if not self._step or self._in_step or self._is_saved():
             return
         if self._trainer.max_staleness:
-            self._context.metrics_log.note("finishing the episodes that are played ahead")
+            self._context.progress.note("finishing the episodes that are played ahead")
         await self._save(passing=not self._is_due())
 
     def _load(self, checkpoint: Path) -> None:
@@ -312,7 +313,7 @@ class GrpoStage:
             try:
                 groups = read_episodes(first_episodes_path(self._context.folder))
             except RunFolderError as error:
-                self._context.metrics_log.note(f"kl/start is not measured any more: {error}")
+                self._context.progress.note(f"kl/start is not measured any more: {error}")
                 groups = []
             self._start = few_samples(groups, MEASURED_TOKENS)
         return {"kl/start": self._learner.kl_from_sampler(self._start)} if self._start else {}
@@ -321,7 +322,7 @@ class GrpoStage:
         """Warn once if episodes of a step have a reward and no trained token."""
         if num_untrained and not self._has_warned:
             self._has_warned = True
-            self._context.metrics_log.note(
+            self._context.progress.note(
                 f"{num_untrained:g} episodes of step {step} have no token that can be trained, so "
                 "nothing is learned from them and no other episode is compared with them: their "
                 "prompts leave no room for a reply (env.max_episode_tokens), or all their calls "

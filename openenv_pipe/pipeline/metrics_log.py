@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
@@ -16,7 +15,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MEMORY, MetricsFile, read_metrics
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.process_id import ProcessId
-from openenv_pipe.system.progress import EpisodeCount, Progress, long_phase
+from openenv_pipe.system.progress import Progress
 from openenv_pipe.trackers.build import Trackers
 from openenv_pipe.types import Group
 
@@ -54,9 +53,6 @@ class MetricsLog:
             self._track(record)
             self._unusable.warning(record)
             self._unscored.warning(record)
-
-    def begin(self, stage: str, num_steps: int) -> None:
-        self._progress.stage(stage, num_steps)
 
     def write(
         self,
@@ -114,13 +110,6 @@ class MetricsLog:
             calling.cancel()
             await asyncio.wait({calling})  # in bounded time
             raise
-
-    def long_phase(self, text: str) -> AbstractAsyncContextManager[EpisodeCount]:
-        """See `system.progress.long_phase`."""
-        return long_phase(self._progress, text)
-
-    def note(self, text: str) -> None:
-        self._progress.note(text)
 
     def close(self) -> None:
         self._metrics.close()

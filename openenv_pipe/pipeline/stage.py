@@ -10,6 +10,7 @@ from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.replay import Replay
 from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.system.progress import Progress
 
 
 class Evaluator:
@@ -40,6 +41,7 @@ class StageContext:
     evaluator: Evaluator
     saver: Saver
     metrics_log: MetricsLog
+    progress: Progress
     folder: Path  # of the run
 
 

@@ -50,6 +50,7 @@ class StageRunner:
             evaluator=evaluator,
             saver=Saver(config, folder, components.policy, source, replay, progress.note),
             metrics_log=MetricsLog(config, folder, progress, callbacks, trackers),
+            progress=progress,
             folder=folder.path,
         )
         self._warm_start = WarmStartStage(self._context)

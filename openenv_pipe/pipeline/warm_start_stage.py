@@ -13,6 +13,7 @@ from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
+from openenv_pipe.system.progress import long_phase
 from openenv_pipe.types import Sample
 
 
@@ -45,22 +46,20 @@ class WarmStartStage:
             await context.components.compute(self._load, checkpoint)
         # A run gets its demonstrations once; later attempts read them.
         if not self._episodes.exists():
-            async with context.metrics_log.long_phase(
-                "collecting the episodes to imitate"
-            ) as count:
-                groups = await context.source.demonstrations(context.metrics_log.note, count)
+            async with long_phase(context.progress, "collecting the episodes to imitate") as count:
+                groups = await context.source.demonstrations(context.progress.note, count)
             await asyncio.to_thread(write_episodes, self._episodes, groups)
         groups = await asyncio.to_thread(read_episodes, self._episodes)
         episodes = [(group.id, episode) for group in groups for episode in group.scored]
         turns = [turn for _, episode in episodes for turn in episode.agent_turns]
         if warning := too_long_to_play(turns, self._config):
-            context.metrics_log.note(warning)
+            context.progress.note(warning)
         samples = [
             sample
             for group_id, episode in episodes
             for sample in episode_samples(group_id, episode, [1.0] * len(episode.turns))
         ]
-        context.metrics_log.begin("warm_start", self._num_steps)
+        context.progress.stage("warm_start", self._num_steps)
         await context.source.begin_update()
         while self._step < self._num_steps and self.stop_reason is None:
             await finish_despite_cancel(self._imitate(samples))
