@@ -7,7 +7,7 @@ goes on against the same opponents.
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -28,39 +28,32 @@ LEAGUE = "league.safetensors"
 Game = tuple[Task, Mapping[str, Engine | str]]  # the task, and its roles as in `RolloutContext`
 
 
+@dataclass
 class League:
     """The members of an environment's league, and which games they play."""
 
-    def __init__(
-        self,
-        config: LeagueConfig,
-        env: str,
-        seed: int,
-        policy: Policy,
-        engine: LocalEngine,
-        executor: Executor,
-    ) -> None:
-        """env: the environment's name in its tasks. executor: torch's thread."""
-        self._config = config
-        self._env = env
-        self._seed = seed
-        self._policy = policy
-        self._engine = engine
-        self._executor = executor
-        self._members: dict[int, Policy] = {}  # by version, the oldest first
+    config: LeagueConfig
+    env: str  # the environment's name in its tasks
+    seed: int
+    policy: Policy
+    engine: LocalEngine
+    executor: Executor  # torch's thread
+    _members: dict[int, Policy] = field(
+        default_factory=dict, init=False
+    )  # by version, oldest first
 
     async def join(self, version: int) -> None:
         """Let the current weights join, if they are at least `every` steps after the last member.
 
         Call it while nothing is played.
         """
-        if version >= max(self._members, default=0) + self._config.every:
-            self._add(version, await in_thread(self._executor, self._policy.twin))
+        if version >= max(self._members, default=0) + self.config.every:
+            self._add(version, await in_thread(self.executor, self.policy.twin))
 
     def _add(self, version: int, member: Policy) -> None:
         """Add a member, in place of the oldest if there are enough of them."""
-        self._members[version] = self._engine.frozen[self._name(version)] = member
-        if len(self._members) > self._config.size:
+        self._members[version] = self.engine.frozen[self._name(version)] = member
+        if len(self._members) > self.config.size:
             self._drop(min(self._members))
 
     def drop_after(self, version: int) -> None:
@@ -69,10 +62,10 @@ class League:
             self._drop(each)
 
     def _drop(self, version: int) -> None:
-        del self._members[version], self._engine.frozen[self._name(version)]
+        del self._members[version], self.engine.frozen[self._name(version)]
 
     def _name(self, version: int) -> str:
-        return f"{self._env} league {version}"
+        return f"{self.env} league {version}"
 
     def cast(self, step: int, games: Sequence[Game], label: str) -> list[Game]:
         """Return the games of a step, some of them with a member as the opponent.
@@ -86,14 +79,14 @@ class League:
         if not self._members:
             return list(games)
         version = sorted(self._members)[self._drawn(step) % len(self._members)]
-        member = FrozenPolicy(self._engine, self._name(version))
-        num_own = sum(task.env == self._env for task, _ in games)
-        num_cast = int(num_own * self._config.share + (self._drawn(label) % 2**32 + 0.5) / 2**32)
+        member = FrozenPolicy(self.engine, self._name(version))
+        num_own = sum(task.env == self.env for task, _ in games)
+        num_cast = int(num_own * self.config.share + (self._drawn(label) % 2**32 + 0.5) / 2**32)
         found: list[Game] = []
         num_seen = 0  # of this environment's
         for task, roles in games:
             number = num_seen * num_cast // max(1, num_own)  # games with a member before this one
-            num_seen += task.env == self._env
+            num_seen += task.env == self.env
             if number == num_seen * num_cast // max(1, num_own):
                 found.append((task, roles))
                 continue
@@ -108,13 +101,13 @@ class League:
         return found
 
     def _drawn(self, what: int | str) -> int:
-        digest = hashlib.sha256(f"{self._seed}/league/{self._env}/{what}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}/league/{self.env}/{what}".encode()).digest()
         return int.from_bytes(digest[:8], "big")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the trained weights of all members, by names that `restore` reads."""
         return {
-            f"{self._env}/{version}/{number}": values.data
+            f"{self.env}/{version}/{number}": values.data
             for version, member in self._members.items()
             for number, (_, values) in enumerate(member.trained_parameters())
         }
@@ -126,10 +119,10 @@ class League:
         Call it in torch's thread.
         """
         names = (name.split("/") for name in tensors)
-        for version in sorted({int(version) for env, version, _ in names if env == self._env}):
-            member = self._policy.twin()
+        for version in sorted({int(version) for env, version, _ in names if env == self.env}):
+            member = self.policy.twin()
             for number, (_, values) in enumerate(member.trained_parameters()):
-                values.copy_(tensors[f"{self._env}/{version}/{number}"])
+                values.copy_(tensors[f"{self.env}/{version}/{number}"])
             self._add(version, member)
 
 

@@ -142,7 +142,12 @@ async def play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         can_play = config.host.has_environment or not config.agent.needs_environment
         if control.evaluates and can_play and config.agent.plays_on_demand:
             evaluator = Evaluations(
-                *(config, rollout, folder, progress, source.clear_engine), attempt.trackers
+                config=config,
+                rollout=rollout,
+                folder=folder.path,
+                progress=progress,
+                clear_engine=source.clear_engine,
+                trackers=attempt.trackers,
             )
         runner = StageRunner(
             components,
