@@ -39,8 +39,6 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
 NO_EXPERIMENT = "conf=_none"  # composes the groups alone
 
 TERMS = ["reward", "terms"]
-_CORRECTION = "trainer.loss.correction.type"
-_MAX_MISMATCH = "trainer.max_mismatch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,14 +128,14 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # An env's prompts depend on it.
             values |= load_values(loader, [NO_EXPERIMENT, *lines], only=groups, saved=values)
-        changed = [each.key_or_group for each in parsed]
+        changed = tuple(each.key_or_group for each in parsed)
         trainer, saved = values["trainer"], config.engine.capabilities
         correction = trainer["loss"]["correction"]
         is_default = correction["type"] == saved.default_correction
-        if is_default and not any(map(_CORRECTION.startswith, changed)):
+        if is_default and not "trainer.loss.correction.type".startswith(changed):
             correction["type"] = default_correction(values["engine"])
         is_default = trainer["max_mismatch"] == saved.default_max_mismatch(config.model.autocast)
-        if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
+        if is_default and not "trainer.max_mismatch".startswith(changed):
             trainer["max_mismatch"] = default_max_mismatch(values["engine"], values["model"])
         return RunConfig.model_validate(_with_experiments(loader, values, {}))
 
@@ -328,9 +326,8 @@ def _experiment_blocks(
     """
 
     def changed(tree: dict[str, Any]) -> dict[str, Any]:
-        kept = {key: tree[key] for key in BESIDE_BLOCKS} | {
-            "advantage": tree["trainer"]["advantage"]
-        }
+        kept = {key: tree[key] for key in BESIDE_BLOCKS}
+        kept["advantage"] = tree["trainer"]["advantage"]
         merge(kept, _literal(given))
         return {**tree, **kept, "trainer": _literal(values["trainer"])}
 

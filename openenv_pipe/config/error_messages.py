@@ -206,7 +206,6 @@ def explain_yaml(error: yaml.YAMLError) -> str:
 
 
 def explain_composition(error: Exception) -> str:
-    """Explain what Hydra or OmegaConf could not compose."""
     path = getattr(error, "missing_cfg_file", None)
     if path:
         group, _, name = path.rpartition("/")

@@ -93,11 +93,6 @@ def _evaluates_never(config: RunConfig) -> bool:
     return every > 0 and every >= steps > 0 and not at_the_end
 
 
-def _vllm(config: RunConfig, *, attached: bool) -> bool:
-    engine = vllm_engine(config)
-    return engine is not None and (engine.launch == "attach") is attached
-
-
 def _keys(block: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{block}.{name}" for name in names)
 
@@ -216,7 +211,7 @@ RULES = (
     IneffectiveKeys(
         keys=_keys("engine", "url", "api_key"),
         because=("engine.launch",),
-        applies=lambda c: _vllm(c, attached=False),
+        applies=lambda c: bool((e := vllm_engine(c)) and e.launch != "attach"),
         advice="set engine.launch=attach",
     ),
     IneffectiveKeys(
@@ -226,7 +221,7 @@ RULES = (
             *("start_timeout_s", "stop_timeout_s"),
         ),
         because=("engine.launch",),
-        applies=lambda c: _vllm(c, attached=True),
+        applies=lambda c: bool((e := vllm_engine(c)) and e.launch == "attach"),
         advice="the run starts no server; set it where the server is started",
     ),
     IneffectiveKeys(
@@ -236,7 +231,6 @@ RULES = (
         advice="no term of the reward asks a judge; add one, such as reward=ruler",
     ),
 )
-
 
 # For environments in `beside`, whatever their experiments say.
 WITH_THE_FIRST = IneffectiveKeys(

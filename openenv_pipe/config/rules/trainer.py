@@ -21,13 +21,6 @@ def _scale(config: "RunConfig") -> str | None:
     return advantage.scale if advantage.type == "group_relative" else None
 
 
-def _has_uneven_replicas(config: "RunConfig") -> bool:
-    trainer = config.trainer
-    return trainer.replicas > 1 and (
-        trainer.devices % trainer.replicas > 0 or trainer.devices == trainer.replicas
-    )
-
-
 def _lacks_scripted_policy(config: "RunConfig") -> bool:
     warm_start = config.trainer.warm_start
     is_scripted = warm_start.source.type == "scripted"
@@ -135,9 +128,7 @@ RULES = (
     ),
     Rule(
         keys=("trainer.loss.kl.estimator", "trainer.loss.kl.importance_weights"),
-        breaks=lambda c: (
-            c.trainer.loss.kl.estimator == "k1" and not c.trainer.loss.kl.importance_weights
-        ),
+        breaks=lambda c: (kl := c.trainer.loss.kl).estimator == "k1" and not kl.importance_weights,
         advice="its gradient is zero on average; set "
         "trainer.loss.kl.importance_weights=true, or trainer.loss.kl.estimator=k2 or k3",
     ),
@@ -166,9 +157,7 @@ RULES = (
     ),
     Rule(
         keys=("trainer.loss.kl.reference", "trainer.loss.kl.estimator"),
-        breaks=lambda c: (
-            c.trainer.loss.kl.has_served_teacher and c.trainer.loss.kl.estimator == "exact"
-        ),
+        breaks=lambda c: (kl := c.trainer.loss.kl).has_served_teacher and kl.estimator == "exact",
         advice="a server gives logprobs of the sampled tokens only; set "
         "trainer.loss.kl.estimator=k2 and trainer.loss.kl.importance_weights=false",
     ),
@@ -305,7 +294,10 @@ RULES = (
     ),
     Rule(
         keys=("trainer.replicas", "trainer.devices"),
-        breaks=_has_uneven_replicas,
+        breaks=lambda c: (
+            (trainer := c.trainer).replicas > 1
+            and (trainer.devices % trainer.replicas > 0 or trainer.devices == trainer.replicas)
+        ),
         advice="each replica needs the same number of devices, at least 2; set trainer.devices to "
         "2 x {trainer.replicas} or a higher multiple of {trainer.replicas}",
     ),

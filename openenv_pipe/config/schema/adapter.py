@@ -14,6 +14,12 @@ class ExampleExchange(Block):
     reply: str
 
 
+SYSTEM = Field(
+    description="Jinja template of the system message; it sees the observation; null: none"
+)
+UNUSABLE = Field(
+    description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
+)
 EXAMPLES = Field(
     description="exchanges that the model is shown before its first message, which teach it the "
     "form of a reply (few-shot prompt)"
@@ -24,15 +30,11 @@ class TextAdapterConfig(Block):
     """Messages by Jinja templates, actions by a regular expression (conf/env/adapter/text.yaml)."""
 
     type: Literal["text"]
-    system: str | None = Field(
-        description="Jinja template of the system message; it sees the observation; null: none"
-    )
+    system: str | None = SYSTEM
     examples: list[ExampleExchange] = EXAMPLES
     first: str = Field(description="Jinja template of the first user message")
     following: str = Field(description="Jinja template of the user message after each step")
-    unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
-    )
+    unusable: str = UNUSABLE
     pattern: str = Field(
         description="regular expression searched in the reply; its named groups are the action"
     )
@@ -54,9 +56,7 @@ class JsonAdapterConfig(Block):
     following: str | None = Field(
         description="Jinja template of the user message after each step; null: the same as first"
     )
-    unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
-    )
+    unusable: str = UNUSABLE
     hidden_fields: list[str] = Field(
         description="optional fields of the action that {{ action_schema }} leaves out"
     )
@@ -66,9 +66,7 @@ class ToolAdapterConfig(Block):
     """The tools of an MCP environment; a reply may call several (conf/env/adapter/tool.yaml)."""
 
     type: Literal["tool"]
-    system: str | None = Field(
-        description="Jinja template of the system message; it sees the observation; null: none"
-    )
+    system: str | None = SYSTEM
     examples: list[ExampleExchange] = EXAMPLES
     first: str | None = Field(
         description="Jinja template of the first user message; null: the observation as JSON"
@@ -76,9 +74,7 @@ class ToolAdapterConfig(Block):
     following: str | None = Field(
         description="Jinja template of a call's result; null: the result's text or its error"
     )
-    unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
-    )
+    unusable: str = UNUSABLE
     plain_reply: Literal["final", "unusable"] = Field(
         description="how a reply without a call counts; final: it ends the episode; unusable: as a "
         "mistake, which the model is told"

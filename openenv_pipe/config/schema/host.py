@@ -15,26 +15,14 @@ from openenv_pipe.config.schema.base import (
 )
 from openenv_pipe.config.schema.registered import Registered
 
-NumServers = Annotated[NumProcesses, Field(description="environment servers to start")]
-SessionsPerServer = Annotated[
-    int,
-    Field(
-        ge=1,
-        le=10_000,
-        description="episodes that one server runs at once; the server must allow this many",
-    ),
-]
-StopTimeout = Annotated[Seconds, Field(description="time between SIGTERM and SIGKILL")]
-MaxRestarts = Annotated[
-    NumRetries, Field(description="how often each server may be restarted before the run fails")
-]
-
 
 class HostBlock(Block):
     """Base of the hosts."""
 
     type: str
-    sessions_per_server: SessionsPerServer
+    sessions_per_server: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        description="episodes that one server runs at once; the server must allow this many"
+    )
     has_environment: ClassVar[bool] = True
     starts_servers: ClassVar[bool] = False
     runs_on_nodes: ClassVar[bool] = False  # rollout workers can start servers on their own nodes
@@ -65,9 +53,11 @@ class HostBlock(Block):
 class StartedServers(HostBlock):
     """Base of the hosts that start their servers."""
 
-    num_servers: NumServers
-    stop_timeout_s: StopTimeout
-    max_restarts: MaxRestarts
+    num_servers: NumProcesses = Field(description="environment servers to start")
+    stop_timeout_s: Seconds = Field(description="time between SIGTERM and SIGKILL")
+    max_restarts: NumRetries = Field(
+        description="how often each server may be restarted before the run fails"
+    )
     starts_servers: ClassVar[bool] = True
 
     @property

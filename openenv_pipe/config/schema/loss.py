@@ -149,7 +149,6 @@ class SapoLossConfig(LossBlock):
 
     @property
     def title(self) -> str:
-        """Return the loss's name for reports."""
         return self.type
 
 
@@ -163,7 +162,6 @@ class PythonLossConfig(LossBlock, PythonTarget):
 
     @property
     def title(self) -> str:
-        """Return the loss's name for reports."""
         return self.target
 
 

@@ -131,7 +131,6 @@ class HubModelConfig(_Model):
 
     @property
     def label(self) -> str:
-        """The model's name in messages and reports."""
         return self.path
 
     @property
