@@ -55,7 +55,6 @@ ORDER = (
     *("plugins", "env", "engine", "judge", "episodes"),
 )
 
-
 # What `openenv-pipe` alone prints first: where to begin.
 HELP = (
     "From one YAML file to a trained, evaluated agent on any OpenEnv environment.\n\n\b\n"
@@ -263,7 +262,6 @@ def show(
 
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)
-
 
 for _command in (command for extra in extras() for command in extra.commands):
     _target = load(_command.target)

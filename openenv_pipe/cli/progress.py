@@ -21,7 +21,6 @@ from openenv_pipe.system.untrusted_text import for_people
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-
 MAX_BAR_WIDTH = 24  # columns of the terminal
 
 

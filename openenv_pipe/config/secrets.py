@@ -36,7 +36,6 @@ ASSIGNMENT = re.compile(
     rf"\b(?P<name>{SECRET_NAME})\s*[=:]\s*(?!{NO_SECRET})(?:{SECRET_VALUE})", re.IGNORECASE
 )
 
-
 # Tokens of GitHub, GitLab, Hugging Face, OpenAI, Slack and AWS, by their prefixes.
 TOKEN = re.compile(
     r"\b(?:(?:gh[opsu]_|github_pat_|glpat-|hf_|sk-|xox[abeprs]-)[\w-]{16,}|AKIA[0-9A-Z]{16}\b)"

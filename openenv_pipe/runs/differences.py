@@ -30,7 +30,6 @@ FACTS: dict[str, Kind] = {
     "num_threads": "machine",
 }
 
-
 # Kinds that change what rewards measure. This program's own code does not: it is tested.
 MEASURING = ("code: ", "data: ")
 OWN_CODE = "code: openenv_pipe "

@@ -29,7 +29,6 @@ PACKAGES = (
 TOOL_FOLDER = Path(__file__).resolve().parents[1]
 LOOK_TIMEOUT_S = 5.0
 
-
 # The first wrong text ends the check: a file may have half a million.
 Texts = Annotated[list[str], FailFast()]
 

@@ -41,5 +41,4 @@ class SandboxBlock(Block):
 
 SandboxConfig = Annotated[SandboxBlock, Registered("agent.sandbox")]
 
-
 AgentConfig = Annotated[AgentBlock, Registered("agent")]

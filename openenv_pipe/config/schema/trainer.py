@@ -101,7 +101,6 @@ AdvantageConfig = Annotated[
     GroupRelativeAdvantageConfig | PythonAdvantageConfig, Field(discriminator="type")
 ]
 
-
 OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
