@@ -94,9 +94,9 @@ class FailureError(PipeError):
     If the very last line is an exception, such as the one that ended a program, it comes first.
     """
 
-    def __init__(self, message: str, log: Path | None = None, num_lines: int = NUM_LINES) -> None:
+    def __init__(self, message: str, log: Path | None = None) -> None:
         if log is not None:
-            lines = last_lines(log, num_lines)
+            lines = last_lines(log)
             last = lines.rpartition("\n")[2].removeprefix(MARGIN)
             if EXCEPTION.match(last) and last not in message:
                 message = f"{message}: {last}"

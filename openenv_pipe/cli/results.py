@@ -74,12 +74,8 @@ def tag(
     from openenv_pipe.runs.tags import change_tags, read_tags
 
     folder = find_run(run, runs_dir).path
-    has_changes = bool(tags or remove)
-    found = (
-        change_tags(folder, add=tags or [], remove=remove or [])
-        if has_changes
-        else read_tags(folder)
-    )
+    changes = {"add": tags or [], "remove": remove or []}
+    found = change_tags(folder, **changes) if any(changes.values()) else read_tags(folder)
     print("\n".join(found))
 
 

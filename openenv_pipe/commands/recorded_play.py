@@ -33,9 +33,8 @@ class PlayedEpisode:
     rejections: list[StepRejectedError] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)  # one per result
     states: list[dict[str, Any]] = field(default_factory=list)  # before each turn, if requested
-    failure: StepRejectedError | None = (
-        None  # the rejection that ended the episode; in `rejections` too
-    )
+    # The rejection that ended the episode; in `rejections` too.
+    failure: StepRejectedError | None = None
 
     @property
     def observations(self) -> list[Observation]:

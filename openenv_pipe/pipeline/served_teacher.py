@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urldefrag
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, EngineError, raise_first
@@ -35,32 +35,28 @@ IDS_AT_ONCE = 2048  # token ids whose text one request compares
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Model(_Part):
+class _Model(BaseModel):
     id: str
     max_model_len: int | None = None
 
 
-class _Models(_Part):
+class _Models(BaseModel):
     data: Annotated[list[_Model], Field(min_length=1)]
 
 
-class _Text(_Part):
+class _Text(BaseModel):
     prompt: str
 
 
-class _Token(_Part):
+class _Token(BaseModel):
     logprob: float
 
 
-class _Choice(_Part):
+class _Choice(BaseModel):
     prompt_logprobs: list[dict[int, _Token] | None]
 
 
-class _Completion(_Part):
+class _Completion(BaseModel):
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
 
 

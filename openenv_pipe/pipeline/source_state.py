@@ -30,7 +30,14 @@ class SourceState:
     order_after: OrderState
 
     def write(self, folder: Path) -> None:
-        write_json(folder / ORDER, self._to_json())
+        ahead = {str(step): [group.id for group in groups] for step, groups in self.ahead.items()}
+        state = {
+            "version": self.version,
+            "ahead": ahead,
+            "order_before": asdict(self.order_before),
+            "order_after": asdict(self.order_after),
+        }
+        write_json(folder / ORDER, state)
         if self.ahead:
             groups = [group for groups in self.ahead.values() for group in groups]
             write_episodes(folder / AHEAD, groups, folder=folder)
@@ -50,13 +57,3 @@ class SourceState:
         groups = {group.id: group for group in read_episodes(folder / AHEAD, folder=folder)}
         ahead = {int(step): [groups[id] for id in ids] for step, ids in state["ahead"].items()}
         return cls(version=state["version"], ahead=ahead, order_before=before, order_after=after)
-
-    def _to_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "ahead": {
-                str(step): [group.id for group in ahead] for step, ahead in self.ahead.items()
-            },
-            "order_before": asdict(self.order_before),
-            "order_after": asdict(self.order_after),
-        }

@@ -14,7 +14,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, stage_of
 from openenv_pipe.runs.tags import read_tags
 from openenv_pipe.system.files import parse_json
-from openenv_pipe.system.markdown import percent_text
+from openenv_pipe.system.markdown import UNKNOWN, percent_text
 from openenv_pipe.system.progress import clock
 from openenv_pipe.system.tables import Column, Fit, Table
 
@@ -26,7 +26,6 @@ STATUS_STYLES = {
     "died": "red",
     "unreadable": "magenta",
 }
-UNKNOWN = "–"
 MAX_CAUSE = 80  # characters; report.md and run.json have all of it
 
 

@@ -85,6 +85,4 @@ class UnusableWatch:
 
 def unusable_warning(records: Iterable[Mapping[str, Any]], limit: float) -> str | None:
     """Return the warning of a run with these metrics; None if there is nothing to warn of."""
-    watch = UnusableWatch(limit)
-    warnings = [watch.warning(record) for record in records]
-    return next((text for text in warnings if text is not None), None)
+    return next(filter(None, map(UnusableWatch(limit).warning, records)), None)

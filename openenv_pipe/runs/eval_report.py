@@ -4,7 +4,6 @@ These are pure functions of episodes. Failed episodes are counted but not scored
 server does not look like a bad model.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
 from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.config.schema import EvalConfig, RewardConfig
+from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.intervals import FRACTIONS, Bounds, Interval, bootstrap_interval, pass_at_k
 from openenv_pipe.system.untrusted_text import code_span
 from openenv_pipe.types import Episode
@@ -352,11 +352,11 @@ def _common_reply(scored: Sequence[Episode]) -> CommonReply | None:
     return CommonReply(text=text, num_episodes=num_episodes, num_successes=sum(successes))
 
 
-def _conversation_digest(episode: Episode) -> bytes:
+def _conversation_digest(episode: Episode) -> str:
     """Return sha256 over what the environment and the policy said, in order."""
     said = [[turn.reply, [step.observation for step in turn.steps]] for turn in episode.turns]
     text = json.dumps([episode.first_observation, said], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+    return digest_of_bytes(text.encode(errors="surrogatepass"))
 
 
 def _scores_by_task(episodes: Sequence[Episode], reward: RewardConfig) -> list[TaskScores]:
@@ -381,7 +381,7 @@ def _scores(episodes: Sequence[Episode], reward: RewardConfig) -> TaskScores:
     return TaskScores(
         task=task.id,
         task_seed=task.seed,
-        reset_digest=hashlib.sha256(reset.encode()).hexdigest()[:16],
+        reset_digest=digest_of_bytes(reset.encode())[:16],
         num_failed=len(episodes) - len(scored),
         seeds=[episode.seed for episode in scored],
         successes=[episode.success for episode in scored],

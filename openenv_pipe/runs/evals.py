@@ -112,11 +112,8 @@ def read_reports(folder: Path) -> dict[str, EvalReport]:
 
 def read_stages(folder: Path) -> dict[str, EvalReport]:
     """Read the newest report of each stage; a resumed run may have several of the last one."""
-    newest: dict[str, EvalReport] = {}
-    for report in read_reports(folder).values():  # Of equal labels, the newer comes later.
-        if report.label in STAGES:
-            newest[report.label] = report
-    return newest
+    reports = read_reports(folder).values()  # Of equal labels, the newer comes later.
+    return {report.label: report for report in reports if report.label in STAGES}
 
 
 def is_outdated(report: EvalReport, records: Iterable[Mapping[str, Any]]) -> bool:

@@ -182,14 +182,9 @@ def find_model(
         label = config.engine.type + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     checkpoint = find_weights(folder, which)
-    if checkpoint is None:
-        label = AT_START + other
-        return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=0)
-    place = StageStep.of(checkpoint)
+    label = (checkpoint.name if checkpoint else AT_START) + other
+    place = StageStep.of(checkpoint) if checkpoint else None
+    step = place.step if place and place.stage == "grpo" else 0
     return SelectedModel(
-        folder=folder,
-        config=config,
-        checkpoint=checkpoint,
-        label=checkpoint.name + other,
-        step=place.step if place.stage == "grpo" else 0,
+        folder=folder, config=config, checkpoint=checkpoint, label=label, step=step
     )

@@ -168,9 +168,7 @@ def _as_json(value: Metric) -> Metric | None:
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    if not math.isfinite(value):
-        return None
-    return float(value)
+    return float(value) if math.isfinite(value) else None
 
 
 def _dump(values: Mapping[str, Any]) -> str:

@@ -200,7 +200,6 @@ def _text(value: Any) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in HTML."""
     lines = [("th", titles), *(("td", row) for row in rows)]
     shown = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in lines)
     return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in shown)}</table>"
