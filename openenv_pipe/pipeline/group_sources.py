@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
 from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
@@ -23,8 +22,11 @@ from openenv_pipe.types import Group
 _log = logging.getLogger(__name__)
 
 
-class GroupSource(Protocol):
-    """Provides the scored groups of each step, and samples later ones with the new weights."""
+class GroupSource:
+    """Provides the scored groups of each step, and samples later ones with the new weights.
+
+    Of this class, the methods about sampling do nothing, for sources that sample none.
+    """
 
     version: int  # of the current weights: the step of GRPO that they come from
 
@@ -35,12 +37,14 @@ class GroupSource(Protocol):
 
         notify: shows a note about them. count: counts the episodes that are played for them.
         """
+        raise NotImplementedError
 
     async def groups(self, step: int, count: EpisodeCount | None = None) -> list[Group]:
         """Return the groups of a step of GRPO. Call it once for each step, in order.
 
         count: counts the step's episodes, except those that earlier steps have begun.
         """
+        raise NotImplementedError
 
     def finish(self, step: int) -> None:
         """Forget the groups of a step that the learner is done with.
@@ -59,6 +63,7 @@ class GroupSource(Protocol):
 
     async def metrics(self) -> Mapping[str, float]:
         """Return what sampling and publishing have measured since the last call."""
+        return {}
 
     async def settle(self) -> None:
         """Wait for groups that older weights began, and publish the current weights.
@@ -86,7 +91,7 @@ class _StepGroups:
     playing: asyncio.Task[list[Group]]
 
 
-class PlayedGroups:
+class PlayedGroups(GroupSource):
     """Groups that the policy plays: on policy when a step begins, or ahead of the learner.
 
     With `max_staleness` 0 they are played when the step begins. With s above 0, the groups of the

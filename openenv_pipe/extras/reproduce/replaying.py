@@ -1,7 +1,7 @@
 """Training from recorded episodes: the learner alone, with no environment and no engine."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +22,7 @@ from openenv_pipe.types import Group
 
 
 class RecordedGroups(GroupSource):
-    """Provides the groups that another run has learned from, and samples none.
-
-    The methods that are not here do nothing: the recording stays as it is.
-    """
+    """Provides the groups that another run has learned from, and samples none."""
 
     def __init__(self, folder: Path) -> None:
         self.version = 0
@@ -41,9 +38,6 @@ class RecordedGroups(GroupSource):
 
     async def publish(self, version: int) -> None:
         self.version = version
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
 
     def load(self, folder: Path) -> None:
         self.version = StageStep.of(folder.parent).step
