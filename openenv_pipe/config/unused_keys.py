@@ -81,11 +81,6 @@ def _clip_is_idle(config: RunConfig) -> bool:
     return config.engine.capabilities.is_exact and not trainer.max_staleness
 
 
-def _has_no_turn_reward(config: RunConfig) -> bool:
-    is_built_in = isinstance(config.trainer.advantage, GroupRelativeAdvantageConfig)
-    return is_built_in and not any(term.per_turn for term in config.reward.terms.values())
-
-
 def _evaluates_never(config: RunConfig) -> bool:
     """Return whether training ends before the first evaluation between two steps."""
     steps, every = config.trainer.steps, config.eval.during.every
@@ -147,7 +142,10 @@ RULES = (
     IneffectiveKeys(
         keys=("trainer.advantage.discount",),
         because=("reward.terms",),
-        applies=_has_no_turn_reward,
+        applies=lambda c: (
+            isinstance(c.trainer.advantage, GroupRelativeAdvantageConfig)
+            and not any(term.per_turn for term in c.reward.terms.values())
+        ),
         advice="set per_turn=true for a term of the reward",
     ),
     IneffectiveKeys(

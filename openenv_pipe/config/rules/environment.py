@@ -25,11 +25,6 @@ def _splits_share_tasks(config: "RunConfig") -> bool:
     )
 
 
-def _evaluates_more_than_there_are(config: "RunConfig") -> bool:
-    tasks = config.env.tasks.eval  # The size of other types is known once they are read.
-    return tasks.type == "range" and config.eval.num_tasks > tasks.num_tasks
-
-
 def _lacks_environment(config: "RunConfig") -> bool:
     return config.agent.needs_environment and not config.host.has_environment
 
@@ -181,7 +176,9 @@ RULES = (
     ),
     Rule(
         keys=("eval.num_tasks", "env.tasks.eval.num_tasks"),
-        breaks=_evaluates_more_than_there_are,
+        breaks=lambda c: (  # The size of other types is known once they are read.
+            c.env.tasks.eval.type == "range" and c.eval.num_tasks > c.env.tasks.eval.num_tasks
+        ),
         advice="there are not that many tasks; lower the first, or raise the second",
     ),
     Rule(

@@ -10,34 +10,10 @@ if TYPE_CHECKING:
 OF_EPISODES = ("standardise", "multiply")  # transforms that need one value of each episode
 
 
-def _begins_too_late(config: "RunConfig") -> list[str]:
-    return [
-        name
-        for name, term in config.reward.terms.items()
-        if term.first_token >= config.env.max_episode_tokens
-    ]
-
-
 def transformed(config: "RunConfig", *types: str) -> list[str]:
     """Return the names of the terms with a transform of one of these types."""
     transforms = config.reward.transforms
     return [name for name in transforms if any(each.type in types for each in transforms[name])]
-
-
-def _turns_transformed(config: "RunConfig") -> list[str]:
-    terms = config.reward.terms
-    return [
-        name for name in transformed(config, *OF_EPISODES) if name in terms and terms[name].per_turn
-    ]
-
-
-def _weighted_gates(config: "RunConfig") -> list[str]:
-    terms = config.reward.terms
-    return [
-        name
-        for name in transformed(config, "multiply")
-        if name in terms and terms[name].weight != 1.0
-    ]
 
 
 def _empty_ranges(config: "RunConfig") -> list[str]:
@@ -55,7 +31,11 @@ def _empty_ranges(config: "RunConfig") -> list[str]:
 RULES = (
     Rule(
         keys=("reward.terms.*.limit_tokens", "env.max_episode_tokens"),
-        breaks=_begins_too_late,
+        breaks=lambda c: [
+            name
+            for name, term in c.reward.terms.items()
+            if term.first_token >= c.env.max_episode_tokens
+        ],
         advice="every episode ends before the penalty begins; lower limit_tokens",
     ),
     Rule(
@@ -71,7 +51,11 @@ RULES = (
     ),
     Rule(
         keys=("reward.transforms.*", "reward.terms.*.per_turn"),
-        breaks=_turns_transformed,
+        breaks=lambda c: [
+            name
+            for name in transformed(c, *OF_EPISODES)
+            if name in c.reward.terms and c.reward.terms[name].per_turn
+        ],
         advice=f"{' and '.join(OF_EPISODES)} are about whole episodes; set the term's "
         "per_turn=false",
     ),
@@ -86,7 +70,11 @@ RULES = (
     ),
     Rule(
         keys=("reward.transforms.*", "reward.terms.*.weight"),
-        breaks=_weighted_gates,
+        breaks=lambda c: [
+            name
+            for name in transformed(c, "multiply")
+            if name in c.reward.terms and c.reward.terms[name].weight != 1.0
+        ],
         advice="a term that multiplies has no weight of its own; set the term's weight=1.0",
     ),
     Rule(
