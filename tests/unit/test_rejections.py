@@ -16,7 +16,7 @@ from openenv_pipe.commands.findings import Line, Result, has_failed
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError, UserError
 from openenv_pipe.extras.check import checks
-from openenv_pipe.extras.containers.docker import prepare
+from openenv_pipe.extras.containers.docker import image
 from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.pipeline.run import RunControl
@@ -231,9 +231,9 @@ def test_an_image_that_cannot_be_built_leaves_no_folder(folder, monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(prepare, "connect", Daemon)
-    monkeypatch.setattr(prepare, "find_image", lambda client, name: None)
-    monkeypatch.setattr(prepare, "ensure_image", ensure_image)
+    monkeypatch.setattr(image, "connect", Daemon)
+    monkeypatch.setattr(image, "find_image", lambda client, name: None)
+    monkeypatch.setattr(image, "ensure_image", ensure_image)
     overrides = [*SMOKE, "host=docker", "host.sessions_per_server=2", "host.network=bridge"]
     with pytest.raises(HostError, match="`docker build` failed"):
         pipeline.train(compose(overrides), ["openenv-pipe"], RunControl())

@@ -20,8 +20,7 @@ async def prepare(config: RunConfig, notify: Callable[[str], None]) -> None:
     if not environments and not isinstance(programs, DockerSandboxConfig):
         return
     # Imported late, because Docker's SDK takes a while.
-    from openenv_pipe.extras.containers.docker.image import image_recipe
-    from openenv_pipe.extras.containers.docker.prepare import prepare_image
+    from openenv_pipe.extras.containers.docker.image import image_recipe, prepare_image
     from openenv_pipe.extras.containers.docker.sandbox import program_recipe
 
     for env, host in environments:

@@ -7,22 +7,12 @@ process named in them, pods by the lease of their run, which expires if nobody r
 import asyncio
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from openenv_pipe.engines.vllm import weights_folder
 from openenv_pipe.errors import HostError
 from openenv_pipe.extras.containers.docker import daemon as docker_daemon
 
 Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Namespace:
-    """The part of a cluster to look in, as `kubernetes.api.connect` takes it."""
-
-    namespace: str
-    context: str | None
-    kubeconfig: str | None = None
 
 
 def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: Notify) -> None:
@@ -34,7 +24,7 @@ def prune(*, dry_run: bool, namespace: str | None, context: str | None, notify: 
     """
     found = _prune_containers(dry_run, notify) + _prune_weights(dry_run)
     if namespace is not None:
-        found += asyncio.run(_prune_pods(Namespace(namespace=namespace, context=context), dry_run))
+        found += asyncio.run(_prune_pods(namespace, context, dry_run))
     done = "would be removed" if dry_run else "removed"
     for name in found:
         notify(f"{done}: {name}")
@@ -63,19 +53,17 @@ def _prune_weights(dry_run: bool) -> list[str]:
     return [f"weights in {folder}" for folder in folders]
 
 
-async def _prune_pods(where: Namespace, dry_run: bool) -> list[str]:
+async def _prune_pods(namespace: str, context: str | None, dry_run: bool) -> list[str]:
     from openenv_pipe.extras.containers.kubernetes.api import ClusterError, connect
     from openenv_pipe.extras.containers.kubernetes.host import dead_runs, delete_dead_runs
 
-    cluster = await connect(where)
+    cluster = await connect(namespace, context)
     try:
         names = await dead_runs(cluster)
         if not dry_run:
             await delete_dead_runs(cluster)
     except ClusterError as error:
-        raise HostError(
-            f"namespace {where.namespace}: the cluster rejects a call: {error}"
-        ) from error
+        raise HostError(f"namespace {namespace}: the cluster rejects a call: {error}") from error
     finally:
         await cluster.close()
-    return [f"pods of the run {name} in namespace {where.namespace}" for name in names]
+    return [f"pods of the run {name} in namespace {namespace}" for name in names]

@@ -13,7 +13,6 @@ No container outlives the run: a guard process removes them (`guard.py`).
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,17 @@ SOCKET = "server"  # the socket's name in the folder that container and host sha
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerSetup:
-    daemon: GuardedDaemon
-    port: int  # of the server in the container
-
-
 class EnvContainer:
-    def __init__(self, env: EnvConfig, config: DockerHostConfig, index: int, log: Path) -> None:
+    def __init__(
+        self, env: EnvConfig, config: DockerHostConfig, daemon: GuardedDaemon, index: int, log: Path
+    ) -> None:
+        """daemon: is opened before `start`, when `port` is also set."""
         self.log = log
         self.url = ""
-        self.setup: ContainerSetup | None = None
+        self.port = 0  # of the server in the container
         self._env = env
         self._config = config
+        self._daemon = daemon
         self._index = index
         self._running: RunningContainer | None = None
 
@@ -93,22 +90,20 @@ class EnvContainer:
             await self._running.remove(self._config.stop_timeout_s)
 
     async def _launch(self) -> None:
-        setup = self.setup
-        assert setup is not None
-        shared = setup.daemon.folder / str(self._index)
+        shared = self._daemon.folder / str(self._index)
         shared.mkdir(exist_ok=True)
         shared.chmod(0o777)  # for the image's user; only this user can open the parent folder
         (shared / SOCKET).unlink(missing_ok=True)
-        options = container_options(self._env, self._config, setup, shared)
-        self._running = RunningContainer(setup.daemon.client, self.log, str(self._index))
+        options = container_options(self._env, self._config, self._daemon, self.port, shared)
+        self._running = RunningContainer(self._daemon.client, self.log, str(self._index))
         await self._running.start(options)
 
     async def _find_url(self) -> str:
-        setup, running = self.setup, self._running
-        assert setup is not None and running is not None
+        assert self._running is not None
         if self._config.network == "none-outbound":
-            return f"unix://{setup.daemon.folder / str(self._index) / SOCKET}"
-        ports = (await running.attributes())["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
+            return f"unix://{self._daemon.folder / str(self._index) / SOCKET}"
+        network = (await self._running.attributes())["NetworkSettings"]
+        ports = network["Ports"].get(f"{self.port}/tcp")
         if not ports:  # a container that has ended has no ports
             cause = await asyncio.wait_for(self.died(), self._config.start_timeout_s)
             raise HostError(f"the server died before it was ready: {cause}")
@@ -116,14 +111,15 @@ class EnvContainer:
 
 
 def container_options(
-    env: EnvConfig, config: DockerHostConfig, setup: ContainerSetup, shared: Path
+    env: EnvConfig, config: DockerHostConfig, daemon: GuardedDaemon, port: int, shared: Path
 ) -> dict[str, Any]:
     """Return the keyword arguments of `containers.create` except `name`.
 
+    port: of the server in the container.
     shared: the folder for the socket of a container without a network. Raises ConfigError.
     """
-    image = setup.daemon.image
-    values = {"{port}": str(setup.port), "{host}": "0.0.0.0"}
+    image = daemon.image
+    values = {"{port}": str(port), "{host}": "0.0.0.0"}
     command = [filled_in(part, values) for part in env.command or image.start]
     if not command:
         raise ConfigError(f"image {image.name} has neither ENTRYPOINT nor CMD; set env.command")
@@ -131,16 +127,16 @@ def container_options(
         **restrictions(config),
         "image": image.id,
         "environment": server_variables(env, config.sessions_per_server),
-        "labels": dict(setup.daemon.labels),
+        "labels": dict(daemon.labels),
         "tmpfs": {"/tmp": f"size={config.tmp_mb}m,mode=1777"},
     }
     if config.gpus:
         which = {"count": -1} if config.gpus == "all" else {"device_ids": list(config.gpus)}
         options["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **which)]
     if config.network == "bridge":
-        options["ports"] = {f"{setup.port}/tcp": (LOOPBACK, None)}
+        options["ports"] = {f"{port}/tcp": (LOOPBACK, None)}
     else:
-        command = behind_proxy(f"{SHARED_FOLDER}/{SOCKET}", str(setup.port), command)
+        command = behind_proxy(f"{SHARED_FOLDER}/{SOCKET}", str(port), command)
         options["network_mode"] = "none"
         options["mounts"] = [Mount(SHARED_FOLDER, str(shared), type="bind")]
     return options | entry(command)
@@ -159,11 +155,11 @@ class DockerHost(SupervisedHost):
         self._config = config
         self._port = declared_port(env, config)
         self._recipe = image_recipe(env, config)
+        self._daemon = GuardedDaemon(log_dir)
         self._containers = [
-            EnvContainer(env, config, index, log_dir / f"env-{index}.log")
+            EnvContainer(env, config, self._daemon, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
-        self._daemon = GuardedDaemon(log_dir)
         super().__init__(
             env,
             self._containers,
@@ -184,7 +180,7 @@ class DockerHost(SupervisedHost):
             await self.close()
             raise
         for container in self._containers:
-            container.setup = ContainerSetup(daemon=self._daemon, port=port)
+            container.port = port
         await super().start()
 
     async def _close(self) -> None:

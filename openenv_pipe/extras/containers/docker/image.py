@@ -9,7 +9,9 @@ image to have it built again.
 import asyncio
 import re
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +22,18 @@ from docker.utils.build import exclude_paths
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.hosts.package import digest_of_files
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.extras.containers.docker.daemon import daemon_address, in_thread
+from openenv_pipe.extras.containers.docker.daemon import (
+    DaemonErrors,
+    connect,
+    daemon_address,
+    in_thread,
+    rejection,
+)
 from openenv_pipe.extras.containers.schema import DockerHostConfig
 from openenv_pipe.system.child_environment import DOCKER, child_environment
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import find_env
 
-POLL_S = 0.1
 STOP_LIMIT_S = 5.0
 BUILT_BY = "openenv-pipe.built-from"  # label: the package's folder
 
@@ -90,6 +97,30 @@ def content_digest(package: Path, dockerfile: str, build_args: Mapping[str, str]
     return digest_of_files(package, files, arguments)
 
 
+async def prepare_image(recipe: Recipe, timeout_s: float, notify: Callable[[str], None]) -> None:
+    """Make sure that the daemon has the image; `notify` is called if that takes long.
+
+    Raises HostError and ConfigError.
+    """
+    client = await in_thread(connect)
+    try:
+        if await in_thread(find_image, client, recipe.name) is not None:
+            return
+        notify(f"docker {recipe.arguments[0]} of {recipe.name}, which may take minutes")
+        logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-image-"))
+        try:
+            await ensure_image(client, recipe, logs / "docker.log", timeout_s)
+        except BaseException:
+            with suppress(OSError):
+                logs.rmdir()  # which fails if there is a log
+            raise
+        shutil.rmtree(logs, ignore_errors=True)
+    except DaemonErrors as error:
+        raise rejection(error) from error
+    finally:
+        client.close()
+
+
 async def ensure_image(
     client: docker.DockerClient, recipe: Recipe, log: Path, timeout_s: float
 ) -> Image:
@@ -134,8 +165,7 @@ async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:
     )
     try:
         async with asyncio.timeout(timeout_s):
-            while process.alive:
-                await asyncio.sleep(POLL_S)
+            await process.exited()
     except TimeoutError:
         raise HostError(
             f"{action} took longer than {recipe.block}.build_timeout_s={timeout_s:g}", log

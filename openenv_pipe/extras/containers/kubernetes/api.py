@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 import yaml
@@ -167,38 +167,29 @@ def cluster_errors() -> Iterator[None]:
         raise ClusterError(0, f"{type(error).__name__}: {text}") from error
 
 
-class ClusterSettings(Protocol):
-    """What names a namespace of a cluster, such as a `KubernetesHostConfig`."""
-
-    @property
-    def kubeconfig(self) -> str | None: ...
-    @property
-    def context(self) -> str | None: ...
-    @property
-    def namespace(self) -> str: ...
-
-
-async def connect(settings: ClusterSettings) -> Cluster:
+async def connect(namespace: str, context: str | None, kubeconfig: str | None = None) -> Cluster:
     """Return the cluster that the kubeconfig names, or the one that this process runs in.
+
+    context: of the kubeconfig; None: its current one.
 
     No call is made yet. Raises ConfigError: there is no usable kubeconfig.
     """
     configuration, login = client.Configuration(), None
-    path = settings.kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
+    path = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
     try:
         inside = "KUBERNETES_SERVICE_HOST" in os.environ
-        if inside and settings.kubeconfig is None and not Path(path).expanduser().exists():
+        if inside and kubeconfig is None and not Path(path).expanduser().exists():
             config.load_incluster_config(client_configuration=configuration)
         else:
             login = await config.load_kube_config(
-                path, settings.context, configuration, persist_config=False
+                path, context, configuration, persist_config=False
             )
     except (ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the kubeconfig names no usable cluster: {error}; set host.kubeconfig and "
             "host.context, as `kubectl config get-contexts` shows them"
         ) from error
-    return Cluster(configuration, settings.namespace, login)
+    return Cluster(configuration, namespace, login)
 
 
 async def _renew_token(login: Any, configuration: client.Configuration) -> None:

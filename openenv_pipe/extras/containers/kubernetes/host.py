@@ -28,7 +28,6 @@ from openenv_pipe.extras.containers.kubernetes.api import (
 )
 from openenv_pipe.extras.containers.kubernetes.manifests import (
     LEASE_DURATION_S,
-    Manifest,
     has_expired,
     lease,
     network_policy,
@@ -73,33 +72,30 @@ class KubernetesHost(SupervisedHost):
             await self._prepare()
         except ClusterError as error:
             await self.close()
-            raise self._rejection(error) from error
+            more = advice(error.status, self._config.namespace)
+            raise HostError(
+                f"env {self._env.name!r}: the cluster rejects a call: {error}{more}"
+            ) from error
         except BaseException:
             await self.close()
             raise
         await super().start()
 
     async def _prepare(self) -> None:
-        self._cluster = await connect(self._config)
+        config = self._config
+        self._cluster = await connect(config.namespace, config.context, config.kubeconfig)
         await delete_dead_runs(self._cluster)
         holder = f"{socket.gethostname()}/{os.getpid()}"
         created = await self._cluster.create(lease(self._run, holder, datetime.now(UTC)))
         owner = owner_reference(created)
-        for manifest in self._shared_objects(owner):
-            await self._cluster.create(manifest)
+        if config.network == "none-outbound":
+            await self._cluster.create(network_policy(config, owner=owner))
+        if config.access == "cluster":
+            for index in range(config.num_servers):
+                await self._cluster.create(service(config, owner=owner, index=index))
         for each in self._pods:
             each.join(self._cluster, owner)
         self._renewal = asyncio.create_task(self._renew(self._cluster))
-
-    def _shared_objects(self, owner: Manifest) -> list[Manifest]:
-        """Return the manifests of the objects besides the pods, as the configuration needs them."""
-        objects = []
-        if self._config.network == "none-outbound":
-            objects.append(network_policy(self._config, owner=owner))
-        if self._config.access == "cluster":
-            indices = range(self._config.num_servers)
-            objects += [service(self._config, owner=owner, index=index) for index in indices]
-        return objects
 
     async def _renew(self, cluster: Cluster) -> None:
         """Renew the lease regularly; fail the host if somebody deleted it, and so the pods."""
@@ -122,10 +118,6 @@ class KubernetesHost(SupervisedHost):
                 with suppress(ClusterError):  # the lease expires, and a later run deletes it
                     await self._cluster.delete_lease(self._run)
                 await self._cluster.close()
-
-    def _rejection(self, error: ClusterError) -> HostError:
-        more = advice(error.status, self._config.namespace)
-        return HostError(f"env {self._env.name!r}: the cluster rejects a call: {error}{more}")
 
 
 async def dead_runs(cluster: Cluster) -> list[str]:

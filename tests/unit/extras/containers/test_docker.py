@@ -15,17 +15,15 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.extras.containers.docker import image, prepare
+from openenv_pipe.extras.containers.docker import image
 from openenv_pipe.extras.containers.docker.daemon import connect, daemon_address
 from openenv_pipe.extras.containers.docker.guarded import GuardedDaemon
 from openenv_pipe.extras.containers.docker.host import (
-    ContainerSetup,
     container_options,
     declared_port,
     exposed_port,
 )
-from openenv_pipe.extras.containers.docker.image import Image, image_recipe
-from openenv_pipe.extras.containers.docker.prepare import prepare_image
+from openenv_pipe.extras.containers.docker.image import Image, image_recipe, prepare_image
 from openenv_pipe.extras.containers.docker.running import SOCKET_PROXY, cause_of_death
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 from tests.ports import lasting_port
@@ -58,8 +56,7 @@ def options(env=None, start=("serve", "--all"), **host):
     image = Image("parrot:1", "sha256:1", start, ())
     daemon = GuardedDaemon(Path("/logs"))
     daemon.image, daemon.labels = image, {"run": "7"}
-    setup = ContainerSetup(daemon=daemon, port=9000)
-    return container_options(*settings(env=env, **host), setup, Path("/f/0"))
+    return container_options(*settings(env=env, **host), daemon, 9000, Path("/f/0"))
 
 
 # --- the image and its port --------------------------------------------------------------------
@@ -89,9 +86,8 @@ def test_an_image_that_cannot_be_built_leaves_no_folder(package, tmp_path, monke
     """Without the `docker` command there is no log, so nothing is kept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(prepare, "connect", Daemon)
-    for module in (prepare, image):
-        monkeypatch.setattr(module, "find_image", lambda client, name: None)
+    monkeypatch.setattr(image, "connect", Daemon)
+    monkeypatch.setattr(image, "find_image", lambda client, name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the `docker` command"):
         asyncio.run(prepare_image(image_recipe(*settings(package)), LIMIT_S, lambda _: None))
