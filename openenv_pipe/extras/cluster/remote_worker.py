@@ -2,17 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import EngineCapabilities, RunConfig
+from openenv_pipe.config.schema import EngineCapabilities
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.errors import PipeError, SessionError
 from openenv_pipe.extras.cluster.channel import CONNECT_LIMIT_S, Channel, Listener
-from openenv_pipe.extras.cluster.nodes import Nodes, PlacedProcess, WorkerLostError
+from openenv_pipe.extras.cluster.nodes import PlacedProcess, WorkerLostError
 from openenv_pipe.extras.cluster.worker import (
     CancelOrder,
     EpisodeEnd,
@@ -21,11 +19,9 @@ from openenv_pipe.extras.cluster.worker import (
     PlayOrder,
     ReplyOrder,
     ReplyRequest,
-    RolloutWorker,
     WorkerFacts,
 )
 from openenv_pipe.rollout.context import EpisodeSpec
-from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.types import Episode
 
 REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
@@ -111,26 +107,6 @@ class RemoteWorker:
         self._channel: Channel | None = None  # after `start`
         self._answering: set[asyncio.Task[None]] = set()
 
-    @classmethod
-    def placed(
-        cls,
-        cluster: Nodes,
-        listener: Listener,
-        config: RunConfig,
-        index: int,
-        logs: Path,
-        *,
-        num_cpus: float,
-    ) -> "RemoteWorker":
-        """Have the worker placed on a node. It starts when there is one with room."""
-        process = cluster.place(
-            RolloutWorker,
-            *(config, index, Path.cwd(), logs, inherited_variables(config.env.variables)),
-            num_cpus=num_cpus,
-            name=f"rollout worker {index}",
-        )
-        return cls(process, listener)
-
     async def start(self) -> None:
         """Start its environment servers, and connect to it.
 
@@ -209,7 +185,9 @@ class RemoteWorker:
                 self.num_deaths = report.num_deaths
                 match report.event:
                     case ReplyRequest():
-                        self._in_background(self._answer(report.event))
+                        answering = asyncio.create_task(self._answer(report.event))
+                        self._answering.add(answering)
+                        answering.add_done_callback(self._answering.discard)
                     case EpisodeEnd():
                         self._end(report.event)
 
@@ -247,11 +225,6 @@ class RemoteWorker:
         if not self.is_lost:
             assert self._channel is not None
             self._channel.send(order)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
 
 
 def _why_lost(name: str, *tasks: asyncio.Task[None]) -> WorkerLostError:

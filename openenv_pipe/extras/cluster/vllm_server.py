@@ -13,7 +13,7 @@ import platform
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +118,15 @@ class RemoteVllmServer:
                 advice="engine.num_servers or cluster.rollout_workers",
             )
             process.name += f", on node {self.node},"
-            facts: NodeFacts = await process.call(
+            installed, folder = await process.call(
                 "prepare", self._spec.build, self._spec.sees_images
             )
         except BaseException:
             process.kill()
             raise
         self._process = process
-        self.files = NodeFiles(process, facts.folder)
-        self.about.update(vllm=facts.installed.version, packages=dict(facts.installed.packages))
+        self.files = NodeFiles(process, folder)
+        self.about.update(vllm=installed.version, packages=dict(installed.packages))
         return process
 
     async def died(self) -> str:
@@ -230,12 +230,6 @@ class NodeFiles:
             raise EngineError(f"files cannot be sent to {self._process.name}: {error}") from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    installed: Installed
-    folder: Path  # of the files that are sent
-
-
 class NodeProcess:
     """Starts and ends one server. All methods are called on one event loop."""
 
@@ -262,14 +256,14 @@ class NodeProcess:
         """Return the name of the node. The first call returns when the process runs."""
         return platform.node()
 
-    async def prepare(self, build: Build, sees_images: bool) -> NodeFacts:
-        """Look for vLLM, and make the folder of sent files. Raises ConfigError."""
+    async def prepare(self, build: Build, sees_images: bool) -> tuple[Installed, Path]:
+        """Look for vLLM, and make the folder of sent files; return both. Raises ConfigError."""
         try:
             self._installed = require_installed(build, sees_images=sees_images)
         except EngineMissingError as error:
             raise ConfigError(f"the node {platform.node()}: {error}") from None
         self._folder = self._closing.enter_context(weights_folder(self._config.weights_dir))
-        return NodeFacts(installed=self._installed, folder=self._folder)
+        return self._installed, self._folder
 
     async def write(self, name: str, content: bytes, is_first: bool) -> None:
         await asyncio.to_thread(_write, self._folder / name, content, "wb" if is_first else "ab")

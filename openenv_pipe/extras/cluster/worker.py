@@ -152,8 +152,10 @@ class RolloutWorker:
 
     async def _play(self, order: PlayOrder) -> None:
         episode, error = None, None
+        engine = _AskingEngine(self, order.play, order.capabilities)
+        context = _WorkerContext(env=self._config.env, chat=self._chat, engine=engine)
         try:
-            episode = await self._loop.play(self._context(order), order.spec)
+            episode = await self._loop.play(context, order.spec)
         except (ConfigError, FailureError) as raised:
             error = raised
         except Exception as raised:
@@ -162,13 +164,6 @@ class RolloutWorker:
             self._plays.pop(order.play, None)
             self._replies.pop(order.play, None)
         self._notify(EpisodeEnd(play=order.play, episode=episode, error=error))
-
-    def _context(self, order: PlayOrder) -> "_WorkerContext":
-        return _WorkerContext(
-            env=self._config.env,
-            chat=self._chat,
-            engine=_AskingEngine(self, order.play, order.capabilities),
-        )
 
     def _notify(self, event: ReplyRequest | EpisodeEnd) -> None:
         assert self._channel is not None

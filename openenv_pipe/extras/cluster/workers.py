@@ -16,7 +16,9 @@ from openenv_pipe.extras.cluster.channel import Listener
 from openenv_pipe.extras.cluster.nodes import Nodes, WorkerLostError, connected
 from openenv_pipe.extras.cluster.remote_worker import EpisodeReplies, RemoteWorker
 from openenv_pipe.extras.cluster.schema import RayClusterConfig
+from openenv_pipe.extras.cluster.worker import RolloutWorker
 from openenv_pipe.rollout.context import Chat, EpisodeSpec, PlayContext
+from openenv_pipe.system.child_environment import inherited_variables
 from openenv_pipe.system.stop_request import end_at_once
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode
@@ -150,24 +152,24 @@ class RolloutWorkers:
     async def _started(self, index: int) -> RemoteWorker:
         """Place a worker on a node and start its servers. Raises HostError and ConfigError."""
         assert self._cluster is not None and self._listener is not None
-        worker = RemoteWorker.placed(
-            self._cluster,
-            self._listener,
-            self._config,
-            index,
-            self._logs,
+        variables = inherited_variables(self._config.env.variables)
+        process = self._cluster.place(
+            RolloutWorker,
+            *(self._config, index, Path.cwd(), self._logs, variables),
             num_cpus=self._settings.cpus_per_worker,
+            name=f"rollout worker {index}",
         )
+        worker = RemoteWorker(process, self._listener)
         try:
             await self._cluster.wait_for_node(
-                worker.process,
+                process,
                 self._settings.start_timeout_s,
                 needs=f"cluster.cpus_per_worker={self._settings.cpus_per_worker:g}",
                 advice="cluster.rollout_workers or cluster.cpus_per_worker",
             )
             await worker.start()
             if self._chat is not None:
-                await worker.process.call("prepare", self._chat)
+                await process.call("prepare", self._chat)
         except BaseException:
             worker.end()
             raise

@@ -17,7 +17,6 @@ from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.extras.devices.workers import Workers
 from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.out_of_memory import UPDATE
@@ -179,18 +178,3 @@ class LearnerGroup(Learner):
             broadcast_weights(policy, policy.reference, ranks)
             layout.broadcast_optimizer(optimizer, ranks, policy.device, given)
         self._has_started = True
-
-
-def build_rank(
-    policy: Policy, config: RunConfig, ranks: Ranks, reference: list[torch.Tensor] | None = None
-) -> Learner:
-    learner = Learner(
-        policy,
-        config.trainer,
-        max_episode_tokens=config.max_episode_tokens,
-        seed=config.seed,
-        ranks=ranks,
-    )
-    if reference is not None:
-        policy.keep_reference(reference)
-    return learner

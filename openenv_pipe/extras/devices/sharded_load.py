@@ -89,7 +89,9 @@ def _load(
         _copy_shards(shards, drawn.state_dict())
     else:
         assert folder is not None
-        _read_folder(shards, folder)
+        reject_other_weights(str(folder))
+        _check_names(shards, folder)
+        read_shards(shards, folder)
     _copy_shards({name: root.model.get_parameter(name) for name in adapter}, adapter)
     policy = ShardedPolicy(
         root,
@@ -178,12 +180,6 @@ def _copy_shards(shards: Values, whole: Values) -> None:
     for name, values in shards.items():
         assert isinstance(values, DTensor)
         values.to_local().copy_(shard_like(whole[name], values))
-
-
-def _read_folder(shards: Values, folder: Path) -> None:
-    reject_other_weights(str(folder))
-    _check_names(shards, folder)
-    read_shards(shards, folder)
 
 
 def _check_names(weights: Values, folder: Path) -> None:

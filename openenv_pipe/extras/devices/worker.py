@@ -27,12 +27,7 @@ from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy
-from openenv_pipe.extras.devices.learner_group import (
-    ShardedLearner,
-    ShardedWarmStart,
-    StateLayout,
-    build_rank,
-)
+from openenv_pipe.extras.devices.learner_group import ShardedLearner, ShardedWarmStart, StateLayout
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, Rendezvous, try_collective
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy
 from openenv_pipe.extras.devices.sharded_weights import ShardedPolicyWeights
@@ -117,7 +112,15 @@ class Worker:
 
     def receive_state(self, layout: StateLayout) -> None:
         reference = layout.receive(self._policy, self._ranks)
-        self._learner = build_rank(self._policy, self._config, self._ranks, reference)
+        self._learner = Learner(
+            self._policy,
+            self._config.trainer,
+            max_episode_tokens=self._config.max_episode_tokens,
+            seed=self._config.seed,
+            ranks=self._ranks,
+        )
+        if reference is not None:
+            self._policy.keep_reference(reference)
         optimizer, device = self._learner.optimizer, self._policy.device
         layout.broadcast_optimizer(optimizer, self._ranks, device)
 

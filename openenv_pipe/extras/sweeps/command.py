@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,55 +40,6 @@ if TYPE_CHECKING:
     from openenv_pipe.extras.sweeps.cli import SweepSignals, SweepTable
 
 _log = logging.getLogger(__name__)
-
-
-def run_on_nodes(
-    cluster: RayConnection,
-    function: Callable[[int], None],
-    num_calls: int,
-    *,
-    num_cpus: float,
-    num_gpus: float,
-) -> dict[int, str]:
-    """Call the function with 0, 1, ..., each in a process on any node that has room for it.
-
-    The function raises nothing. A call whose process or node is lost is not repeated.
-
-    Returns:
-        The errors of lost calls, by their numbers.
-
-    Raises:
-        HostError: the cluster's head is lost.
-    """
-    task = cluster.ray.remote(_call_in_folder).options(
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        runtime_env=SPARES_GUARDIANS,
-        max_retries=0,
-        scheduling_strategy="SPREAD",
-    )
-    waiting = {task.remote(Path.cwd(), function, number): number for number in range(num_calls)}
-    lost: dict[int, str] = {}
-    num_failed = 0
-    while waiting:
-        done, _ = cluster.ray.wait(list(waiting), timeout=HEAD_CHECK_S)
-        for each in done:
-            number = waiting.pop(each)
-            try:
-                cluster.ray.get(each)
-            except cluster.ray.exceptions.RayError as error:
-                lost[number] = in_a_line(error)
-        num_failed = 0 if done or cluster.head_answers() else num_failed + 1
-        if num_failed == NUM_FAILED_CHECKS:
-            raise cluster.head_lost("sweep")
-    return lost
-
-
-def _call_in_folder(folder: Path, function: Callable[[int], None], number: int) -> None:
-    """Call a function on a node; relative paths mean the caller's files where the node has them."""
-    if folder.is_dir():
-        os.chdir(folder)
-    function(number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,24 +170,44 @@ def _launch(
 
 
 def _place(orders: Orders, settings: RayJobs) -> None:
-    """Run the jobs on the nodes of a Ray cluster, as many at once as there is room for.
+    """Run each job in a process on any node of a Ray cluster that has room for it.
+
+    A job whose process or node is lost is not repeated.
 
     Raises HostError if the cluster cannot be joined, or its head is lost.
     """
     assert settings.address is not None
     cluster = RayConnection(settings.address)
     try:
-        lost = run_on_nodes(
-            cluster,
-            orders,
-            len(orders.jobs),
+        task = cluster.ray.remote(_do_in_folder).options(
             num_cpus=settings.cpus_per_job,
             num_gpus=settings.gpus_per_job,
+            runtime_env=SPARES_GUARDIANS,
+            max_retries=0,
+            scheduling_strategy="SPREAD",
         )
+        waiting = {task.remote(Path.cwd(), orders, n): n for n in range(len(orders.jobs))}
+        num_failed = 0
+        while waiting:
+            done, _ = cluster.ray.wait(list(waiting), timeout=HEAD_CHECK_S)
+            for each in done:
+                job = orders.jobs[waiting.pop(each)]
+                try:
+                    cluster.ray.get(each)
+                except cluster.ray.exceptions.RayError as error:
+                    _log.warning("job %d was lost: %s", job.index, in_a_line(error))
+            num_failed = 0 if done or cluster.head_answers() else num_failed + 1
+            if num_failed == NUM_FAILED_CHECKS:
+                raise cluster.head_lost("sweep")
     finally:
         cluster.close()
-    for number, error in lost.items():
-        _log.warning("job %d was lost: %s", orders.jobs[number].index, error)
+
+
+def _do_in_folder(folder: Path, orders: Orders, number: int) -> None:
+    """Do a job on a node; relative paths mean the sweep's files where the node has them."""
+    if folder.is_dir():
+        os.chdir(folder)
+    orders(number)
 
 
 def _search(

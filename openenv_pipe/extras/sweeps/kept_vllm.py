@@ -51,9 +51,8 @@ class KeptProcesses:
             key = _key(spec, launch, digest)
             kept = before.pop(key, None)
             if kept is None:
-                kept = VllmProcess(
-                    spec, launch.config, launch.python, self._new_log(), clear=cleared
-                )
+                log = new_log_folder(self._logs, "vllm") / LOG
+                kept = VllmProcess(spec, launch.config, launch.python, log, clear=cleared)
             kept.spec = spec  # the folder of the model is another one
             self._servers[key] = kept
         await _stop(list(before.values()))
@@ -66,12 +65,13 @@ class KeptProcesses:
     async def close(self) -> None:
         await _stop(list(self._servers.values()))
 
-    def _new_log(self) -> Path:
-        """Return the log of a new server. Workers before this one may have made some."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        folder = self._logs / f"vllm_{len(list(self._logs.glob('vllm_*'))) + 1}"
-        folder.mkdir()
-        return folder / LOG
+
+def new_log_folder(logs: Path, kind: str) -> Path:
+    """Make a folder for logs of new servers. Workers before this one may have made some."""
+    logs.mkdir(parents=True, exist_ok=True)
+    folder = logs / f"{kind}_{len(list(logs.glob(f'{kind}_*'))) + 1}"
+    folder.mkdir()
+    return folder
 
 
 async def _stop(servers: list[VllmProcess]) -> None:

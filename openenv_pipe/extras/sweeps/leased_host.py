@@ -25,7 +25,7 @@ from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, HostError, PipeError
-from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses
+from openenv_pipe.extras.sweeps.kept_vllm import KeptProcesses, new_log_folder
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.system.files import digest_of_bytes
 from openenv_pipe.system.http import OPEN, Access, bearer
@@ -124,7 +124,7 @@ class SharedServers:
         while len(idle := [each for each in self._sets if not each.is_leased]) > MAX_IDLE:
             await self._stop(idle[0])
         self._report("lease", "environment", True)
-        logs = self._new_folder()
+        logs = new_log_folder(self._logs, "environment")
         started = ServerSet(key=key, servers=_build(wanted, logs), logs=logs)
         self._sets.append(started)
         try:
@@ -134,13 +134,6 @@ class SharedServers:
             await self._stop(started)
             raise
         return started
-
-    def _new_folder(self) -> Path:
-        """Make a folder for logs. Workers before this one may have made some."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        logs = self._logs / f"environment_{len(list(self._logs.glob('environment_*'))) + 1}"
-        logs.mkdir()
-        return logs
 
     async def _clear(self, idle: ServerSet) -> None:
         """Clear a set for its next job, or stop it if that fails."""
