@@ -25,7 +25,16 @@ class MlflowTracker:
     """One run of an experiment. Its parameters are the keys of the configuration."""
 
     def __init__(self, key: str, config: MlflowTrackerConfig, folder: Path) -> None:
-        self._mlflow = _load_mlflow()
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        with needed_by("tracker=mlflow", "mlflow-skinny", ", or set tracker=none"):
+            import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
+            import mlflow
+            import mlflow.entities
+            import sqlalchemy  # noqa: F401
+        logging.getLogger("mlflow").setLevel(
+            logging.WARNING
+        )  # each new file has lines about itself
+        self._mlflow: Any = mlflow
         self._config = config
         self._client: Any = None
         self._run_id = ""
@@ -93,8 +102,7 @@ class MlflowTracker:
     def _experiment_id(self) -> str:
         """Return the experiment's id; a new one in a file keeps its artifacts beside the file."""
         name = self._config.experiment
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
+        if (found := self._client.get_experiment_by_name(name)) is not None:
             return found.experiment_id
         place = None
         if self._config.uri.startswith(SQLITE):
@@ -103,8 +111,7 @@ class MlflowTracker:
         try:
             return self._client.create_experiment(name, artifact_location=place)
         except self._mlflow.exceptions.MlflowException:  # another run may have made it meanwhile
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
+            if (found := self._client.get_experiment_by_name(name)) is None:
                 raise
             return found.experiment_id
 
@@ -121,14 +128,3 @@ def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
             yield "openenv_pipe.parent_checkpoint", run.parent.checkpoint
         if run.parent.tracker_run_id:
             yield "mlflow.parentRunId", run.parent.tracker_run_id  # the page nests the run there
-
-
-def _load_mlflow() -> Any:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    with needed_by("tracker=mlflow", "mlflow-skinny", ", or set tracker=none"):
-        import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
-        import mlflow
-        import mlflow.entities
-        import sqlalchemy  # noqa: F401
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # each new file has lines about itself
-    return mlflow

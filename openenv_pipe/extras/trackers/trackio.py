@@ -17,7 +17,10 @@ from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, Tr
 
 class TrackioTracker:
     def __init__(self, key: str, config: TrackioTrackerConfig, folder: Path) -> None:
-        self._trackio = _load_trackio()
+        with needed_by("tracker=trackio", "trackio", ", or set tracker=none"):
+            import trackio
+            import trackio.sqlite_storage
+        self._trackio: Any = trackio
         self._config = config
         self._run: Any = None
         self._next_index = 0
@@ -60,10 +63,3 @@ class TrackioTracker:
         self._run.log(last, step=self._next_index - 1)
         with redirect_stdout(sys.stderr):  # it prints, and stdout is for results
             self._run.finish()
-
-
-def _load_trackio() -> Any:
-    with needed_by("tracker=trackio", "trackio", ", or set tracker=none"):
-        import trackio
-        import trackio.sqlite_storage
-    return trackio

@@ -19,7 +19,10 @@ class WandbTracker:
     """One run, whose steps are the lines of metrics.jsonl; offline, files in the run folder."""
 
     def __init__(self, key: str, config: WandbTrackerConfig, folder: Path) -> None:
-        self._wandb = _load_wandb()
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
+        with needed_by("tracker=wandb", "wandb", ", or set tracker=none"):
+            import wandb
+        self._wandb: Any = wandb
         self._config = config
         self._run: Any = None
         self._evaluated: dict[str, float] = {}  # since the last record
@@ -94,10 +97,3 @@ def _notes(run: TrackedRun) -> str | None:
     where = f"@{run.parent.checkpoint}" if run.parent.checkpoint else ""
     known = f" (run {run.parent.tracker_run_id})" if run.parent.tracker_run_id else ""
     return f"{run.parent.kind} of {run.parent.id}{where}{known}"
-
-
-def _load_wandb() -> Any:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
-    with needed_by("tracker=wandb", "wandb", ", or set tracker=none"):
-        import wandb
-    return wandb

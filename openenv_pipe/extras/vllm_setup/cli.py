@@ -7,6 +7,10 @@ import typer
 from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import notify_user
 
+BuildOption = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
+]
 app = typer.Typer(
     no_args_is_help=True,
     help="Engines: install what they need, and start their servers.\n\n\b\n"
@@ -18,10 +22,7 @@ app = typer.Typer(
 @app.command()
 def install(
     engine: Annotated[Literal["vllm"], typer.Argument(help="The engine to install.")],
-    build: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
-    ] = "auto",
+    build: BuildOption = "auto",
     extra_index_url: Annotated[
         str | None, typer.Option(help="Another package index, such as that of torch's CPU builds.")
     ] = None,
@@ -55,10 +56,7 @@ def command(
         Literal["shell", "compose"],
         typer.Option("--format", help="A shell command, or a file for docker compose."),
     ] = "shell",
-    build: Annotated[
-        Literal["auto", "cpu", "cuda"],
-        typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
-    ] = "auto",
+    build: BuildOption = "auto",
 ) -> None:
     """Print how to start the vLLM server that a run with engine.launch=attach needs.
 

@@ -244,12 +244,9 @@ def _run(command: Sequence[str], log: Path, limit_s: float, environment: Mapping
     with log.open("a") as file:
         print("$", hide_assignments(" ".join(command), environment_secrets()), file=file)
     process = ManagedProcess(command, log=log, environment=environment)
-    deadline = time.monotonic() + limit_s
     try:
-        while process.alive:
-            if time.monotonic() > deadline:
-                raise EngineError(f"{command[0]} took longer than {limit_s:g} s", log)
-            process.wait(POLL_S)
+        if process.wait(limit_s) is None:
+            raise EngineError(f"{command[0]} took longer than {limit_s:g} s", log)
     finally:
         process.stop(STOP_LIMIT_S)
     return process.returncode or 0
@@ -292,12 +289,8 @@ def _versions(folder: Path) -> dict[str, str]:
         "import json; from importlib.metadata import version; "
         "print(json.dumps({n: version(n) for n in ('torch', 'transformers')}))"
     )
-    python = str(folder / "bin" / "python")
-    found = subprocess.run(
-        [python, "-I", "-c", script],
-        env=child_environment(),
-        capture_output=True,
-        timeout=60,
-        check=True,
+    command = [str(folder / "bin" / "python"), "-I", "-c", script]
+    found = subprocess.check_output(
+        command, env=child_environment(), stderr=subprocess.DEVNULL, timeout=60
     )
-    return json.loads(found.stdout)
+    return json.loads(found)
