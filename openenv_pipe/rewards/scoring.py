@@ -96,7 +96,13 @@ class Scorer:
             for name, term in self._opened.items():
                 term.check(num_played, self._reasons(groups, name))
             if self._judge is not None:
-                self._check_judge(self._judge, num_played, self._reasons(groups, *self._judged))
+                reasons, limit = self._reasons(groups, *self._judged), self._judge.max_failed_share
+                if len(reasons) > limit * num_played:
+                    raise JudgeError(
+                        f"the judge gave no verdict for {len(reasons)} of {num_played} episodes, "
+                        f"more than judge.max_failed_share={limit:g}; the last reason: "
+                        f"{reasons[-1]}"
+                    )
         except JudgeError:
             for each in asked:
                 each.settle(ids, goes_on=False)
@@ -113,14 +119,6 @@ class Scorer:
                 found = [self._failures.pop(key) for key in keys if key in self._failures]
                 reasons += found[:1]
         return reasons
-
-    def _check_judge(self, judge: Judge, num_played: int, reasons: Sequence[str]) -> None:
-        limit = judge.max_failed_share
-        if len(reasons) > limit * num_played:
-            raise JudgeError(
-                f"the judge gave no verdict for {len(reasons)} of {num_played} episodes, more "
-                f"than judge.max_failed_share={limit:g}; the last reason: {reasons[-1]}"
-            )
 
 
 @asynccontextmanager

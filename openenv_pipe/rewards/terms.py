@@ -27,30 +27,6 @@ from openenv_pipe.types import Episode, Group
 TermFunction = Callable[[Episode], list[float]]
 
 
-def environment_sum(episode: Episode) -> list[float]:
-    return [turn.reward for turn in episode.turns]
-
-
-def environment_last(episode: Episode) -> list[float]:
-    return at_the_end(episode, episode.turns[-1].reward if episode.turns else 0.0)
-
-
-def success(episode: Episode) -> list[float]:
-    return at_the_end(episode, float(episode.success))
-
-
-def turns_used(episode: Episode) -> list[float]:
-    return [1.0 for _ in episode.turns]
-
-
-def unusable_replies(episode: Episode) -> list[float]:
-    return [float(turn.unusable is not None) for turn in episode.turns]
-
-
-def reply_length(episode: Episode) -> list[float]:
-    return [float(turn.num_completion_tokens) for turn in episode.turns]
-
-
 def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
     """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0].
 
@@ -60,8 +36,8 @@ def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> lis
     return at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
 
-def matching_replies(episode: Episode, *, pattern: LimitedPattern) -> list[float]:
-    return [float(pattern.search(turn.reply) is not None) for turn in episode.turns]
+def _last_reward(episode: Episode) -> list[float]:
+    return at_the_end(episode, episode.turns[-1].reward if episode.turns else 0.0)
 
 
 def at_the_end(episode: Episode, value: float) -> list[float]:
@@ -112,20 +88,25 @@ class BrevityOfGroup:
 
 def _function(name: str, term: EpisodeTermConfig) -> TermFunction:
     match term:
+        case EnvTerm(use="sum"):
+            return lambda episode: [turn.reward for turn in episode.turns]
         case EnvTerm():
-            return environment_sum if term.use == "sum" else environment_last
+            return _last_reward
         case SuccessTerm():
-            return success
+            return lambda episode: at_the_end(episode, float(episode.success))
         case TurnsTerm():
-            return turns_used
+            return lambda episode: [1.0 for _ in episode.turns]
         case UnusableTerm():
-            return unusable_replies
+            return lambda episode: [float(turn.unusable is not None) for turn in episode.turns]
         case LengthTerm():
-            return reply_length
+            return lambda episode: [float(turn.num_completion_tokens) for turn in episode.turns]
         case OverlongTerm():
             return partial(overlong, limit_tokens=term.limit_tokens, buffer_share=term.buffer_share)
         case RegexTerm():
-            return partial(matching_replies, pattern=_compiled(name, term.pattern))
+            pattern = _compiled(name, term.pattern)
+            return lambda episode: [
+                float(pattern.search(turn.reply) is not None) for turn in episode.turns
+            ]
 
 
 def _compiled(name: str, pattern: str) -> LimitedPattern:
