@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.untrusted_json import MAX_DEPTH
+from openenv_pipe.system.untrusted_json import MAX_DEPTH, levels
 
 Schema = Mapping[str, Any]
 
@@ -64,14 +64,12 @@ def _problem(schema: Any) -> str:
 
 def _num_parts(schema: Any) -> int:
     """Count lists and objects, until there are too many of them or too many levels."""
-    count, level = 0, [schema]
-    for _ in range(MAX_DEPTH):
+    count = 0
+    for depth, level in enumerate(levels(schema), start=1):
         count += len(level)
-        if not level or count > MAX_PARTS:
-            return count
-        members = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [part for each in members for part in each if isinstance(part, dict | list)]
-    return MAX_PARTS + 1
+        if depth == MAX_DEPTH or count > MAX_PARTS:
+            return MAX_PARTS + 1
+    return count
 
 
 class SchemaWalk:

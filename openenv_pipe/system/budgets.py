@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.untrusted_json import levels
 
 MAX_FILE_MB = 64  # of a file read whole; the largest image, 8.4 million pixels, has 34
 MAX_DEPTH = 80  # levels of JSON; an observation has at most 64, and its episode a few more
@@ -71,19 +72,11 @@ class Account:
 
 def check_shape(value: Any, max_keys: int | None) -> None:
     """Check the depth of a JSON value, and how many keys each object has. Raises ValueError."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
+    for depth, level in enumerate(levels(value)):
+        if depth == MAX_DEPTH:
+            raise ValueError(f"it nests more than {MAX_DEPTH} levels deep")
         if max_keys and any(type(each) is dict and len(each) > max_keys for each in level):
             raise ValueError(f"an object in it has more than {max_keys:,} keys")
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) in (dict, list)
-        ]
-        if not level:
-            return
-    raise ValueError(f"it nests more than {MAX_DEPTH} levels deep")
 
 
 def too_large(where: Path | str, max_mb: int, what: str = "is larger than") -> BudgetError:

@@ -7,7 +7,8 @@ recursive function fails on them, and their texts can be encoded.
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 MAX_DEPTH = 64  # levels of lists and objects
@@ -83,13 +84,18 @@ def require_shallow(value: Any, text: str) -> None:
     """Raise ValueError if the value of the JSON `text` nests deeper than `MAX_DEPTH`."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _members(outer)]
-        if not level:
-            return
-    if any(isinstance(each, dict | list) for each in level):
+    if any(depth == MAX_DEPTH for depth, _ in enumerate(levels(value))):
         raise too_deep()
+
+
+def levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the lists and objects at each level of a JSON value, the outermost first."""
+    inner: Iterable[Any] = [value]
+    while level := [each for each in inner if isinstance(each, dict | list)]:
+        yield level
+        inner = chain.from_iterable(
+            each.values() if isinstance(each, dict) else each for each in level
+        )
 
 
 def encodable(text: str) -> str:
@@ -105,9 +111,3 @@ def encodable_json(values: Sequence[Any]) -> list[Any]:
 def too_deep() -> ValueError:
     """Return the error for JSON that nests too deep."""
     return ValueError(f"it nests more than {MAX_DEPTH} levels deep")
-
-
-def _members(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

@@ -134,7 +134,12 @@ def step_result(data: dict[str, Any], url: str) -> StepResult:
             "protocol has them beside it; fix the environment's server"
         )
     if reward is not None:
-        reward = _number(reward, url)
+        if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:  # NaN: False
+            raise SessionError(
+                f"{url}: reward is {quoted(str(reward))}, expected null or a number of at most "
+                f"{MAX_REWARD:g} in absolute value; fix the environment"
+            )
+        reward = float(reward)
     if done not in (None, False, True):  # The text "false" is no end.
         raise SessionError(
             f"{url}: done is {quoted(str(done))}, expected true or false; fix the environment"
@@ -160,12 +165,3 @@ def _cut(text: str) -> str:
     if len(text) <= MAX_ERROR_LENGTH:
         return text
     return shortened(redact(text), MAX_ERROR_LENGTH)  # a cut could leave half of a secret
-
-
-def _number(reward: Any, url: str) -> float:
-    if isinstance(reward, int | float) and abs(reward) <= MAX_REWARD:
-        return float(reward)
-    raise SessionError(
-        f"{url}: reward is {quoted(str(reward))}, expected null or a number of at most "
-        f"{MAX_REWARD:g} in absolute value; fix the environment"
-    )
