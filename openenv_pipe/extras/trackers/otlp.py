@@ -46,7 +46,7 @@ def server_of(endpoint: str) -> str | None:
     return endpoint.removesuffix(TRACES) if endpoint.endswith(TRACES) else None
 
 
-def send_scores(
+async def _send_scores(
     server: str,
     headers: Mapping[str, str],
     episodes: Sequence[tuple[int, Episode]],
@@ -63,12 +63,6 @@ def send_scores(
     Raises ConnectionError if the server has not taken all of them, and HttpError without an answer.
     """
     events = [event for trace, episode in episodes for event in _events(trace, episode)]
-    asyncio.run(_send(server, headers, events, timeout_s))
-
-
-async def _send(
-    server: str, headers: Mapping[str, str], events: Sequence[Mapping[str, Any]], timeout_s: float
-) -> None:
     async with HttpClient(server, Access(headers=headers)) as client:
         for start in range(0, len(events), SCORES_PER_REQUEST):
             answer = await client.request(
@@ -171,6 +165,8 @@ class OtlpTracker:
 
     def _send(self, origin: Origin, groups: Sequence[Group]) -> None:
         """Send the sampled episodes, and to Langfuse their rewards as scores."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
         sampled = self._sampled(origin, groups)
         spans = [
             self._readable(trace, span)
@@ -178,10 +174,13 @@ class OtlpTracker:
             for span in episode_spans(origin, group, episode)
         ]
         for start in range(0, len(spans), SPANS_PER_REQUEST):
-            self._export(spans[start : start + SPANS_PER_REQUEST])
+            part = spans[start : start + SPANS_PER_REQUEST]
+            if self._exporter.export(part) is not SpanExportResult.SUCCESS:
+                raise ConnectionError(f"{self._config.endpoint} did not accept {len(part)} spans")
         if sampled and (server := server_of(self._config.endpoint)) is not None:
             episodes = [(trace, episode) for trace, _, episode in sampled]
-            send_scores(server, self._headers, episodes, timeout_s=self._config.timeout_s)
+            limit_s = self._config.timeout_s
+            asyncio.run(_send_scores(server, self._headers, episodes, timeout_s=limit_s))
 
     def _sampled(self, origin: Origin, groups: Sequence[Group]) -> list[tuple[int, str, Episode]]:
         """Choose episodes by their traces' ids, which are hashes, so that none is preferred."""
@@ -219,12 +218,6 @@ class OtlpTracker:
             end_time=span.end_ns,
             instrumentation_scope=InstrumentationScope(NAME),
         )
-
-    def _export(self, spans: list[Any]) -> None:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise ConnectionError(f"{self._config.endpoint} did not accept {len(spans)} spans")
 
 
 def _credentials(key: str, config: OtlpTrackerConfig) -> dict[str, str]:

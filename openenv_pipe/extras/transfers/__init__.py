@@ -6,21 +6,15 @@ _BUILD = "openenv_pipe.extras.transfers.build"
 
 EXTRA = Extra(
     name="transfers",
-    blocks=(
+    blocks=tuple(
         BlockType(
             block="engine.weight_transfer",
-            type="broadcast",
+            type=kind,
             config="",
-            build=f"{_BUILD}:build_broadcast",
-            check=f"{_BUILD}:check_broadcast",
-        ),
-        BlockType(
-            block="engine.weight_transfer",
-            type="ipc",
-            config="",
-            build=f"{_BUILD}:build_ipc",
-            check=f"{_BUILD}:check_ipc",
-        ),
+            build=f"{_BUILD}:build_{kind}",
+            check=f"{_BUILD}:check_{kind}",
+        )
+        for kind in ("broadcast", "ipc")
     ),
     rules="openenv_pipe.extras.transfers.rules:RULES",
 )
