@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,15 +39,14 @@ class RestartableServer(Protocol):
 Restart = Callable[[RestartableServer, FailureError], Coroutine[Any, Any, None]]
 
 
+@dataclass(eq=False, slots=True)
 class RestartBudget:
     """A number of restarts, over the whole run, for all servers that share the budget."""
 
-    def __init__(self, limit: int, key: str, notify: Callable[[str], None] = _log.warning) -> None:
-        """key: the configuration key that sets `limit`. notify: is called with each restart."""
-        self.num_used = 0
-        self._limit = limit
-        self._key = key
-        self._notify = notify
+    limit: int
+    key: str  # of the configuration, which sets `limit`
+    notify: Callable[[str], None] = _log.warning  # called with each restart
+    num_used: int = field(default=0, init=False)
 
     async def restart(self, server: RestartableServer, error: FailureError) -> None:
         """Stop and start a server until a start succeeds.
@@ -58,51 +58,32 @@ class RestartBudget:
             FailureError: of the type of `error`, when the budget is used up.
         """
         error_type = type(error)
-        while self.num_used < self._limit:
+        while self.num_used < self.limit:
             self.num_used += 1
             cause = str(error).partition("\n")[0]
-            self._notify(f"{cause}; restart {self.num_used} of {self._limit}")
+            self.notify(f"{cause}; restart {self.num_used} of {self.limit}")
             try:
                 await server.stop()
                 await server.start()
                 return
             except error_type as failed_start:
                 error = failed_start
-        raise error_type(f"{self._key}={self._limit} are used up: {error}") from error
+        raise error_type(f"{self.key}={self.limit} are used up: {error}") from error
 
 
+@dataclass(eq=False, slots=True)
 class Supervisor:
     """Watches one running server and has it restarted each time it dies."""
 
-    def __init__(
-        self,
-        server: RestartableServer,
-        restart: Restart,
-        *,
-        name: str,
-        error_type: type[FailureError],
-        on_down: Callable[[str], None],
-        on_up: Callable[[str], None],
-        on_failure: Callable[[PipeError], None],
-    ) -> None:
-        """Watch nothing before `watch`.
-
-        Args:
-            restart: brings a dead server back, or raises; such as `RestartBudget.restart`.
-            name: what error messages call the server.
-            error_type: type of the errors that are made here.
-            on_down: called with the URL of a server that has died.
-            on_up: called with the URL of a server that was restarted.
-            on_failure: called with the reason when there will be no server any more.
-        """
-        self._server = server
-        self._restart = restart
-        self._name = name
-        self._error_type = error_type
-        self._on_down = on_down
-        self._on_up = on_up
-        self._on_failure = on_failure
-        self._watcher: asyncio.Task[None] | None = None
+    server: RestartableServer
+    restart: Restart  # brings a dead server back, or raises; such as `RestartBudget.restart`
+    _: KW_ONLY
+    name: str  # what error messages call the server
+    error_type: type[FailureError]  # of the errors that are made here
+    on_down: Callable[[str], None]  # called with the URL of a server that has died
+    on_up: Callable[[str], None]  # called with the URL of a server that was restarted
+    on_failure: Callable[[PipeError], None]  # called when there will be no server any more
+    _watcher: asyncio.Task[None] | None = field(default=None, init=False)
 
     def watch(self) -> None:
         """Begin to watch the server, which is running."""
@@ -117,14 +98,14 @@ class Supervisor:
     async def _watch(self) -> None:
         try:
             while True:
-                url = self._server.url
-                cause = await self._server.died()
-                self._on_down(url)
-                died = f"{self._name} at {url} died ({cause})"
-                await self._restart(self._server, self._error_type(died, self._server.log))
-                self._on_up(self._server.url)
+                url = self.server.url
+                cause = await self.server.died()
+                self.on_down(url)
+                died = f"{self.name} at {url} died ({cause})"
+                await self.restart(self.server, self.error_type(died, self.server.log))
+                self.on_up(self.server.url)
         except PipeError as error:
-            self._on_failure(error)
+            self.on_failure(error)
         except Exception as error:  # reported, or whoever waits for the server would wait forever
-            self._on_failure(self._error_type(f"{self._name} cannot be watched: {error!r}"))
+            self.on_failure(self.error_type(f"{self.name} cannot be watched: {error!r}"))
             raise

@@ -67,6 +67,7 @@ class SupervisedHost:
     async def start(self) -> None:
         """Start all servers at the same time, then open all sessions. See `Host.start`."""
         try:
+            await self._prepare()
             await run_all(server.start() for server in self._servers)
             for server in self._servers:
                 self._pool.add(server.url)
@@ -77,6 +78,9 @@ class SupervisedHost:
         for supervisor in self._supervisors:
             supervisor.watch()
         _log.info("env %r: started the servers %s", self._env.name, ", ".join(self.urls))
+
+    async def _prepare(self) -> None:
+        """Do what hosts of a kind have to do before their servers start."""
 
     async def _open_all(self) -> None:
         """Open all sessions. An error quotes a server's log, which may name the reason.

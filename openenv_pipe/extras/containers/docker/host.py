@@ -171,17 +171,12 @@ class DockerHost(SupervisedHost):
         image = self._daemon.image
         return {"image": {"name": image.name, "id": image.id}}
 
-    async def start(self) -> None:
-        """See `Host.start`. Removes containers of dead runs, and builds a missing image."""
-        try:
-            await self._daemon.open(self._recipe, self._config.build_timeout_s)
-            port = self._port or exposed_port(self._daemon.image)
-        except BaseException:
-            await self.close()
-            raise
+    async def _prepare(self) -> None:
+        """Remove containers of dead runs, and build a missing image."""
+        await self._daemon.open(self._recipe, self._config.build_timeout_s)
+        port = self._port or exposed_port(self._daemon.image)
         for container in self._containers:
             container.port = port
-        await super().start()
 
     async def _close(self) -> None:
         try:

@@ -66,33 +66,25 @@ class KubernetesHost(SupervisedHost):
         digests = sorted({each.image_id for each in self._pods if each.image_id})
         return {"image": {"name": self._config.image, "id": ", ".join(digests)}}
 
-    async def start(self) -> None:
-        """See `Host.start`. Objects of dead runs in the namespace are deleted first."""
+    async def _prepare(self) -> None:
+        """Delete objects of dead runs in the namespace, and create those that the pods need."""
+        config = self._config
+        self._cluster = await connect(config.namespace, config.context, config.kubeconfig)
         try:
-            await self._prepare()
+            await delete_dead_runs(self._cluster)
+            holder = f"{socket.gethostname()}/{os.getpid()}"
+            created = await self._cluster.create(lease(self._run, holder, datetime.now(UTC)))
+            owner = owner_reference(created)
+            if config.network == "none-outbound":
+                await self._cluster.create(network_policy(config, owner=owner))
+            if config.access == "cluster":
+                for index in range(config.num_servers):
+                    await self._cluster.create(service(config, owner=owner, index=index))
         except ClusterError as error:
-            await self.close()
-            more = advice(error.status, self._config.namespace)
+            more = advice(error.status, config.namespace)
             raise HostError(
                 f"env {self._env.name!r}: the cluster rejects a call: {error}{more}"
             ) from error
-        except BaseException:
-            await self.close()
-            raise
-        await super().start()
-
-    async def _prepare(self) -> None:
-        config = self._config
-        self._cluster = await connect(config.namespace, config.context, config.kubeconfig)
-        await delete_dead_runs(self._cluster)
-        holder = f"{socket.gethostname()}/{os.getpid()}"
-        created = await self._cluster.create(lease(self._run, holder, datetime.now(UTC)))
-        owner = owner_reference(created)
-        if config.network == "none-outbound":
-            await self._cluster.create(network_policy(config, owner=owner))
-        if config.access == "cluster":
-            for index in range(config.num_servers):
-                await self._cluster.create(service(config, owner=owner, index=index))
         for each in self._pods:
             each.join(self._cluster, owner)
         self._renewal = asyncio.create_task(self._renew(self._cluster))
