@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.extras.devices.fsdp import ShardedPolicy
@@ -37,7 +36,6 @@ from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.process_settings import keep_freed_memory
-from openenv_pipe.types import Sample
 
 EXIT_DELAY_S = 1.0
 
@@ -45,8 +43,8 @@ EXIT_DELAY_S = 1.0
 class Worker:
     """Executes rank 0's orders: a method of its own, or of an object that it has built before."""
 
+    learner: Learner
     policy: ShardedPolicy  # like the objects below, only if the policy is sharded
-    learner: ShardedLearner
     warm_start: ShardedWarmStart
     weights: ShardedPolicyWeights
     optimizer: Optimizer  # of the stage that was built last
@@ -65,7 +63,6 @@ class Worker:
         self._device = torch.device(device)
         self._policy: Policy  # whole
         self._config: RunConfig
-        self._learner: Learner
 
     def execute(self, order: str, arguments: Sequence[Any]) -> None:
         """Call a method by its name, or by an object's and its method's: `learner.update`."""
@@ -112,7 +109,7 @@ class Worker:
 
     def receive_state(self, layout: StateLayout) -> None:
         reference = layout.receive(self._policy, self._ranks)
-        self._learner = Learner(
+        self.learner = Learner(
             self._policy,
             self._config.trainer,
             max_episode_tokens=self._config.max_episode_tokens,
@@ -121,17 +118,8 @@ class Worker:
         )
         if reference is not None:
             self._policy.keep_reference(reference)
-        optimizer, device = self._learner.optimizer, self._policy.device
+        optimizer, device = self.learner.optimizer, self._policy.device
         layout.broadcast_optimizer(optimizer, self._ranks, device)
-
-    def update(
-        self,
-        samples: Sequence[Sample],
-        step: int,
-        uncomputed: Uncomputed,
-        replayed: Sequence[Sample],
-    ) -> None:
-        self._learner.update(samples, step, uncomputed, replayed)
 
     def load_sharded(
         self,
