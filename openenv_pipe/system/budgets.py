@@ -80,7 +80,6 @@ def check_shape(value: Any, max_keys: int | None) -> None:
 
 
 def too_large(where: Path | str, max_mb: int, what: str = "is larger than") -> BudgetError:
-    """Return the error about a file beyond its limit."""
     return BudgetError(
         f"{where} {what} {max_mb:,} MB, the most that is read; is the file damaged, or made to "
         "fill the memory?"

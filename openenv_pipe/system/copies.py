@@ -42,7 +42,7 @@ def _copier(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, list):
         return _list
     if kind is tuple:
-        return _tuple
+        return lambda values: tuple([_COPIERS[type(value)](value) for value in values])
     if kind is Image:
         return copy.copy  # its values are text and numbers
     if issubclass(kind, Mapping):
@@ -64,10 +64,6 @@ def _list(values: list[Any]) -> list[Any]:
     if ATOMS.issuperset(map(type, values)):
         return values[:]
     return [_COPIERS[type(value)](value) for value in values]
-
-
-def _tuple(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple([_COPIERS[type(value)](value) for value in values])
 
 
 def _mapping(values: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -149,7 +149,6 @@ class HttpClient:
             raise HttpError(told or type(error).__name__) from error
 
     def _describe(self, error: OSError) -> str:
-        """Describe why there is no connection."""
         text = str(error) or type(error).__name__
         # A server without TLS closes the connection when the handshake begins.
         is_handshake = self._url.startswith("https:") and isinstance(error, ConnectionResetError)

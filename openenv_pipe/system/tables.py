@@ -45,7 +45,6 @@ class Table:
         self.rows: list[Sequence[str | Text]] = []
 
     def add_row(self, *cells: str | Text) -> None:
-        """Add a row; `cells` has one cell for each column."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self.rows.append(cells)

@@ -109,5 +109,4 @@ def encodable_json(values: Sequence[Any]) -> list[Any]:
 
 
 def too_deep() -> ValueError:
-    """Return the error for JSON that nests too deep."""
     return ValueError(f"it nests more than {MAX_DEPTH} levels deep")

@@ -53,8 +53,6 @@ def origin_of(run: TrackedRun, id_key: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedStep:
-    """One step of the run."""
-
     index: int  # of its line in metrics.jsonl, from 0; a resumed run repeats indices
     record: Mapping[str, Any]  # the line: `step`, `stage`, and numbers by name, None where missing
     groups: Sequence[Group] = ()  # its episodes; none in the warm start and for earlier attempts
@@ -72,8 +70,6 @@ class TrackedStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedEvaluation:
-    """One evaluation of the run."""
-
     index: int  # of the line in metrics.jsonl that comes next
     report: EvalReport
     groups: Sequence[Group] = ()  # its episodes; none for evaluations of earlier attempts

@@ -97,19 +97,16 @@ def without_fields(schema: Schema, names: Sequence[str]) -> Schema:
     fields = schema.get("properties")
     if not names or not isinstance(fields, dict):
         return schema
+    required = schema.get("required", [])
     for name in names:
-        if name not in fields or name in schema.get("required", []):
+        if name not in fields or name in required:
             what = "is required by" if name in fields else "is no field of"
+            optional = ", ".join(each for each in fields if each not in required) or "none"
             raise ConfigError(
                 f"env.adapter.hidden_fields: {name!r} {what} the environment's action; its "
-                f"optional fields are {_optional(schema)}"
+                f"optional fields are {optional}"
             )
     return {**schema, "properties": {each: fields[each] for each in fields if each not in names}}
-
-
-def _optional(schema: Schema) -> str:
-    required = schema.get("required", [])
-    return ", ".join(name for name in schema["properties"] if name not in required) or "none"
 
 
 def _example(schema: Schema, check: ActionCheck) -> str:

@@ -40,7 +40,6 @@ def compile_template(key: str, source: str) -> jinja2.Template:
 
 
 def compile_optional(key: str, source: str | None) -> jinja2.Template | None:
-    """Compile a template that may be null."""
     return None if source is None else compile_template(key, source)
 
 

@@ -47,8 +47,13 @@ class MultirunRequest:
 def read_request(overrides: Sequence[str]) -> MultirunRequest:
     with readable_errors(SweepSettings):
         parsed = parse_overrides(overrides, open_loader())
-        _reject_hydra_settings([each for each in parsed if block_of(each) == "hydra"])
-        own = [each for each in parsed if block_of(each) not in ("sweep", "hydra")]
+        if settings := [each for each in parsed if block_of(each) == "hydra"]:
+            raise ConfigError(
+                f"{shown_override(settings[0].input_line)}: Hydra's own settings have no effect; "
+                "the jobs of a sweep run one after another, or, with sweep.ray.address=auto, in "
+                "parallel on a Ray cluster, which may be this machine alone (`ray start --head`)"
+            )
+        own = [each for each in parsed if block_of(each) != "sweep"]
         sweep = _compose_sweep([each for each in parsed if block_of(each) == "sweep"])
         if sweep.type == "search":
             shared = tuple(each.input_line or "" for each in own if not each.is_sweep_override())
@@ -79,15 +84,6 @@ def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:
             lines.append(f"++{line}")
     values = load_values(open_loader(), [NO_EXPERIMENT, choice, *lines], only=("sweep",))
     return SweepSettings.model_validate(values).sweep
-
-
-def _reject_hydra_settings(overrides: Sequence["Override"]) -> None:
-    for override in overrides:
-        raise ConfigError(
-            f"{shown_override(override.input_line)}: Hydra's own settings have no effect; the jobs "
-            "of a sweep run one after another, or, with sweep.ray.address=auto, in parallel on a "
-            "Ray cluster, which may be this machine alone (`ray start --head`)"
-        )
 
 
 def _values(override: "Override") -> list[str]:

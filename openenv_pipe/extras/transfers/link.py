@@ -57,7 +57,6 @@ def divide(weights: Mapping[str, torch.Tensor], chunk_bytes: int) -> Sequence[Ch
 
 
 def buffer_for(chunks: Sequence[Chunk], device: torch.device) -> torch.Tensor:
-    """Return a buffer of bytes that holds any of the chunks."""
     size = max(chunk.num_bytes for chunk in chunks)
     return torch.empty(size, dtype=torch.uint8, device=device)
 
