@@ -31,7 +31,7 @@ class TrackedRun:
     config: Mapping[str, Any]  # the whole configuration, with marks in place of secrets
     sweep: str | None  # the stamp of the sweep that the run belongs to
     parent: ParentRun | None
-    saved_id: str | None  # what `open` returned in an earlier attempt; None: there was none
+    saved_id: str | None = None  # what `open` returned in an earlier attempt; None: there was none
 
 
 def origin_of(run: TrackedRun, id_key: str) -> dict[str, Any]:

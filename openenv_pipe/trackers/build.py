@@ -79,9 +79,7 @@ class Trackers:
             self._send_earlier(record["step"])
         step = TrackedStep(index=self._num_records, record=record, groups=groups)
         self._num_records += 1
-        for delivery in self._deliveries:
-            delivery.log(step)
-        self._tell_all()
+        self._send(step)
 
     def log_evaluation(self, evaluation: Evaluation) -> None:
         """Send an evaluation that has just been played."""
@@ -104,9 +102,11 @@ class Trackers:
             self._send_evaluation(self._earlier.popleft())
 
     def _send_evaluation(self, report: EvalReport, groups: Sequence[Group] = ()) -> None:
-        evaluation = TrackedEvaluation(index=self._num_records, report=report, groups=groups)
+        self._send(TrackedEvaluation(index=self._num_records, report=report, groups=groups))
+
+    def _send(self, item: TrackedStep | TrackedEvaluation) -> None:
         for delivery in self._deliveries:
-            delivery.log_evaluation(evaluation)
+            delivery.log(item)
         self._tell_all()
 
     def _tell_all(self) -> None:
@@ -136,5 +136,4 @@ def _tracked_run(name: str, folder: RunFolder) -> TrackedRun:
         config=folder.written_config.model_dump(mode="json"),
         sweep=folder.record.sweep,
         parent=parent,
-        saved_id=None,  # `Delivery` reads it from the run folder
     )

@@ -90,16 +90,13 @@ class Delivery:
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def log(self, step: TrackedStep) -> None:
-        """Take a step to deliver. If too many wait, the oldest lose their episodes."""
-        self._take(step)
+    def log(self, item: TrackedStep | TrackedEvaluation) -> None:
+        """Take a step to deliver, or an evaluation, if the tracker takes evaluations.
 
-    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
-        """Take an evaluation to deliver, if the tracker takes evaluations."""
-        if isinstance(self._tracker, EvaluationTracker):
-            self._take(evaluation)
-
-    def _take(self, item: TrackedStep | TrackedEvaluation) -> None:
+        If too many wait, the oldest lose their episodes.
+        """
+        if isinstance(item, TrackedEvaluation) and not isinstance(self._tracker, EvaluationTracker):
+            return
         with self._changed:
             self._pending.append(_Waiting(item))
             if item.groups:
