@@ -51,16 +51,11 @@ class SessionPool:
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
-        self._failure: PipeError | None = None
+        self.failure: PipeError | None = None  # that every request for a session raises
 
     @property
     def urls(self) -> list[str]:
         return list(self._servers)
-
-    @property
-    def failure(self) -> PipeError | None:
-        """The error that every request for a session raises; None while sessions are lent."""
-        return self._failure
 
     def add(self, url: str) -> None:
         """Lend sessions of this server too, which are opened when they are needed."""
@@ -76,7 +71,7 @@ class SessionPool:
 
     def fail(self, error: PipeError) -> None:
         """Stop lending: every present and later request for a session raises `error`."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self._wake(len(self._waiters))
 
     async def open_all(self, patience_s: float = 0.0) -> None:
@@ -173,8 +168,8 @@ class SessionPool:
     async def _take_slot(self) -> Slots:
         """Wait for a free slot. Raises the failure of the host."""
         while True:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
+            if self.failure is not None:
+                raise self.failure.with_traceback(None)
             slots = max(self._servers.values(), key=lambda each: each.num_free, default=None)
             if slots is not None and slots.num_free > 0:
                 slots.num_free -= 1

@@ -53,12 +53,12 @@ def try_cluster(config: RunConfig) -> Iterator[Line]:
                 yield Line("cluster", Result.WARN, text)
                 return
             yield Line("cluster", Result.OK, f"room for {num_fitting} rollout workers ({room})")
-            yield from asyncio.run(_try_workers(config, Path(folder)))
+            yield from asyncio.run(_try_workers(config, settings, Path(folder)))
         finally:
             cluster.close()
 
 
-async def _try_workers(config: RunConfig, logs: Path) -> list[Line]:
+async def _try_workers(config: RunConfig, settings: RayClusterConfig, logs: Path) -> list[Line]:
     workers = RolloutWorkers(config, logs)
     try:
         await workers.start()
@@ -66,17 +66,16 @@ async def _try_workers(config: RunConfig, logs: Path) -> list[Line]:
         text = f"{workers.capacity} sessions opened by the rollout workers ({placed})"
         return [
             Line("workers", Result.OK, text),
-            *await _try_servers(config, logs),
-            *await asyncio.to_thread(_try_ranks, config, logs),
+            *await _try_servers(config, settings, logs),
+            *await asyncio.to_thread(_try_ranks, config, settings, logs),
         ]
     finally:
         await workers.close()
 
 
-async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
+async def _try_servers(config: RunConfig, settings: RayClusterConfig, logs: Path) -> list[Line]:
     """Find nodes with room and vLLM for all servers at once, without starting them."""
-    settings, engine = config.cluster, config.engine
-    assert isinstance(settings, RayClusterConfig)
+    engine = config.engine
     if not settings.vllm_on_nodes:
         return []
     assert isinstance(engine, VllmEngineConfig)
@@ -100,10 +99,8 @@ async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
         await asyncio.gather(*(server.stop() for server in servers))
 
 
-def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:
+def _try_ranks(config: RunConfig, settings: RayClusterConfig, logs: Path) -> Iterator[Line]:
     """Start the learner's ranks on all their nodes, and measure a sum over them."""
-    settings = config.cluster
-    assert isinstance(settings, RayClusterConfig)
     if settings.learner_nodes == 1:
         return
     device, num_devices = select_device(config.device), config.trainer.devices
