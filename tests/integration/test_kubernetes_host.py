@@ -341,7 +341,7 @@ print(json.dumps({{**kind, "status": {{"token": f"token-{{number}}"}}}}))
     }
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(given))
-    cluster = await kubernetes_api.connect("default", None, path)
+    cluster = await kubernetes_api.connect("default", None, str(path))
     keys = cluster._api.configuration.api_key
     assert keys["BearerToken"] == "Bearer token-0"
     async with asyncio.timeout(LIMIT_S):
