@@ -7,15 +7,15 @@ GRPO is distributed: rank 0 does the warm start alone and then broadcasts its re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.extras.devices.fsdp import ShardedOptimizer, ShardedPolicy
 from openenv_pipe.extras.devices.ranks import ConnectedRanks, collective
 from openenv_pipe.extras.devices.workers import Workers
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.models.policy import Policy
@@ -45,8 +45,14 @@ class ShardedLearner(Learner):
         )
 
     @collective("learner")
-    def update(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        return super().update(*arguments, **options)
+    def update(
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
+    ) -> dict[str, float]:
+        return super().update(samples, step, uncomputed, replayed)
 
     @collective("learner")
     def kl_from_sampler(self, samples: Sequence[Sample]) -> float:
@@ -150,13 +156,18 @@ class LearnerGroup(Learner):
         self._workers = workers
         self._has_started = False
 
-    def update(self, *arguments: Any, **options: Any) -> dict[str, float]:
+    def update(
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed = NOTHING,
+        replayed: Sequence[Sample] = (),
+    ) -> dict[str, float]:
         """Do what `Learner.update` does, on all ranks. The first call starts the workers."""
         if not self._has_started:
             self._start_workers()
-        assert not options, "orders have arguments by position"
-        with self._workers.running("learner.update", *arguments):
-            return super().update(*arguments)
+        with self._workers.running("learner.update", samples, step, uncomputed, replayed):
+            return super().update(samples, step, uncomputed, replayed)
 
     def _start_workers(self) -> None:
         policy, ranks, optimizer = self.policy, self._workers.ranks, self.optimizer
