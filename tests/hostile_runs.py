@@ -155,10 +155,10 @@ def with_episode(change: Callable[[dict[str, Any]], None], run: Path, private: P
     path.write_bytes(zlib.compress(text, 1, 31))
 
 
-def many_rows(run: Path, private: Path) -> None:
+def many_rows(count: int, run: Path, private: Path) -> None:
     path = run / "episodes" / "step_000001.jsonl.gz"
     row = zlib.decompress(path.read_bytes(), 31).splitlines()[0] + b"\n"
-    path.write_bytes(packed(row for _ in range(200_000)))
+    path.write_bytes(packed(row for _ in range(count)))
 
 
 def members(run: Path, private: Path) -> None:
@@ -250,7 +250,8 @@ def _cases() -> Iterator[tuple[str, Change]]:
     for name in JSON_FILES:
         for kind, make in JSON_BOMBS.items():
             yield f"json {kind} {name}", partial(written, name, make)
-    yield "rows valid", many_rows
+    for count in (50_000, 200_000):
+        yield f"rows valid {count}", partial(many_rows, count)
     yield "gzip members", members
     yield "image link", image
     for folder, suffix in (("logs/attempt_1", ".log"), ("eval", ".json"), ("episodes", ".gz")):
@@ -310,7 +311,8 @@ def _rows() -> Iterator[tuple[str, Change]]:
             "names",
             lambda: (record(n, **{f"{n}-{i}": 1.5 for i in range(100)}) for n in range(5000)),
         ),
-        ("many", lambda: (record(n, a=1e9) for n in range(1_000_000))),
+        ("200000", lambda: (record(n, a=1e9) for n in range(200_000))),
+        ("1000000", lambda: (record(n, a=1e9) for n in range(1_000_000))),
         (
             "full",
             lambda: (record(n, **{f"m{i}": n + 0.5 for i in range(99)}) for n in range(45_000)),
