@@ -26,9 +26,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
 from openenv_pipe.config.schema import RunConfig  # noqa: E402
-from openenv_pipe.extras.devices.learner_group import ShardedLearner, build_rank  # noqa: E402
+from openenv_pipe.extras.devices.learner_group import ShardedLearner  # noqa: E402
 from openenv_pipe.extras.devices.ranks import ConnectedRanks  # noqa: E402
 from openenv_pipe.extras.devices.sharded_load import load_sharded_policy  # noqa: E402
+from openenv_pipe.learner.learner import Learner  # noqa: E402
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks  # noqa: E402
 from openenv_pipe.models.load import load_policy  # noqa: E402
 
@@ -88,7 +89,9 @@ def run_rank(rank: int, size: int, folder: str, rendezvous: Path) -> None:
         learner = ShardedLearner(policy, config, ranks)
     else:
         policy = load_policy(config.model, seed=0, device=CPU)
-        learner = build_rank(policy, config, ranks)
+        learner = Learner(
+            policy, config.trainer, max_episode_tokens=config.max_episode_tokens, seed=config.seed
+        )
     gc.collect()
     found = {"rank": rank, "ranks": size, "whole": 4 * policy.num_parameters}
     found |= {"weights": live_bytes(), "peak of loading": peak_rss_bytes() - before}
