@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.system.budgets import MAX_ROWS
+
 SECRET = "the-private-text"
 SECRET_NAME = "id_private"
 KEY = "smoke/0001"
@@ -250,7 +252,7 @@ def _cases() -> Iterator[tuple[str, Change]]:
     for name in JSON_FILES:
         for kind, make in JSON_BOMBS.items():
             yield f"json {kind} {name}", partial(written, name, make)
-    for count in (50_000, 200_000):
+    for count in (20_000, MAX_ROWS, 2 * MAX_ROWS):
         yield f"rows valid {count}", partial(many_rows, count)
     yield "gzip members", members
     yield "image link", image

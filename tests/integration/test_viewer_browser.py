@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -514,6 +514,31 @@ def test_a_task_over_the_steps_and_in_two_evaluations(bundle, page):
     chosen = page.get_by_label("Episode").locator("option:checked")
     expect(chosen.first).to_have_text(re.compile("evaluation trained"))
     expect(chosen.last).to_have_text(re.compile("evaluation start"))
+
+
+@pytest.mark.parametrize("is_bundle", [False, True])
+def test_a_group_and_a_task_with_more_episodes_than_one_answer_has(page, tmp_path, is_bundle):
+    folder = run_samples.create(tmp_path / "runs")
+    write_episodes(episodes_path(folder.path, 1), run_samples.groups(num_groups=1, size=450))
+    folder.finish("finished")
+    with ExitStack() as stack:
+        if is_bundle:
+            written = Command(tmp_path, "view", "runs/smoke/0001", "--bundle", "bundle")
+            assert written.wait() == 0, written.err
+            link = (tmp_path / "bundle" / "index.html").as_uri()
+        else:
+            link = stack.enter_context(viewer(tmp_path))
+        page.goto(f"{link}#/run/smoke/0001/task?task=eval/0")
+        expect(page.locator("tbody tr")).to_have_count(450)
+        shown = "200 of the 450 episodes of the group are shown."
+        page.goto(f"{link}#/run/smoke/0001/group?step=1&group=1/0")
+        expect(page.get_by_text(shown)).to_be_visible()
+        expect(page.locator(".member")).to_have_count(200)
+        page.goto(f"{link}#/run/smoke/0001/episode?step=1&line=300")
+        expect(page.locator(".chip")).to_have_count(200)
+        expect(page.get_by_text(shown)).to_be_visible()
+        numbers = [int(text.split()[0]) for text in page.locator(".chip").all_inner_texts()]
+        assert numbers == [*range(199, 399)], "episodes around the one that is shown"
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from openenv_pipe.extras.viewer.episodes.index import EpisodeIndex, file_of
 from openenv_pipe.extras.viewer.episodes.query import TRAIN, EpisodeFilter, IndexedEpisode
-from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
+from openenv_pipe.runs.episodes import RecordedEpisode, iterate_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.transcript import headline, reward_text, transcript, whole_transcript
 from openenv_pipe.system.secrets import redact
@@ -60,11 +60,14 @@ def find_episodes(folder: RunFolder, selection: Selection) -> Iterator[FoundEpis
         entries = _entries(index, selection)
     for (source, step), chosen in groupby(entries, key=lambda each: (each.source, each.step)):
         by_line = {each.line: each for each in chosen}
-        path = file_of(folder.path, source, step)
-        found = {each.line: each for each in read_recorded_episodes(path, set(by_line))}
-        for line, entry in by_line.items():
-            if line in found:  # else the file has been replaced since it was indexed
-                yield FoundEpisode(entry=entry, recorded=found[line])
+        recorded = iterate_episodes(file_of(folder.path, source, step), set(by_line))
+        # Lines that are not there are of a file that has been replaced since it was indexed.
+        if selection.worst is None and selection.best is None:
+            yield from (FoundEpisode(entry=by_line[each.line], recorded=each) for each in recorded)
+        else:
+            found = {each.line: each for each in recorded}
+            for line in filter(found.__contains__, by_line):
+                yield FoundEpisode(entry=by_line[line], recorded=found[line])
 
 
 def _entries(index: EpisodeIndex, selection: Selection) -> list[IndexedEpisode]:

@@ -206,14 +206,16 @@ def _last_files(
 ) -> tuple[Mapping[tuple[str, int | None], list[IndexedEpisode]], int]:
     """Return the episodes by file, and how many are left out.
 
-    Evaluations come first, which are few and the run's result; then the last steps.
+    Evaluations come first, which are few and the run's result; then the last steps. A file is left
+    out or whole, unless it alone has more than a bundle takes.
     """
     by_file: dict[tuple[str, int | None], list[IndexedEpisode]] = {}
     num_episodes = 0
     entries = index.find(EpisodeFilter(), descending=True, limit=-1)
     for entry in sorted(entries, key=lambda each: each.source == TRAIN):
         file = entry.source, entry.step
-        if file not in by_file and num_episodes >= MAX_EPISODES:
+        num_of_file = len(by_file.get(file, ()))
+        if num_episodes >= MAX_EPISODES and not 0 < num_of_file < MAX_EPISODES:
             continue
         by_file.setdefault(file, []).append(entry)
         num_episodes += 1

@@ -22,7 +22,7 @@ from openenv_pipe.system.files import read_bytes
 from openenv_pipe.system.untrusted_text import shortened
 from openenv_pipe.types import Turn
 
-MAX_LISTED = 200
+MAX_LISTED = 200  # episodes of one answer, such as those of a group, which may have a million
 MAX_TEXT_LENGTH = 20_000  # characters of one text, unless the whole of it is asked for
 MAX_IN_FILE = 100_000
 NUM_BINS = 24
@@ -107,9 +107,11 @@ def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[st
         raise RunFolderError(f"{key} has no episode of {_place(query)} in line {line}")
     (recorded,) = _read(store, key, [entry])
     members = [each for each in entries if each.group_id == entry.group_id]
+    first = max(0, members.index(entry) - MAX_LISTED // 2)
     return {
         "entry": asdict(entry),
-        "members": [asdict(each) for each in members],
+        "members": [asdict(each) for each in members[first : first + MAX_LISTED]],
+        "num_members": len(members),
         "skipped": why_skipped(members, has_mask=masks_truncated(store, key)),
         **content_of(recorded, _served_from(key), whole=query.get("whole") == "yes"),
     }
@@ -137,11 +139,13 @@ def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str,
     ]
     if not members:
         raise RunFolderError(f"{key} has no group {query.get('group')!r:.80} of {_place(query)}")
+    shown = members[:MAX_LISTED]
     return {
         "members": [
             {"entry": asdict(entry), **content_of(recorded, _served_from(key), whole=False)}
-            for entry, recorded in zip(members, _read(store, key, members), strict=True)
+            for entry, recorded in zip(shown, _read(store, key, shown), strict=True)
         ],
+        "num_members": len(members),
         "skipped": why_skipped(members, has_mask=masks_truncated(store, key)),
     }
 

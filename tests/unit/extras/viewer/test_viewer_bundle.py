@@ -76,6 +76,14 @@ def test_evaluations_and_the_last_steps_are_part_of_a_bundle(folder, tmp_path, m
     assert "6 others are left out" in listed["problems"][0]
 
 
+def test_a_file_with_more_episodes_than_a_bundle_takes_is_cut(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "MAX_EPISODES", 2)
+    index = view.bundle(str(folder.path), tmp_path / "made", trust=False)
+    listed = read_data(index.parent)["/runs/smoke/0001/episodes"]
+    assert len(listed["entries"]) == 2
+    assert "others are left out" in listed["problems"][0]
+
+
 def test_why_a_group_was_skipped_is_part_of_a_bundle(folder, tmp_path):
     groups = run_samples.groups(num_groups=1, size=2)
     for each in groups[0].episodes:

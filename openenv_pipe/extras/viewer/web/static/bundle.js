@@ -122,9 +122,9 @@ const bundle = {
     const file = await this.load(`${run}/file/${entry.source}/${step === null ? "None" : step}`);
     if (what === "tokens") return file[entry.line].tokens;
     const members = ofFile.filter((each) => each.group_id === entry.group_id);
-    const skipped = entry.skipped;
-    if (what === "episode") return { entry, members, skipped, ...file[entry.line].content };
-    return { members: members.map((each) => ({ entry: each, ...file[each.line].content })), skipped };
+    const { skipped } = entry, num_members = members.length, first = Math.max(0, members.indexOf(entry) - 100), shown = members.slice(first, first + 200);
+    if (what === "episode") return { entry, members: shown, num_members, skipped, ...file[entry.line].content };
+    return { members: shown.map((each) => ({ entry: each, ...file[each.line].content })), num_members, skipped };
   },
 };
 window.bundle = bundle;

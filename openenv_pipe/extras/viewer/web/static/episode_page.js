@@ -9,6 +9,7 @@ import { noteField } from "./notes.js";
 import { Chart } from "./charts.js";
 import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
 
+const MOST_OF_TASK = 2000; // episodes that the page of a task shows
 const VIEW_KEYS = { messages: "m", tokens: "t" };
 
 function placeName(entry) {
@@ -20,6 +21,10 @@ function memberChips(key, entry, members, more) {
   return h("nav", { class: "chips", "aria-label": "Episodes of the group" }, members.map((each, index) =>
     h("a", { class: "chip", "data-key": keys.get(index), href: episodeAddress(key, each, more), "aria-current": each.line === entry.line ? "page" : null, title: `episode ${each.member}: ${each.status}` },
       `${each.member}`, h("b", { class: each.success ? "good" : null }, each.is_scored ? number(each.reward) : each.status))));
+}
+
+function partOfGroup({ members, num_members: all }) {
+  return members.length < all ? h("p", { class: "muted" }, `${count(members.length)} of the ${count(all)} episodes of the group are shown.`) : null;
 }
 
 function headFacts(entry) {
@@ -55,7 +60,7 @@ export async function episodePage(route, key) {
       h("a", { href: taskAddress(key, entry), "data-key": "o" }, "this task over all steps"), h("a", { href: groupAddress(key, entry), "data-key": "g" }, "the group side by side")),
     headFacts(entry),
     found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
-    memberChips(key, entry, found.members, keep),
+    memberChips(key, entry, found.members, keep), partOfGroup(found),
     h("p", {}), await noteField(key, entry), h("nav", { class: "tabs", "aria-label": "View" }, mode("", "Conversation"), mode("messages", "Messages", VIEW_KEYS.messages), mode("tokens", "Tokens", VIEW_KEYS.tokens)),
     isCut ? h("p", { class: "small" }, h("a", { href: address(route.path, { ...parameters, whole: "yes" }) }, "Show long texts whole")) : null, body),
   };
@@ -63,7 +68,7 @@ export async function episodePage(route, key) {
 
 export async function groupPage(route, key) {
   const { parameters } = route;
-  const { members, skipped } = await ask(`${runPath(key)}/group`, parameters), first = members[0].entry;
+  const found = await ask(`${runPath(key)}/group`, parameters), { members, skipped } = found, first = members[0].entry;
   const advantages = members.map(({ entry }) => entry.advantage).filter((value) => value !== null);
   // What all members were shown at first is shown once.
   const begins = members.map((each) => JSON.stringify([each.first_observation, each.first_images])), isShared = begins.every((each) => each === begins[0]);
@@ -78,14 +83,25 @@ export async function groupPage(route, key) {
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, first.task), h("span", { class: "muted" }, `group ${first.group_id} of ${sourceName(first.source)}`), h("a", { href: taskAddress(key, first) }, "this task over all steps")),
       skipped ? h("div", { class: "notice" }, `The group was not trained on: ${skipped}.`)
         : advantages.length ? h("p", { class: "muted" }, `Advantages from ${number(Math.min(...advantages), 2)} to ${number(Math.max(...advantages), 2)}.`) : null,
-      isShared ? beginning(members[0]) : null, h("div", { class: "columns" }, columns)),
+      partOfGroup(found), isShared ? beginning(members[0]) : null, h("div", { class: "columns" }, columns)),
   };
+}
+
+// An answer has some of the episodes that are asked for.
+async function episodesOfTask(key, query) {
+  const found = await ask(`${runPath(key)}/episodes`, query), { episodes, total } = found;
+  while (episodes.length < Math.min(total, MOST_OF_TASK)) {
+    const next = await ask(`${runPath(key)}/episodes`, { ...query, offset: episodes.length });
+    if (!next.episodes.length) break;
+    episodes.push(...next.episodes);
+  }
+  return found;
 }
 
 export async function taskPage(route, key) {
   const { parameters } = route, source = parameters.source ?? "train";
   const [found, { runs }] = await Promise.all([
-    ask(`${runPath(key)}/episodes`, { source, task_id: parameters.task, order: "step", way: "up" }), ask("/runs")]);
+    episodesOfTask(key, { source, task_id: parameters.task, order: "step", way: "up" }), ask("/runs")]);
   const chart = new Chart("Reward of this task's episodes"), steps = new Map();
   for (const each of found.episodes) if (each.is_scored && each.step !== null) steps.set(each.step, [...(steps.get(each.step) ?? []), each.reward]);
   const x = [...steps.keys()], mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -101,7 +117,8 @@ export async function taskPage(route, key) {
     end: () => chart.end(), shown: () => { if (x.length > 1) chart.update(lines); },
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, `${count(found.total)} episodes of ${sourceName(source)}`),
       others.length ? field("Beside the same task of", choice("", [["", "choose"], ...others.map(([, , name], index) => [String(index), name])], (index) => beside(others[index]), "Beside")) : null),
-    runTabs(key, "tasks"), x.length > 1 ? chart.node : null, h("p", {}),
+    runTabs(key, "tasks"), found.episodes.length < found.total ? h("div", { class: "notice" }, `The chart and the table have the first ${count(found.episodes.length)} of these episodes.`) : null,
+    x.length > 1 ? chart.node : null, h("p", {}),
     sortable(episodeColumns(key), found.episodes, { sort: "step", way: "up", link: () => address(route.path, parameters), empty: "The run has played no such task." })),
   };
 }
