@@ -214,8 +214,8 @@ def _last_files(
     entries = index.find(EpisodeFilter(), descending=True, limit=-1)
     for entry in sorted(entries, key=lambda each: each.source == TRAIN):
         file = entry.source, entry.step
-        num_of_file = len(by_file.get(file, ()))
-        if num_episodes >= MAX_EPISODES and not 0 < num_of_file < MAX_EPISODES:
+        is_begun = 0 < len(by_file.get(file, ())) < MAX_EPISODES
+        if num_episodes >= MAX_EPISODES and not is_begun:
             continue
         by_file.setdefault(file, []).append(entry)
         num_episodes += 1

@@ -134,9 +134,7 @@ def show_tokens(
 
 
 def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:
-    members = [
-        each for each in _entries_of_file(store, key, query) if each.group_id == query.get("group")
-    ]
+    members = _entries_of_file(store, key, query, group=query.get("group", ""))
     if not members:
         raise RunFolderError(f"{key} has no group {query.get('group')!r:.80} of {_place(query)}")
     shown = members[:MAX_LISTED]
@@ -186,9 +184,12 @@ def _read(store: RunStore, key: str, entries: Sequence[IndexedEpisode]) -> list[
     return found
 
 
-def _entries_of_file(store: RunStore, key: str, query: Mapping[str, str]) -> list[IndexedEpisode]:
-    step = _number(query, "step", int)
-    wanted = EpisodeFilter(source=query.get("source") or TRAIN, first_step=step, last_step=step)
+def _entries_of_file(
+    store: RunStore, key: str, query: Mapping[str, str], *, group: str | None = None
+) -> list[IndexedEpisode]:
+    """Return the episodes of a file that the index has, or those of one of its groups."""
+    source, step = query.get("source") or TRAIN, _number(query, "step", int)
+    wanted = EpisodeFilter(source=source, first_step=step, last_step=step, group=group)
     return store.index(key).find(wanted, limit=MAX_IN_FILE)
 
 

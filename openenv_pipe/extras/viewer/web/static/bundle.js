@@ -1,5 +1,7 @@
 // In place of the server, where the pages are opened as files: answers are scripts in data/.
 
+const MOST_LISTED = 200; // episodes of one answer, as of the server's
+
 const bundle = {
   files: {}, start: "", loaded: new Map(), waiting: new Map(),
 
@@ -88,7 +90,7 @@ const bundle = {
     const sorted = found.map((each) => [of(each), each]).sort(([a, x], [b, y]) => (a === null) - (b === null) || down * (a - b) || x.step - y.step || x.line - y.line).map(([, each]) => each);
     const start = Number(query.offset ?? 0);
     return {
-      total: found.length, episodes: sorted.slice(start, start + 200),
+      total: found.length, episodes: sorted.slice(start, start + MOST_LISTED),
       histogram: this.histogram(all.filter((each) => this.matches(each, query, false)), query.reward_term),
       choices: { sources, statuses, terms: [...terms].sort(), problems },
     };
@@ -122,7 +124,7 @@ const bundle = {
     const file = await this.load(`${run}/file/${entry.source}/${step === null ? "None" : step}`);
     if (what === "tokens") return file[entry.line].tokens;
     const members = ofFile.filter((each) => each.group_id === entry.group_id);
-    const { skipped } = entry, num_members = members.length, first = Math.max(0, members.indexOf(entry) - 100), shown = members.slice(first, first + 200);
+    const { skipped } = entry, num_members = members.length, first = Math.max(0, members.indexOf(entry) - MOST_LISTED / 2), shown = members.slice(first, first + MOST_LISTED);
     if (what === "episode") return { entry, members: shown, num_members, skipped, ...file[entry.line].content };
     return { members: shown.map((each) => ({ entry: each, ...file[each.line].content })), num_members, skipped };
   },
